@@ -1,0 +1,7 @@
+"""`python -m genai_server`."""
+
+import sys
+
+from genai_server.cli import main
+
+sys.exit(main())

@@ -1,0 +1,68 @@
+"""The operator's endpoints: onnxruntime-genai's runtime options, on running devices."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends
+
+from genai_server.api.auth import require_admin
+from genai_server.api.services import Services, services
+from genai_server.engines.client import EngineClient
+from genai_server.errors import InvalidField, NoEngineReady, RequestNotFound
+from genai_server.messages import Reply
+from genai_server.openai_api.schemas import ErrorResponse, RuntimeOptionsRequest
+
+router = APIRouter(
+    tags=["admin"],
+    dependencies=[Depends(require_admin)],
+    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 503)},
+)
+
+
+@router.get("/v1/admin/runtime_options")
+async def get_runtime_options(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+    """The state of the runtime options of each device."""
+    return _body(await _ask(services.router.select(None), EngineClient.runtime_options))
+
+
+@router.post("/v1/admin/runtime_options")
+async def set_runtime_options(
+    body: RuntimeOptionsRequest, services: Annotated[Services, Depends(services)]
+) -> dict[str, Any]:
+    """Set `terminate_session` or `enable_profiling`, or both, on all devices, on one, or for one request."""
+    given = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
+    if not given:
+        raise InvalidField("give terminate_session or enable_profiling", param="terminate_session")
+    engines = services.router.select(body.device)
+    for option, value in given.items():
+
+        async def set_option(engine: EngineClient, option: str = option, value: str = value) -> Reply:
+            return await engine.set_runtime_option(option, value, body.request_id)
+
+        replies = await _ask(engines, set_option)
+        if not any(reply.matched for reply in replies.values()):
+            raise RequestNotFound(f"no request {body.request_id!r} is running or waiting", param="request_id")
+    return _body(replies)
+
+
+async def _ask(
+    engines: Sequence[EngineClient], question: Callable[[EngineClient], Awaitable[Reply]]
+) -> dict[str, Reply]:
+    """The replies of the engines that run, by device. Raises NoEngineReady if none does."""
+    running = [engine for engine in engines if engine.is_connected]
+    if not running:
+        raise NoEngineReady("no engine is running on " + ", ".join(engine.device for engine in engines))
+    replies = await asyncio.gather(*(question(engine) for engine in running))
+    return {engine.device: reply for engine, reply in zip(running, replies, strict=True)}
+
+
+def _body(replies: dict[str, Reply]) -> dict[str, Any]:
+    return {
+        "devices": {
+            device: msgspec.structs.asdict(reply.options)
+            | {"requests": [msgspec.structs.asdict(request) for request in reply.options.requests]}
+            for device, reply in replies.items()
+        }
+    }

@@ -1,0 +1,51 @@
+"""Puts the API together; all state is passed in, so that two apps can live in one process."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from genai_server import __version__
+from genai_server.api import admin, chat, openai, status
+from genai_server.api.answer import ClientLeft
+from genai_server.api.errors import install_error_handlers
+from genai_server.api.middleware import BodyLimit, RequestId
+from genai_server.api.services import Services
+from genai_server.config import Settings
+from genai_server.engines.router import Router
+from genai_server.text.codec import load_text_codec
+from genai_server.timing import Clock
+
+
+class Engines(Protocol):
+    """Gives the folder of running engines for as long as the app runs."""
+
+    def __call__(self) -> AbstractAsyncContextManager[Path]: ...
+
+
+def create_app(settings: Settings, engines: Engines, *, clock: Clock = time.perf_counter) -> FastAPI:
+    """The ASGI app; its lifespan attaches to the engines. `clock` gives seconds."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        codecs = {device: load_text_codec(Path(settings.model_dir), device) for device in settings.devices}
+        async with engines() as folder, Router(settings.devices, folder).attached() as router:
+            app.state.services = Services(settings, router, codecs, clock, int(time.time()))
+            yield
+
+    app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan)
+    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(RequestId)
+    install_error_handlers(app)
+    for module in (chat, openai, admin, status):
+        app.include_router(module.router)
+
+    @app.exception_handler(ClientLeft)
+    async def client_left(request: Request, error: ClientLeft) -> Response:
+        return Response(status_code=499)
+
+    return app

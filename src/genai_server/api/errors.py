@@ -1,0 +1,100 @@
+"""The one table from errors to HTTP, and the body that clients get, before and after the response's headers alike."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from genai_server import errors
+from genai_server.errors import GenaiServerError
+
+log = logging.getLogger(__name__)
+
+# status and OpenAI's error type; an error without a row of its own has its nearest ancestor's.
+TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
+    errors.GenaiServerError: (500, "server_error"),
+    errors.RequestError: (400, "invalid_request_error"),
+    errors.ModelNotFound: (404, "invalid_request_error"),
+    errors.RequestNotFound: (404, "invalid_request_error"),
+    errors.AdminForbidden: (403, "permission_error"),
+    errors.Unavailable: (503, "service_unavailable_error"),
+}
+_MOST_SHOWN = 100
+
+
+def http_status(error: GenaiServerError) -> tuple[int, str]:
+    """HTTP status and OpenAI's error type."""
+    return next(TABLE[ancestor] for ancestor in type(error).__mro__ if ancestor in TABLE)
+
+
+def error_body(error: GenaiServerError) -> dict[str, Any]:
+    """OpenAI's form of an error."""
+    _, kind = http_status(error)
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: GenaiServerError) -> JSONResponse:
+    """The whole response, for errors before the headers."""
+    status, _ = http_status(error)
+    return JSONResponse(error_body(error), status)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every error of the app answer in this form."""
+
+    @app.exception_handler(GenaiServerError)
+    async def ours(request: Request, error: GenaiServerError) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(from_validation(error))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        reason = HTTPStatus(error.status_code)
+        detail = {
+            "message": f"{reason.phrase}: {request.method} {request.url.path[:_MOST_SHOWN]}",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": reason.name.lower(),
+        }
+        return JSONResponse({"error": detail}, error.status_code, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        response = error_response(GenaiServerError("internal error; the server's log has more"))
+        # This handler runs outside the middleware that names the request.
+        response.headers["x-request-id"] = request.state.request_id
+        return response
+
+
+def from_validation(error: RequestValidationError) -> GenaiServerError:
+    """The first of pydantic's findings, naming the field, what it must be and what was given."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return errors.MalformedBody(f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
+    field = _field_name(first["loc"])
+    if first["type"] == "missing" or (field is None and first.get("input") is None):
+        return errors.InvalidField(f"{field or 'a JSON body'} is required", param=field)
+    if first["type"] == "extra_forbidden":
+        return errors.InvalidField(f"{field} is not a field that this endpoint knows", param=field)
+    given = repr(first["input"])
+    if len(given) > _MOST_SHOWN:
+        given = given[:_MOST_SHOWN] + "…"
+    return errors.InvalidField(
+        f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}; given {given}", param=field
+    )
+
+
+def _field_name(location: tuple[str | int, ...]) -> str | None:
+    """`messages[0].role` for ("body", "messages", 0, "role"), None for the body itself."""
+    name = ""
+    for part in location[1:]:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return name.removeprefix(".") or None

@@ -1,0 +1,76 @@
+"""What happens to every request before a route sees it: its name, and the limit of its body. Plain ASGI."""
+
+import re
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genai_server.api.errors import error_response
+from genai_server.errors import BodyTooLarge
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestId:
+    """Puts `X-Request-ID` on every response: the client's own, if it is a plain short name, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _PLAIN_NAME.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self.app(scope, receive, send_named)
+
+
+class BodyLimit:
+    """Reads the body first, at most `limit` bytes; what is longer is refused before any work is done."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self.app = app
+        self.limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdigit() and int(announced) > self.limit:
+            await self._refuse(f"{announced} bytes", scope, receive, send)
+            return
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self.limit:
+                await self._refuse("more", scope, receive, send)
+                return
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self.app(scope, replay, send)
+
+    async def _refuse(self, given: str, scope: Scope, receive: Receive, send: Send) -> None:
+        response = error_response(
+            BodyTooLarge(f"the body may have at most {self.limit} bytes (GENAI_MAX_BODY_BYTES), given {given}")
+        )
+        # What is left of the body is not read.
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)

@@ -1,0 +1,51 @@
+"""Health probes: /healthz says that the API process lives, /readyz that work would be taken."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+
+from genai_server import __version__
+from genai_server.api.services import Services, services
+
+router = APIRouter(tags=["status"])
+
+
+@router.get("/healthz")
+async def healthz(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+    """200 for as long as the API process lives, with the state of each device."""
+    settings = services.settings
+    return {
+        "status": "ok",
+        "backend": "onnx-genai",
+        "device": settings.device,
+        "model_dir": settings.model_dir,
+        "version": __version__,
+        "devices": {device: device_status(services, device) for device in settings.devices},
+    }
+
+
+@router.get("/readyz")
+async def readyz(services: Annotated[Services, Depends(services)]) -> JSONResponse:
+    """200 when at least one engine can take work, else 503."""
+    if services.router.is_ready:
+        return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "not ready"}, 503)
+
+
+def device_status(services: Services, device: str) -> dict[str, Any]:
+    """One device's state; `error` only where something went wrong."""
+    engine = services.router.engines[device]
+    status = engine.status()
+    found: dict[str, Any] = {
+        "state": status.state,
+        "pid": status.pid,
+        "restarts": status.restarts,
+        "model": services.settings.model_name,
+        "running": engine.load.running,
+        "waiting": engine.load.waiting,
+        "terminated": engine.load.terminated,
+    }
+    if status.error is not None:
+        found["error"] = status.error
+    return found

@@ -1,0 +1,12 @@
+"""The ASGI entry: `uvicorn genai_server.asgi:app`, and what `genai-server serve` runs in its API processes."""
+
+import sys
+
+from genai_server.cli.composition import app_from_environment
+from genai_server.errors import ConfigurationError
+
+try:
+    app = app_from_environment()
+except ConfigurationError as error:
+    sys.stderr.write(f"genai-server: {error}\n")
+    sys.exit(2)

@@ -1,0 +1,23 @@
+"""The command line: `genai-server`."""
+
+import argparse
+import sys
+
+from genai_server import __version__
+from genai_server.cli import serve
+from genai_server.errors import ConfigurationError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a subcommand; returns the exit status, 2 for what the user can mend."""
+    parser = argparse.ArgumentParser(prog="genai-server", description="Serve onnxruntime-genai models over HTTP.")
+    parser.add_argument("--version", action="version", version=f"genai-server {__version__}")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve.add_parser(subparsers)
+    options = parser.parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except ConfigurationError as error:
+        print(f"genai-server: {error}", file=sys.stderr)
+        return 2
+    return status

@@ -1,0 +1,93 @@
+"""Puts settings, engines and API together: the only place that knows all of them."""
+
+import importlib.util
+import multiprocessing
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from filelock import FileLock, Timeout
+
+from genai_server.api.app import create_app
+from genai_server.config import Settings, configure_logging, engines_to_attach, load_settings
+from genai_server.engine.model_files import check_model_directory
+from genai_server.engines.supervisor import Supervisor
+from genai_server.errors import ConfigurationError
+
+_LIBRARY = "onnxruntime_genai"
+_NO_LIBRARY = (
+    "onnxruntime-genai is not installed; install exactly one of genai-server[cpu], genai-server[cuda] "
+    "and genai-server[directml]"
+)
+
+
+def check_settings(settings: Settings) -> None:
+    """What can be known to fail before anything starts. Raises ConfigurationError."""
+    if all(device.startswith("scripted") for device in settings.devices):
+        return
+    if importlib.util.find_spec(_LIBRARY) is None:
+        raise ConfigurationError(_NO_LIBRARY)
+    try:
+        check_model_directory(Path(settings.model_dir))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"GENAI_MODEL_DIR={settings.model_dir}: {error}") from None
+
+
+def app_from_environment() -> FastAPI:
+    """The app of an API process: attached to engines that run already, or with engines of its own."""
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    folder = engines_to_attach()
+    if folder is not None:
+        return attached_app(settings, folder)
+    check_settings(settings)
+    return standalone_app(settings)
+
+
+def attached_app(settings: Settings, folder: Path) -> FastAPI:
+    """An app beside engines that somebody else supervises."""
+
+    @asynccontextmanager
+    async def engines() -> AsyncIterator[Path]:
+        yield folder
+
+    return create_app(settings, engines)
+
+
+def standalone_app(settings: Settings) -> FastAPI:
+    """An app that starts engines of its own, as under plain `uvicorn`.
+
+    Raises ConfigurationError at its start-up in a second worker of `uvicorn --workers`, which would load the model once
+    more.
+    """
+
+    @asynccontextmanager
+    async def engines() -> AsyncIterator[Path]:
+        with _only_worker():
+            supervisor = Supervisor(settings)
+            supervisor.start()
+            try:
+                yield supervisor.folder
+            finally:
+                supervisor.stop()
+
+    return create_app(settings, engines)
+
+
+@contextmanager
+def _only_worker() -> Iterator[None]:
+    """Hold the lock that the workers of one uvicorn share. Raises ConfigurationError if another one holds it."""
+    parent = multiprocessing.parent_process()
+    owner = f"parent-{parent.pid}" if parent is not None else f"process-{os.getpid()}"
+    lock = FileLock(Path(tempfile.gettempdir()) / f"genai-server-{owner}.lock", mode=0o600)
+    try:
+        with lock.acquire(timeout=0):
+            yield
+    except Timeout:
+        raise ConfigurationError(
+            "each worker of plain uvicorn would load the model again; "
+            "for several API processes use: genai-server serve --workers N"
+        ) from None

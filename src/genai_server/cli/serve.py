@@ -1,0 +1,110 @@
+"""`genai-server serve`: starts the engines once, and the API processes attached to them."""
+
+import argparse
+import logging
+import threading
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.supervisors import ChangeReload as Reloader
+from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.basereload import BaseReload
+
+from genai_server.cli.composition import attached_app, check_settings
+from genai_server.config import (
+    Settings,
+    add_options,
+    configure_logging,
+    export_engines,
+    export_settings,
+    load_settings,
+)
+from genai_server.engines.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+# How long running answers may go on after the order to stop, in seconds.
+_DRAIN_SECONDS = 30
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("serve", help="serve a model directory over HTTP", description=__doc__)
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes; returns the exit status. Raises ConfigurationError."""
+    settings = load_settings(vars(arguments))
+    check_settings(settings)
+    configure_logging(settings.log_level)
+    stop = _Stop()
+    supervisor = Supervisor(settings, on_nothing_loaded=stop.nothing_loaded)
+    try:
+        supervisor.start()
+        if settings.workers > 1 or settings.reload:
+            _serve_in_processes(settings, supervisor, stop)
+        else:
+            _serve_here(settings, supervisor, stop)
+    finally:
+        supervisor.stop()
+    return 1 if stop.has_nothing else 0
+
+
+class _Stop:
+    """Ends the server when no device could load, whichever kind of server it is."""
+
+    def __init__(self) -> None:
+        self.has_nothing = False
+        self.order = threading.Event()
+
+    def obeyed_by(self, parent: BaseReload | Multiprocess) -> None:
+        """Have one of uvicorn's parent processes listen to the order."""
+        self.order = parent.should_exit
+        if self.has_nothing:
+            self.order.set()
+
+    def nothing_loaded(self) -> None:
+        log.error("no device could load the model; the server ends")
+        self.has_nothing = True
+        self.order.set()
+
+
+def _serve_here(settings: Settings, supervisor: Supervisor, stop: _Stop) -> None:
+    """One API process: this one."""
+    server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, supervisor.folder)))
+
+    def obey() -> None:
+        stop.order.wait()
+        server.should_exit = True
+
+    threading.Thread(target=obey, name="stop", daemon=True).start()
+    server.run()
+
+
+def _serve_in_processes(settings: Settings, supervisor: Supervisor, stop: _Stop) -> None:
+    """Several API processes, or one that is started anew whenever a source file changes."""
+    export_settings(settings)
+    export_engines(supervisor.folder)
+    config = _uvicorn_config(settings, "genai_server.asgi:app")
+    sockets = [config.bind_socket()]
+    if settings.reload:
+        stop.obeyed_by(reloader := Reloader(config, target=uvicorn.Server(config).run, sockets=sockets))
+        reloader.run()
+    else:
+        stop.obeyed_by(parent := Multiprocess(config, sockets=sockets))
+        parent.run()
+
+
+def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        reload=settings.reload,
+        log_config=None,
+        log_level=settings.log_level,
+        access_log=settings.log_level == "debug",
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )

@@ -1,0 +1,214 @@
+"""The settings: command line > environment > .env > default, each checked before anything starts.
+
+The only module that reads the process's environment. A field's alias is its environment variable; its command-line
+option follows from the field's name (`max_length` becomes `--max-length`).
+"""
+
+import argparse
+import logging
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from dotenv import dotenv_values
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from genai_server.errors import ConfigurationError
+
+DEVICE_KINDS = ("cpu", "cuda", "directml", "scripted")
+# Set by `genai-server serve` for its API processes: the folder of the engines that are running already.
+ATTACH_VARIABLE = "GENAI_ENGINES_DIR"
+_DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseModel):
+    """Everything an operator can set. Times are in seconds, sizes in bytes, lengths in tokens."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", alias="HOST", min_length=1, description="Address to listen on.")
+    port: int = Field(8002, alias="PORT", ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    workers: int = Field(1, alias="WORKERS", ge=1, le=64, description="API processes; all share the same engines.")
+    reload: bool = Field(
+        False, alias="RELOAD", description="Reload the API, not the engines, when a source file changes."
+    )
+    model_dir: str = Field(
+        "./models/demo", alias="GENAI_MODEL_DIR", description="Directory of the onnxruntime-genai model."
+    )
+    model_name: str = Field(
+        "onnx-genai",
+        alias="GENAI_MODEL_NAME",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$",
+        description="The model's id in requests and answers.",
+    )
+    device: str = Field(
+        "cpu",
+        alias="GENAI_DEVICE",
+        description="`cpu`, `cuda`, `directml`, or a list such as `cpu,cuda:1`; one engine process for each.",
+    )
+    max_length: Positive = Field(
+        2048,
+        alias="GENAI_MAX_LENGTH",
+        description="Most tokens of prompt and answer together; never more than the model's context.",
+    )
+    max_batch_size: int = Field(
+        16, alias="GENAI_MAX_BATCH_SIZE", ge=1, le=1024, description="Requests that a device runs at once; others wait."
+    )
+    max_queue: int = Field(
+        256,
+        alias="GENAI_MAX_QUEUE",
+        ge=0,
+        description="Requests that may wait for a device; more get a 503.",
+    )
+    prefill_chunk: int = Field(
+        128,
+        alias="GENAI_PREFILL_CHUNK",
+        ge=2,
+        description="Prompt tokens processed in one go, between which the other requests take their turns.",
+    )
+    threads: int = Field(
+        0,
+        alias="GENAI_THREADS",
+        ge=0,
+        le=1024,
+        description="Threads of a CPU operator; 0 takes the physical cores that the process may use.",
+    )
+    max_body_bytes: Positive = Field(
+        1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Largest request body, in bytes."
+    )
+    admin_api_key: str | None = Field(
+        None,
+        alias="GENAI_ADMIN_API_KEY",
+        repr=False,
+        description="Bearer key for /v1/admin; without one, admin works from this machine only.",
+    )
+    profile_dir: Path = Field(
+        Path("./profiles"), alias="GENAI_PROFILE_DIR", description="Folder for the per-token profiles."
+    )
+    profile_max_files: Positive = Field(
+        1000, alias="GENAI_PROFILE_MAX_FILES", description="Most files in that folder; at the limit profiling stops."
+    )
+    profile_max_bytes: Positive = Field(
+        256 * 1024 * 1024, alias="GENAI_PROFILE_MAX_BYTES", description="Most bytes in that folder, likewise."
+    )
+    log_level: str = Field(
+        "info",
+        alias="GENAI_LOG_LEVEL",
+        pattern="^(debug|info|warning|error)$",
+        description="`debug`, `info`, `warning` or `error`.",
+    )
+
+    @field_validator("device")
+    @classmethod
+    def _known_devices(cls, value: str) -> str:
+        names = [name.strip() for name in value.split(",")]
+        for name in names:
+            if not _DEVICE.fullmatch(name):
+                raise ValueError(f"unknown device {name!r}; known are {', '.join(DEVICE_KINDS[:3])}")
+        if len(set(names)) < len(names):
+            raise ValueError("a device is named twice")
+        return ",".join(names)
+
+    @property
+    def devices(self) -> list[str]:
+        """The configured devices, in order."""
+        return self.device.split(",")
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+def environment_variable(name: str) -> str:
+    """The environment variable of a field of Settings."""
+    alias = Settings.model_fields[name].alias
+    assert alias is not None
+    return alias
+
+
+def option(name: str) -> str:
+    """The command-line option of a field of Settings."""
+    return "--" + name.replace("_", "-")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the parser one option for each setting."""
+    for name, field in Settings.model_fields.items():
+        text = f"{field.description} ({environment_variable(name)}, default: {field.default})".replace("%", "%%")
+        if field.annotation is bool:
+            parser.add_argument(option(name), dest=name, nargs="?", const="true", metavar="true|false", help=text)
+        else:
+            metavar = "N" if int in (field.annotation, *get_args(field.annotation)) else "TEXT"
+            parser.add_argument(option(name), dest=name, metavar=metavar, help=text)
+
+
+def load_settings(
+    options: Mapping[str, str | None] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    dotenv: Path | None = Path(".env"),
+) -> Settings:
+    """Merge command line, environment and .env into settings; an empty value counts as not given.
+
+    Raises ConfigurationError, whose message names the key as the user wrote it and the value.
+    """
+    environ = os.environ if environ is None else environ
+    from_file = dotenv_values(dotenv) if dotenv is not None else {}
+    values: dict[str, Any] = {}
+    written_as: dict[str, str] = {}
+    for name in Settings.model_fields:
+        variable = environment_variable(name)
+        candidates = (
+            (option(name), (options or {}).get(name)),
+            (variable, environ.get(variable)),
+            (f"{variable} in {dotenv}", from_file.get(variable)),
+        )
+        for key, value in candidates:
+            if value:
+                values[name], written_as[name] = value, key
+                break
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        field = next(field for field in Settings.model_fields if name in (field, environment_variable(field)))
+        shown = "(hidden)" if field == "admin_api_key" else repr(values[field])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
+
+
+def export_settings(settings: Settings, environ: MutableMapping[str, str] | None = None) -> None:
+    """Write the settings into the environment, where the API processes that are started next find them."""
+    environ = os.environ if environ is None else environ
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        environ[environment_variable(name)] = "" if value is None else str(value)
+
+
+def engines_to_attach(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The folder of engines that are running already, if this process was started beside some."""
+    folder = (os.environ if environ is None else environ).get(ATTACH_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def export_engines(folder: Path, environ: MutableMapping[str, str] | None = None) -> None:
+    """Tell the API processes that are started next where the engines are."""
+    (os.environ if environ is None else environ)[ATTACH_VARIABLE] = str(folder)
+
+
+def disable_telemetry(environ: MutableMapping[str, str] | None = None) -> None:
+    """Keep onnxruntime-genai from reporting usage; has an effect only before the library is imported."""
+    (os.environ if environ is None else environ).setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def configure_logging(level: str) -> None:
+    """Log to standard error, one line each."""
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    for noisy in ("asyncio", "sse_starlette"):
+        logging.getLogger(noisy).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))

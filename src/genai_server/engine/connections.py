@@ -1,0 +1,181 @@
+"""The engine's side of the border: accepts API processes, reads their messages, writes ours.
+
+One thread accepts, reads and flushes; the loop's thread writes directly, because while the library holds Python's lock
+for a whole forward pass no other thread could hand a token over.
+"""
+
+import contextlib
+import hmac
+import logging
+import os
+import selectors
+import socket
+import sys
+import threading
+from itertools import count
+from queue import SimpleQueue
+from typing import cast
+
+import msgspec
+
+from genai_server.engine.loop import Connected, Disconnected, Inbox
+from genai_server.generation import ModelInfo
+from genai_server.messages import Hello, ToApi, Welcome, encode_frame, engine_decoder
+
+log = logging.getLogger(__name__)
+# An API process that has left this much unread is stuck; it is cut off so that the others' tokens need no room here.
+MAX_BACKLOG_BYTES = 32 * 1024 * 1024
+
+
+class Connection:
+    """One API process. `send` may be called by any thread; the rest belongs to the reading thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.decoder = engine_decoder()
+        self.is_welcome = False
+        self._lock = threading.Lock()
+        self._backlog = bytearray()
+
+    def send(self, data: bytes) -> bool:
+        """Write what the socket takes now and keep the rest; False once there is a rest."""
+        with self._lock:
+            self._backlog += data
+            return self._write()
+
+    def flush(self) -> bool:
+        """Write more of the rest; False while some is left."""
+        with self._lock:
+            return self._write()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the other side reads nothing."""
+        return len(self._backlog) > MAX_BACKLOG_BYTES
+
+    def _write(self) -> bool:
+        try:
+            while self._backlog:
+                sent = self.socket.send(self._backlog)
+                del self._backlog[:sent]
+        except BlockingIOError:
+            return False
+        except OSError:
+            # The other side has gone; the reading thread sees the end of the stream and cleans up.
+            self._backlog.clear()
+        return True
+
+
+class Connections:
+    """Listens at `address` (a Unix socket's path, or "" for a free TCP port on loopback) and feeds `inbox`.
+
+    Only who knows the secret is let in: any local user can open a TCP port.
+    """
+
+    def __init__(self, address: str, secret: str, model: ModelInfo) -> None:
+        self.inbox: Inbox = SimpleQueue()
+        self._secret = secret
+        self._model = model
+        self._connections: dict[int, Connection] = {}
+        self._numbers = count()
+        self._listener, self.address = _listen(address)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        # Wakes the reading thread when the loop's thread leaves something to flush.
+        self._waker, self._wake = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wake.setblocking(False)
+        self._selector.register(self._waker, selectors.EVENT_READ, None)
+
+    def start(self) -> None:
+        """Begin to accept and read, in a thread of its own."""
+        threading.Thread(target=self._serve, name="connections", daemon=True).start()
+
+    def send(self, number: int, messages: list[ToApi]) -> None:
+        """Send to one API process; silently nothing if it has gone. Never blocks."""
+        connection = self._connections.get(number)
+        if connection is not None and not connection.send(encode_frame(messages)):
+            with contextlib.suppress(BlockingIOError):  # it is awake already
+                self._wake.send(b"\0")
+
+    def _serve(self) -> None:
+        while True:
+            for key, events in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj is self._waker:
+                    self._waker.recv(4096)
+                    self._watch_writers()
+                else:
+                    number = cast(int, key.data)
+                    if events & selectors.EVENT_WRITE:
+                        self._flush(number)
+                    if events & selectors.EVENT_READ:
+                        self._read(number)
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        sock.setblocking(False)
+        number = next(self._numbers)
+        self._connections[number] = Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ, number)
+
+    def _read(self, number: int) -> None:
+        connection = self._connections.get(number)
+        if connection is None:
+            return
+        try:
+            data = connection.socket.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up(number)
+            return
+        try:
+            for message in connection.decoder.feed(data):
+                if connection.is_welcome and not isinstance(message, Hello):
+                    self.inbox.put((number, message))
+                elif isinstance(message, Hello) and hmac.compare_digest(message.secret, self._secret):
+                    connection.is_welcome = True
+                    self.send(number, [Welcome(os.getpid(), self._model)])
+                    self.inbox.put((number, Connected()))
+                else:
+                    raise msgspec.DecodeError("no or a wrong secret")
+        except msgspec.DecodeError as error:
+            log.warning("hung up on a connection that is not an API process: %s", error)
+            self._hang_up(number)
+
+    def _hang_up(self, number: int) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is not None:
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
+            self.inbox.put((number, Disconnected()))
+
+    def _watch_writers(self) -> None:
+        for number, connection in list(self._connections.items()):
+            if connection.is_stuck:
+                log.warning("cut off an API process that reads nothing")
+                self._hang_up(number)
+            elif not connection.flush():
+                self._selector.modify(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, number)
+
+    def _flush(self, number: int) -> None:
+        connection = self._connections.get(number)
+        if connection is not None and connection.flush():
+            self._selector.modify(connection.socket, selectors.EVENT_READ, number)
+
+
+def _listen(address: str) -> tuple[socket.socket, str]:
+    """A listening socket and the address that it can be reached at: a path, or host:port."""
+    if sys.platform != "win32" and address:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(address)
+    else:
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = "{}:{}".format(*listener.getsockname())
+    listener.listen()
+    listener.setblocking(False)
+    return listener, address

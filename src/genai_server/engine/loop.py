@@ -1,0 +1,224 @@
+"""The generator worker: receive → schedule → forward → sample → deliver, one turn after another.
+
+Owned by the engine process's main thread. A turn is one forward pass of one sequence, so whatever arrives meanwhile
+waits for at most one decode step or one prefill chunk.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from msgspec import Struct
+
+from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.base import Runner, Terminated
+from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
+from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import GenaiServerError, QueueFull, RunnerFailed, SessionTerminated
+from genai_server.generation import FinishReason
+from genai_server.messages import (
+    Accepted,
+    Cancel,
+    Failed,
+    Finished,
+    GetRuntimeOptions,
+    Load,
+    Refused,
+    Reply,
+    SetRuntimeOption,
+    Submit,
+    ToApi,
+    Tokens,
+)
+from genai_server.timing import Clock
+
+log = logging.getLogger(__name__)
+
+
+class Connected(Struct, frozen=True):
+    """An API process has attached."""
+
+
+class Disconnected(Struct, frozen=True):
+    """An API process has gone; nobody waits for its requests any more."""
+
+
+Message = Submit | Cancel | SetRuntimeOption | GetRuntimeOptions | Connected | Disconnected
+Inbox = SimpleQueue[tuple[int, Message]]
+Send = Callable[[int, list[ToApi]], None]
+
+
+class EngineLoop:
+    """Runs the sequences of all connections on one runner.
+
+    `inbox` brings (connection, message) from any thread; `send` delivers to a connection and must not block.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        profiles: ProfileFolder,
+        *,
+        inbox: Inbox,
+        send: Send,
+        prefill_chunk: int,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._inbox = inbox
+        self._send = send
+        self._prefill_chunk = prefill_chunk
+        self._clock = clock
+        self._options = RuntimeOptionState(runner, profiles)
+        self._sequences: dict[tuple[int, int], Sequence] = {}
+        self._connections: set[int] = set()
+        self._last_load = Load(0, 0, False)
+        self._next_id = 0
+
+    def run_forever(self) -> None:
+        """Work until the process ends."""
+        while True:
+            self.run_one_turn()
+
+    def run_one_turn(self) -> None:
+        """Receive what has arrived, waiting for it if there is nothing else to do, and give one sequence its turn."""
+        self._receive()
+        for sequence in self._scheduler.admit():
+            self._open(sequence)
+        turn = self._scheduler.next_turn()
+        if turn is not None:
+            self._forward(turn)
+        self._publish_load()
+
+    # receive
+
+    def _receive(self) -> None:
+        block = self._scheduler.is_idle
+        try:
+            while True:
+                connection, message = self._inbox.get(block=block)
+                block = False
+                self._handle(connection, message)
+        except Empty:
+            return
+
+    def _handle(self, connection: int, message: Message) -> None:
+        match message:
+            case Submit():
+                self._submit(connection, message)
+            case Cancel(key):
+                sequence = self._sequences.get((connection, key))
+                if sequence is not None:
+                    self._drop(sequence)
+            case SetRuntimeOption():
+                self._set_runtime_option(connection, message)
+            case GetRuntimeOptions(call):
+                self._send(connection, [Reply(call, self._options.describe(self._sequences.values()))])
+            case Connected():
+                self._connections.add(connection)
+                self._send(connection, [self._last_load])
+            case Disconnected():
+                self._connections.discard(connection)
+                for sequence in [s for s in self._sequences.values() if s.origin[0] == connection]:
+                    self._drop(sequence)
+
+    def _submit(self, connection: int, message: Submit) -> None:
+        origin = (connection, message.key)
+        try:
+            if self._options.terminated:
+                raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to go on')
+            sequence = Sequence(self._next_id, origin, message.request, self._clock)
+            self._scheduler.add(sequence)
+        except (SessionTerminated, QueueFull) as error:
+            self._send(connection, [Refused(message.key, error.code, error.message)])
+            return
+        self._next_id += 1
+        self._sequences[origin] = sequence
+        self._options.admit(sequence)
+        self._send(connection, [Accepted(message.key)])
+
+    def _set_runtime_option(self, connection: int, message: SetRuntimeOption) -> None:
+        name = message.request_id
+        concerned = [s for s in self._sequences.values() if name is None or s.request.request_id == name]
+        if message.option == PROFILING:
+            try:
+                self._options.set_profiling(message.value, concerned, whole_device=name is None)
+            except OSError as error:
+                self._options.report_failure(str(error))
+        elif message.option == TERMINATE:
+            if name is None:
+                self._options.terminated = message.value == "1"
+            if message.value == "1":
+                for sequence in concerned:
+                    self._terminate(sequence)
+        state = self._options.describe(self._sequences.values())
+        self._send(connection, [Reply(message.call, state, matched=bool(concerned) or name is None)])
+
+    def _terminate(self, sequence: Sequence) -> None:
+        """End a sequence by the library's own option: its next forward pass raises, at once and without any work."""
+        if sequence in self._scheduler.waiting:
+            self._finish(sequence, FinishReason.TERMINATED)
+            return
+        self._runner.set_runtime_option(sequence.id, TERMINATE, "1")
+        self._forward(sequence)
+
+    # forward, sample, deliver
+
+    def _open(self, sequence: Sequence) -> None:
+        try:
+            self._runner.open(sequence.id, sequence.max_length)
+        except RunnerFailed as error:
+            self._fail(sequence, error)
+
+    def _forward(self, sequence: Sequence) -> None:
+        try:
+            self._options.before_pass(sequence)
+            logits = self._runner.forward(sequence.id, sequence.take(self._prefill_chunk))
+        except Terminated:
+            self._finish(sequence, FinishReason.TERMINATED)
+            return
+        except RunnerFailed as error:
+            self._fail(sequence, error)
+            return
+        self._options.after_pass(sequence, self._sequences.values())
+        if not len(sequence.unread):
+            self._deliver(sequence, sequence.sampler.sample(logits))
+
+    def _deliver(self, sequence: Sequence, token: int) -> None:
+        if token in self._runner.model.eos_token_ids and not sequence.request.ignore_eos:
+            self._finish(sequence, FinishReason.STOP)
+            return
+        sequence.append(token)
+        connection, key = sequence.origin
+        if sequence.is_full:
+            self._finish(sequence, FinishReason.LENGTH, Tokens(key, [token]))
+        else:
+            self._send(connection, [Tokens(key, [token])])
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, *last: ToApi) -> None:
+        self._drop(sequence)
+        connection, key = sequence.origin
+        self._send(connection, [*last, Finished(key, reason, sequence.phases())])
+
+    def _fail(self, sequence: Sequence, error: GenaiServerError) -> None:
+        log.error("request %s failed: %s", sequence.request.request_id, error)
+        self._drop(sequence)
+        connection, key = sequence.origin
+        self._send(connection, [Failed(key, error.code, error.message)])
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Forget a sequence and free what it holds."""
+        del self._sequences[sequence.origin]
+        self._scheduler.remove(sequence)
+        self._runner.close(sequence.id)
+
+    def _publish_load(self) -> None:
+        load = Load(len(self._scheduler.running), len(self._scheduler.waiting), self._options.terminated)
+        if load != self._last_load:
+            self._last_load = load
+            for connection in self._connections:
+                self._send(connection, [load])

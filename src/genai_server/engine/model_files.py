@@ -1,0 +1,64 @@
+"""The files of an onnxruntime-genai model directory: checked one by one before anything is loaded."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from genai_server.errors import ModelDirectoryError
+from genai_server.generation import ModelInfo, model_info
+
+CONFIG = "genai_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+# How a tensor's external file stands in an ONNX file: a StringStringEntryProto (onnx.proto3) of key "location" and the
+# file's name, whose length takes one byte as names are short.
+_EXTERNAL_FILE = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])")
+
+
+def check_model_directory(directory: Path) -> ModelInfo:
+    """Read the directory's configuration and see that every file that it needs is there.
+
+    Raises ModelDirectoryError, whose message names the directory and the file.
+    """
+    if not directory.is_dir():
+        raise ModelDirectoryError(f"model directory {directory} does not exist")
+    config = _read_json(directory / CONFIG)
+    try:
+        info = model_info(config)
+        decoder = str(config["model"]["decoder"]["filename"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelDirectoryError(f"{directory / CONFIG} lacks or has a wrong value for {error}") from None
+    for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
+        if not (directory / name).is_file():
+            raise ModelDirectoryError(f"model directory {directory} is incomplete: {name} is missing")
+    for name in external_files(directory / decoder):
+        if not (directory / name).is_file():
+            raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}, named in {decoder}")
+    has_template = (directory / CHAT_TEMPLATE).is_file() or "chat_template" in _read_json(directory / TOKENIZER_CONFIG)
+    if not has_template:
+        raise ModelDirectoryError(
+            f"model directory {directory} is incomplete: no chat template, "
+            f"neither {CHAT_TEMPLATE} nor chat_template in {TOKENIZER_CONFIG}"
+        )
+    return info
+
+
+def external_files(onnx_file: Path) -> list[str]:
+    """The names of the weight files that an ONNX file refers to."""
+    data = onnx_file.read_bytes()
+    found = (data[match.end() : match.end() + match[1][0]] for match in _EXTERNAL_FILE.finditer(data))
+    return sorted({name.decode(errors="replace") for name in found})
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelDirectoryError(f"model directory {path.parent} is incomplete: {path.name} is missing") from None
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelDirectoryError(f"{path} cannot be read: it is not a JSON object")
+    return value

@@ -1,0 +1,87 @@
+"""The engine process: started by its supervisor, it loads one model on one device and runs the generator worker.
+
+Its standard input brings one line, the EngineSpec, and then stays open for as long as the supervisor lives: its end is
+the order to leave, which reaches the process however the supervisor died. Its standard output carries one line, the
+EngineReport.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from genai_server.config import configure_logging
+from genai_server.engine.connections import Connections
+from genai_server.engine.loop import EngineLoop
+from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.scheduler import Scheduler
+from genai_server.messages import EngineReport, EngineSpec
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Serve until the supervisor leaves."""
+    report = _private_standard_output()
+    # Ctrl-C reaches the whole process group; the supervisor decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
+    threading.Thread(target=_leave_with_the_supervisor, name="supervisor-watch", daemon=True).start()
+    configure_logging(spec.log_level)
+    try:
+        runner = load_runner(spec)
+    except Exception as error:  # whatever the library raises: the operator must read it
+        _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
+        sys.exit(1)
+    connections = Connections(spec.address, spec.secret, runner.model)
+    loop = EngineLoop(
+        runner,
+        Scheduler(max_running=spec.max_batch_size, max_waiting=spec.max_queue),
+        ProfileFolder(
+            Path(spec.profile_dir), spec.device, max_files=spec.profile_max_files, max_bytes=spec.profile_max_bytes
+        ),
+        inbox=connections.inbox,
+        send=connections.send,
+        prefill_chunk=spec.prefill_chunk,
+    )
+    connections.start()
+    _tell(report, EngineReport(address=connections.address))
+    loop.run_forever()
+
+
+def load_runner(spec: EngineSpec) -> Runner:
+    """The runner for a device. Raises what the library raises when it cannot load the model."""
+    if spec.device.startswith("scripted"):
+        return ScriptedRunner()
+    return GeneratorRunner(Path(spec.model_dir), spec.device, spec.threads)
+
+
+def _private_standard_output() -> BinaryIO:
+    """Keep standard output for the report alone: native libraries print to it what they like."""
+    report = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return report
+
+
+def _tell(report: BinaryIO, what: EngineReport) -> None:
+    report.write(msgspec.json.encode(what) + b"\n")
+    report.flush()
+
+
+def _leave_with_the_supervisor() -> None:
+    sys.stdin.buffer.read()
+    # Not sys.exit: the main thread may be in native code for long.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

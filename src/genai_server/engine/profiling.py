@@ -1,0 +1,53 @@
+"""The folder of per-token profiles and its limits; ONNX Runtime writes the files, one for each forward pass."""
+
+import time
+from pathlib import Path
+
+DEFAULT_PREFIX = "onnxruntime_run_profile"
+
+
+class ProfileFolder:
+    """Counts what lies below `root`, over all devices, and says when a limit is reached.
+
+    The files of a device lie in a folder of its own, because their names tell devices apart in nothing.
+    """
+
+    def __init__(self, root: Path, device: str, *, max_files: int, max_bytes: int) -> None:
+        self.directory = root / device.replace(":", "-")
+        self._root = root
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+
+    def prepare(self) -> None:
+        """Make the folder: without it ONNX Runtime writes nothing and says nothing. Raises OSError."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def path_prefix(self, prefix: str) -> str:
+        """The value for the runtime option enable_profiling."""
+        return str(self.directory.resolve() / prefix)
+
+    def usage(self) -> tuple[int, int]:
+        """Number and total bytes of the profiles of all devices."""
+        sizes = []
+        for path in self._root.glob("*/*.json"):
+            try:
+                sizes.append(path.stat().st_size)
+            except FileNotFoundError:  # removed meanwhile
+                continue
+        return len(sizes), sum(sizes)
+
+    def limit_reached(self) -> str | None:
+        """The limit that allows no further file, in words, or None."""
+        files, size = self.usage()
+        if files >= self._max_files:
+            return f"{files} profiles reach GENAI_PROFILE_MAX_FILES ({self._max_files})"
+        if size >= self._max_bytes:
+            return f"{size} bytes of profiles reach GENAI_PROFILE_MAX_BYTES ({self._max_bytes})"
+        return None
+
+
+def wait_for_next_file_name() -> None:
+    """Wait until the clock shows another millisecond: the names of two files differ in nothing else."""
+    start = time.time_ns() // 1_000_000
+    while time.time_ns() // 1_000_000 <= start:
+        time.sleep(0.0002)

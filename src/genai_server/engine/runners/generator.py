@@ -1,0 +1,86 @@
+"""The runner over onnxruntime-genai's Generator, one for each sequence.
+
+The border to the library: its exceptions are translated here and nowhere else.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from genai_server.config import disable_telemetry
+from genai_server.engine.cores import usable_cores
+from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.runners.base import Logits, Terminated, Tokens
+from genai_server.errors import RunnerFailed
+from genai_server.generation import ModelInfo
+
+# What each device is called in onnxruntime-genai; the CPU is what is left without any provider.
+_PROVIDERS = {"cpu": None, "cuda": "cuda", "directml": "dml"}
+_TERMINATED_MESSAGE = "Session in Terminated state"
+
+
+class GeneratorRunner:
+    """Loads a model directory on a device, which may take long and hold Python's lock meanwhile.
+
+    Raises ModelDirectoryError, ImportError without the library, and RuntimeError with the library's own reason.
+    """
+
+    def __init__(self, model_dir: Path, device: str, threads: int) -> None:
+        disable_telemetry()
+        import onnxruntime_genai
+
+        self._library: Any = onnxruntime_genai
+        self._info = check_model_directory(model_dir)
+        self._model = self._library.Model(self._configure(model_dir, device, threads))
+        self._generators: dict[int, Any] = {}
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._info
+
+    def open(self, sequence: int, max_length: int) -> None:
+        with self._translated():
+            parameters = self._library.GeneratorParams(self._model)
+            # The sampler is ours; the library's only must not do work of its own.
+            parameters.set_search_options(max_length=max_length, batch_size=1, num_beams=1, do_sample=False)
+            self._generators[sequence] = self._library.Generator(self._model, parameters)
+
+    def forward(self, sequence: int, tokens: Tokens) -> Logits:
+        generator = self._generators[sequence]
+        with self._translated():
+            generator.append_tokens(tokens)
+            logits: Logits = generator.get_logits()
+        last: Logits = logits.reshape(-1, logits.shape[-1])[-1]
+        return last
+
+    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
+        with self._translated():
+            self._generators[sequence].set_runtime_option(option, value)
+
+    def close(self, sequence: int) -> None:
+        self._generators.pop(sequence, None)
+
+    def _configure(self, model_dir: Path, device: str, threads: int) -> Any:
+        """The library's configuration: the file's, with this device's provider and threads in place of its own."""
+        kind, _, index = device.partition(":")
+        config = self._library.Config(str(model_dir))
+        options = {"intra_op_num_threads": threads or usable_cores()}
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
+        config.clear_providers()
+        provider = _PROVIDERS[kind]
+        if provider is not None:
+            config.append_provider(provider)
+            if index:
+                config.set_provider_option(provider, "device_id", index)
+        return config
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if _TERMINATED_MESSAGE in str(error):
+                raise Terminated(str(error)) from None
+            raise RunnerFailed(f"onnxruntime-genai: {error}") from error

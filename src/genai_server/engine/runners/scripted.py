@@ -1,0 +1,139 @@
+"""A runner without a model, for tests and for measuring the server's own cost: deterministic, ships in the package.
+
+Tokens are the bytes of UTF-8 text (text/tokenizer.py has the other half), 256 ends an answer and byte 4 a prompt. What
+a sequence does is written in the last line of its prompt, as commands with semicolons between them:
+
+    say TEXT         answer with the text (the default: repeat the line)
+    count N          answer with "1, 2, …, N"
+    delay S          take S seconds for each forward pass
+    hold S at N      before output token N, keep Python's lock for S seconds, as some library calls do
+    fail at N        raise RunnerFailed instead of output token N
+    crash at N       end the process at once instead of output token N
+"""
+
+import ctypes
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from genai_server.engine.runners.base import Logits, Terminated, Tokens
+from genai_server.errors import RunnerFailed
+from genai_server.generation import ModelInfo, Sampling
+
+EOS = 256
+END_OF_PROMPT = 4
+_COMMAND = re.compile(
+    r"(?P<verb>say|count|delay|hold|fail|crash)(?: (?P<argument>(?:(?! at \d).)+))?(?: at (?P<at>\d+))?"
+)
+
+
+class ScriptedSequence:
+    """What one sequence has read, and what it shall do."""
+
+    def __init__(self) -> None:
+        self.prompt = bytearray()
+        self.answer = b""
+        self.delay = 0.0
+        self.events: dict[int, list[Callable[[], None]]] = {}
+        self.num_produced = 0
+        self.terminated = False
+        self.profile = "0"
+
+    def start(self) -> None:
+        """Read the script; the prompt is complete."""
+        line = bytes(self.prompt[:-1]).decode(errors="replace").strip().rpartition("\n")[2]
+        self.answer = line.encode()
+        for part in line.split(";"):
+            match = _COMMAND.fullmatch(part.strip())
+            if match:
+                self._add(match["verb"], match["argument"] or "", int(match["at"] or 0))
+
+    def _add(self, verb: str, argument: str, at: int) -> None:
+        if verb == "say":
+            self.answer = argument.encode()
+        elif verb == "count":
+            self.answer = ", ".join(str(n) for n in range(1, int(argument) + 1)).encode()
+        elif verb == "delay":
+            self.delay = float(argument)
+        else:
+            actions: dict[str, Callable[[], None]] = {
+                "hold": lambda: hold_lock(float(argument)),
+                "fail": _fail,
+                "crash": lambda: os._exit(70),
+            }
+            self.events.setdefault(at, []).append(actions[verb])
+
+    def next_token(self) -> int:
+        """Do what is due before the next token, and return that token."""
+        if self.delay:
+            time.sleep(self.delay)
+        for event in self.events.get(self.num_produced, []):
+            event()
+        token = self.answer[self.num_produced] if self.num_produced < len(self.answer) else EOS
+        self.num_produced += 1
+        return token
+
+
+class ScriptedRunner:
+    """Does what the prompts say."""
+
+    def __init__(self, context_length: int = 4096) -> None:
+        self._context_length = context_length
+        self._sequences: dict[int, ScriptedSequence] = {}
+
+    @property
+    def model(self) -> ModelInfo:
+        return ModelInfo(self._context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
+
+    def open(self, sequence: int, max_length: int) -> None:
+        self._sequences[sequence] = ScriptedSequence()
+
+    def forward(self, sequence: int, tokens: Tokens) -> Logits:
+        state = self._sequences[sequence]
+        if state.terminated:
+            raise Terminated("scripted session is terminated")
+        if state.profile != "0":
+            _write_profile(state.profile)
+        if state.num_produced == 0:
+            state.prompt += bytes(tokens.astype(np.uint8))
+            if state.prompt[-1] != END_OF_PROMPT:
+                return np.zeros(257, np.float32)
+            state.start()
+        logits = np.zeros(257, np.float32)
+        logits[state.next_token()] = 10.0
+        return logits
+
+    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
+        state = self._sequences[sequence]
+        if option == "terminate_session":
+            state.terminated = value == "1"
+        else:
+            state.profile = value
+
+    def close(self, sequence: int) -> None:
+        self._sequences.pop(sequence, None)
+
+
+def hold_lock(seconds: float) -> None:
+    """Sleep without giving up Python's lock."""
+    if sys.platform == "win32":
+        ctypes.PyDLL("kernel32").Sleep(int(seconds * 1000))
+    else:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def _fail() -> None:
+    raise RunnerFailed("scripted failure")
+
+
+def _write_profile(prefix: str) -> None:
+    """One file for each pass, named as ONNX Runtime names them."""
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
+    Path(f"{prefix}_{stamp}_{int(now * 1000) % 1000:03}.json").write_text(json.dumps([]), encoding="utf-8")

@@ -1,0 +1,80 @@
+"""The two runtime options of onnxruntime-genai for a whole device: their state, and applying it to sequences."""
+
+from collections.abc import Iterable
+
+from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder, wait_for_next_file_name
+from genai_server.engine.runners.base import Runner
+from genai_server.engine.sequence import Sequence
+from genai_server.messages import ProfiledRequest, RuntimeOptions
+
+TERMINATE = "terminate_session"
+PROFILING = "enable_profiling"
+
+
+class RuntimeOptionState:
+    """Which sequences are profiled, and whether the device's session is terminated.
+
+    `sequence.profile` holds the prefix that a sequence is profiled under, or "0".
+    """
+
+    def __init__(self, runner: Runner, folder: ProfileFolder) -> None:
+        self.terminated = False
+        self._runner = runner
+        self._folder = folder
+        self._device_profile = "0"
+        self._stopped: str | None = None
+
+    def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
+        """Profile these sequences ("1" or a prefix), or no longer ("0"). Raises OSError without the folder."""
+        prefix = DEFAULT_PREFIX if value == "1" else value
+        if prefix != "0":
+            self._folder.prepare()
+            self._stopped = self._folder.limit_reached()
+            if self._stopped:
+                prefix = "0"
+        if whole_device:
+            self._device_profile = prefix
+        for sequence in sequences:
+            sequence.profile, sequence.profiled_from = prefix, sequence.num_produced
+
+    def report_failure(self, reason: str) -> None:
+        """Say why nothing is profiled."""
+        self._stopped = reason
+
+    def admit(self, sequence: Sequence) -> None:
+        """Give a new sequence the device's options."""
+        sequence.profile = self._device_profile
+
+    def before_pass(self, sequence: Sequence) -> None:
+        """Switch the library's profiling for a sequence's next forward pass."""
+        if sequence.profile != sequence.active_profile:
+            value = "0" if sequence.profile == "0" else self._folder.path_prefix(sequence.profile)
+            self._runner.set_runtime_option(sequence.id, PROFILING, value)
+            sequence.active_profile = sequence.profile
+
+    def after_pass(self, sequence: Sequence, running: Iterable[Sequence]) -> None:
+        """Account for the file that a profiled pass has written; at a limit all profiling stops."""
+        if sequence.active_profile == "0":
+            return
+        wait_for_next_file_name()
+        reached = self._folder.limit_reached()
+        if reached:
+            self.set_profiling("0", running, whole_device=True)
+            self._stopped = reached
+
+    def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
+        """The state for the operator."""
+        files, size = self._folder.usage()
+        return RuntimeOptions(
+            terminate_session="1" if self.terminated else "0",
+            enable_profiling=self._device_profile,
+            requests=[
+                ProfiledRequest(sequence.request.request_id, sequence.profiled_from)
+                for sequence in sequences
+                if sequence.profile != "0"
+            ],
+            profile_dir=str(self._folder.directory),
+            profile_files=files,
+            profile_bytes=size,
+            profile_stopped=self._stopped,
+        )

@@ -1,0 +1,199 @@
+"""One engine as an API process sees it: a connection that comes back, and the streams on it."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from genai_server.engines.board import read_board
+from genai_server.engines.stream import TokenStream
+from genai_server.errors import EngineDied, NoEngineReady, from_code
+from genai_server.generation import GenerationRequest, ModelInfo
+from genai_server.messages import (
+    Accepted,
+    Board,
+    Cancel,
+    EngineStatus,
+    Failed,
+    Finished,
+    GetRuntimeOptions,
+    Hello,
+    Load,
+    Refused,
+    Reply,
+    SetRuntimeOption,
+    Submit,
+    ToApi,
+    ToEngine,
+    Tokens,
+    Welcome,
+    api_decoder,
+    encode_frame,
+)
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 0.05
+_IDLE = Load(0, 0, False)
+
+
+class EngineClient:
+    """Attached to the engine of one device for as long as `run` runs; belongs to the event loop."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self.device = device
+        self.model: ModelInfo | None = None
+        self.load = _IDLE
+        self._folder = folder
+        self._writer: asyncio.StreamWriter | None = None
+        self._streams: dict[int, TokenStream] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._keys = count()
+        self._others = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether requests can be sent."""
+        return self._writer is not None and self.model is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests would be taken."""
+        return self.is_connected and not self.load.terminated
+
+    @property
+    def work(self) -> int:
+        """Requests in the engine: this process's now, and the others' when the engine last told."""
+        return len(self._streams) + self._others
+
+    def status(self) -> EngineStatus:
+        """What the supervisor says of the engine; ready only once this process is attached."""
+        return self._status_on(read_board(self._folder))
+
+    async def submit(self, request: GenerationRequest) -> TokenStream:
+        """Hand over a request; returns once the engine has taken it.
+
+        Raises Unavailable with the engine's reason if it does not.
+        """
+        key = next(self._keys)
+        stream = TokenStream(lambda: self._leave(key))
+        self._send([Submit(key, request)])
+        self._streams[key] = stream
+        try:
+            await stream.accepted()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def set_runtime_option(self, option: str, value: str, request_id: str | None) -> Reply:
+        """Set a runtime option; see messages.SetRuntimeOption. Raises NoEngineReady."""
+        return await self._call(lambda call: SetRuntimeOption(call, option, value, request_id))
+
+    async def runtime_options(self) -> Reply:
+        """The state of the runtime options. Raises NoEngineReady."""
+        return await self._call(GetRuntimeOptions)
+
+    async def run(self) -> None:
+        """Keep attached until cancelled."""
+        while True:
+            board = read_board(self._folder)
+            status = self._status_on(board)
+            if status.address:
+                try:
+                    await self._attend(status.address, board.secret)
+                except (OSError, msgspec.DecodeError) as error:
+                    log.debug("connection to the engine of device %s: %s", self.device, error)
+                finally:
+                    self._detach()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    # the connection
+
+    async def _attend(self, address: str, secret: str) -> None:
+        """Serve one connection until it ends."""
+        reader, self._writer = await _connect(address)
+        self._send([Hello(secret)])
+        decoder = api_decoder()
+        while data := await reader.read(1 << 18):
+            for message in decoder.feed(data):
+                self._receive(message)
+
+    def _detach(self) -> None:
+        """The engine has gone: tell everybody who waits for it."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer, self.model, self.load, self._others = None, None, _IDLE, 0
+        streams, self._streams = self._streams, {}
+        calls, self._calls = self._calls, {}
+        for stream in streams.values():
+            stream.fail(EngineDied(f"the engine of device {self.device} died; the request was lost"))
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(NoEngineReady(f"the engine of device {self.device} died"))
+
+    def _receive(self, message: ToApi) -> None:
+        match message:
+            case Welcome():
+                self.model = message.model
+            case Load():
+                self.load = message
+                self._others = max(0, message.running + message.waiting - len(self._streams))
+            case Reply():
+                call = self._calls.pop(message.call, None)
+                if call is not None and not call.done():
+                    call.set_result(message)
+            case Accepted() | Refused() | Tokens() | Finished() | Failed():
+                stream = self._streams.get(message.key)
+                if stream is not None:
+                    self._advance(stream, message)
+
+    def _advance(self, stream: TokenStream, message: Accepted | Refused | Tokens | Finished | Failed) -> None:
+        match message:
+            case Accepted():
+                stream.accept()
+                return
+            case Tokens():
+                stream.deliver(message.tokens)
+                return
+            case Finished():
+                stream.finish(message.reason, message.phases)
+            case Refused() | Failed():
+                stream.fail(from_code(message.code, message.message))
+        del self._streams[message.key]
+
+    def _leave(self, key: int) -> None:
+        """A reader has left: what is still running for it shall end."""
+        if self._streams.pop(key, None) is not None and self._writer is not None:
+            self._send([Cancel(key)])
+
+    async def _call(self, message: Callable[[int], ToEngine]) -> Reply:
+        call = next(self._keys)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._send([message(call)])
+        self._calls[call] = future
+        return await future
+
+    def _send(self, messages: list[ToEngine]) -> None:
+        if self._writer is None:
+            raise NoEngineReady(f"device {self.device} cannot take requests now: its engine is not running")
+        self._writer.write(encode_frame(messages))
+
+    def _status_on(self, board: Board) -> EngineStatus:
+        for status in board.engines:
+            if status.device == self.device:
+                if status.state == "ready" and not self.is_connected:
+                    return msgspec.structs.replace(status, state="starting")
+                return status
+        return EngineStatus(self.device, "stopped")
+
+
+async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a path, or to host:port."""
+    if sys.platform != "win32" and "/" in address:
+        return await asyncio.open_unix_connection(address)
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))

@@ -1,0 +1,149 @@
+"""The errors of the server, one tree; it knows no HTTP (api/errors.py maps it).
+
+GenaiServerError
+├── ConfigurationError          a setting or the installation is wrong: the start ends with one line
+│   └── ModelDirectoryError     the model directory is missing or incomplete
+├── RequestError                the caller's to mend; raised before any work is done
+│   ├── InvalidField            a field is missing, unknown, of the wrong kind or out of range
+│   │   └── PromptTooLong       the prompt does not fit the length that the server allows
+│   ├── MalformedBody           the body is not JSON
+│   ├── BodyTooLarge            the body is over the size limit
+│   ├── ModelNotFound           no such model is served
+│   ├── RequestNotFound         no such request is running or waiting
+│   └── AdminForbidden          the caller may not use the admin endpoints
+├── Unavailable                 nobody's fault; the same request may succeed later
+│   ├── QueueFull               as many requests wait as are allowed to
+│   ├── SessionTerminated       the operator has terminated the device's session
+│   └── NoEngineReady           no engine process can take work now
+└── GenerationFailed            accepted, then failed
+    ├── EngineDied              the engine process ended while the request was in it
+    └── RunnerFailed            the library raised while it ran this request
+"""
+
+from typing import ClassVar
+
+
+class GenaiServerError(Exception):
+    """Base of all errors that the server raises on purpose; `code` names the class to clients and across processes."""
+
+    code: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class ConfigurationError(GenaiServerError):
+    """A setting or the installation is wrong; the message names key and value."""
+
+    code = "configuration_error"
+
+
+class ModelDirectoryError(ConfigurationError):
+    """The model directory is missing or incomplete; the message names the file."""
+
+    code = "model_directory_error"
+
+
+class RequestError(GenaiServerError):
+    """The caller's request is at fault; no work was done for it."""
+
+    code = "invalid_request"
+
+
+class InvalidField(RequestError):
+    """A field is missing, unknown, of the wrong kind or out of range; `param` names it."""
+
+    code = "invalid_value"
+
+
+class PromptTooLong(InvalidField):
+    """The prompt does not leave room for one token of answer."""
+
+    code = "context_length_exceeded"
+
+
+class MalformedBody(RequestError):
+    """The body is not JSON."""
+
+    code = "invalid_json"
+
+
+class BodyTooLarge(RequestError):
+    """The body is over the size limit."""
+
+    code = "body_too_large"
+
+
+class ModelNotFound(RequestError):
+    """No such model is served."""
+
+    code = "model_not_found"
+
+
+class RequestNotFound(RequestError):
+    """No such request is running or waiting."""
+
+    code = "request_not_found"
+
+
+class AdminForbidden(RequestError):
+    """The caller may not use the admin endpoints; the message says what would allow it."""
+
+    code = "admin_forbidden"
+
+
+class Unavailable(GenaiServerError):
+    """The server cannot take this request now; the same request may succeed later."""
+
+    code = "unavailable"
+
+
+class QueueFull(Unavailable):
+    """As many requests wait for the device as are allowed to."""
+
+    code = "queue_full"
+
+
+class SessionTerminated(Unavailable):
+    """The operator has set terminate_session to "1" on the device."""
+
+    code = "session_terminated"
+
+
+class NoEngineReady(Unavailable):
+    """No engine process can take work now."""
+
+    code = "no_engine_ready"
+
+
+class GenerationFailed(GenaiServerError):
+    """An accepted request failed."""
+
+    code = "generation_failed"
+
+
+class EngineDied(GenerationFailed):
+    """The engine process ended while the request was in it."""
+
+    code = "engine_died"
+
+
+class RunnerFailed(GenerationFailed):
+    """The library raised while it ran this request; the others go on."""
+
+    code = "runner_failed"
+
+
+def _tree(root: type[GenaiServerError]) -> list[type[GenaiServerError]]:
+    return [root, *(error for child in root.__subclasses__() for error in _tree(child))]
+
+
+ALL_ERRORS = tuple(_tree(GenaiServerError))
+_BY_CODE = {error.code: error for error in ALL_ERRORS}
+
+
+def from_code(code: str, message: str, param: str | None = None) -> GenaiServerError:
+    """The error that another process has described by its code."""
+    return _BY_CODE.get(code, GenaiServerError)(message, param=param)

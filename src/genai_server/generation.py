@@ -1,0 +1,89 @@
+"""The vocabulary of generation that every process shares; it knows no HTTP, no model and no socket."""
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+
+class Sampling(Struct, frozen=True):
+    """How the next token is chosen from the logits.
+
+    A `temperature` of 0 is greedy, and the fields below it then have no effect. `top_k` 0 and `top_p` 1.0 switch the
+    respective filter off, as do `min_p` 0.0 and `repetition_penalty` 1.0. Without a `seed` the request draws one.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+
+class GenerationRequest(Struct, frozen=True):
+    """One prompt to go on from, with every default resolved.
+
+    `prompt` are token ids, at least one. `max_tokens` bounds the answer, `max_length` prompt and answer together; both
+    count tokens. `request_id` is the client's name for the request and need not be unique.
+    """
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    max_length: int
+    sampling: Sampling = Sampling()
+    ignore_eos: bool = False
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended that did not fail."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TERMINATED = "terminated"
+
+
+class Phases(Struct, frozen=True):
+    """Where a request's time went in the engine, in seconds: waiting for its turn to begin, reading the prompt up to
+    the first token, and from the first token to the last.
+    """
+
+    queue: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
+class ModelInfo(Struct, frozen=True):
+    """What the API process must know of an engine's model.
+
+    `context_length` counts tokens, prompt and answer together. `eos_token_ids` end an answer. `defaults` are the
+    sampling values for fields that a request leaves out.
+    """
+
+    context_length: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    defaults: Sampling
+
+
+def model_info(config: dict[str, Any]) -> ModelInfo:
+    """Read `genai_config.json`, whose `search` section holds the model's own sampling defaults.
+
+    Raises KeyError or TypeError if the file lacks what onnxruntime-genai itself requires.
+    """
+    model, search = config["model"], config.get("search", {})
+    eos = model["eos_token_id"]
+    greedy = not search.get("do_sample", False)
+    return ModelInfo(
+        context_length=int(model["context_length"]),
+        vocab_size=int(model["vocab_size"]),
+        eos_token_ids=[int(token) for token in (eos if isinstance(eos, list) else [eos])],
+        defaults=Sampling(
+            temperature=0.0 if greedy else float(search.get("temperature", 1.0)),
+            top_k=int(search.get("top_k", 0)),
+            top_p=float(search.get("top_p", 1.0)),
+            min_p=float(search.get("min_p", 0.0)),
+            repetition_penalty=float(search.get("repetition_penalty", 1.0)),
+        ),
+    )

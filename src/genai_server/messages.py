@@ -1,0 +1,231 @@
+"""The messages between API processes and engine processes, and their framing.
+
+A frame is a four-byte big-endian length and a MessagePack list of messages; nothing is pickled. `ToEngine` and `ToApi`
+are grouped by destination. `key` numbers a request within one connection, `call` a question that wants one `Reply`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_PREFIX_BYTES = 4
+
+
+class Hello(Struct, frozen=True, tag=True):
+    """First message of an API process; without the right secret the engine hangs up."""
+
+    secret: str
+
+
+class Submit(Struct, frozen=True, tag=True):
+    """Generate; answered by `Accepted` or `Refused`, then by `Tokens` and one of `Finished` and `Failed`."""
+
+    key: int
+    request: GenerationRequest
+
+
+class Cancel(Struct, frozen=True, tag=True):
+    """Nobody wants this request's answer any more; nothing is answered."""
+
+    key: int
+
+
+class SetRuntimeOption(Struct, frozen=True, tag=True):
+    """Set one of onnxruntime-genai's runtime options on all requests of the device, or on those named."""
+
+    call: int
+    option: str
+    value: str
+    request_id: str | None = None
+
+
+class GetRuntimeOptions(Struct, frozen=True, tag=True):
+    """Ask for the state of the runtime options."""
+
+    call: int
+
+
+ToEngine = Hello | Submit | Cancel | SetRuntimeOption | GetRuntimeOptions
+
+
+class Welcome(Struct, frozen=True, tag=True):
+    """The engine has loaded its model and takes work on this connection."""
+
+    pid: int
+    model: ModelInfo
+
+
+class Load(Struct, frozen=True, tag=True):
+    """The device's work, over all connections, sent when it changes."""
+
+    running: int
+    waiting: int
+    terminated: bool
+
+
+class Accepted(Struct, frozen=True, tag=True):
+    """The request will end in exactly one `Finished` or `Failed`."""
+
+    key: int
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The request was not taken; `code` names a class of errors.py."""
+
+    key: int
+    code: str
+    message: str
+
+
+class Tokens(Struct, frozen=True, tag=True):
+    """The next token ids of an answer."""
+
+    key: int
+    tokens: list[int]
+
+
+class Finished(Struct, frozen=True, tag=True):
+    """The answer is complete; `phases` says what the engine spent on it."""
+
+    key: int
+    reason: FinishReason
+    phases: Phases
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """The answer ended in an error; `code` names a class of errors.py."""
+
+    key: int
+    code: str
+    message: str
+
+
+class ProfiledRequest(Struct, frozen=True):
+    """A request whose forward passes are profiled, from its output token `from_token` (counted from 0) on."""
+
+    request_id: str
+    from_token: int
+
+
+class RuntimeOptions(Struct, frozen=True):
+    """The runtime options of a device.
+
+    `enable_profiling` is "0", or the prefix of the files. `profile_stopped` says which limit ended the profiling.
+    """
+
+    terminate_session: str
+    enable_profiling: str
+    requests: list[ProfiledRequest]
+    profile_dir: str
+    profile_files: int
+    profile_bytes: int
+    profile_stopped: str | None
+
+
+class Reply(Struct, frozen=True, tag=True):
+    """Answers one call; `matched` says whether the call's `request_id` was found (always true without one)."""
+
+    call: int
+    options: RuntimeOptions
+    matched: bool = True
+
+
+ToApi = Welcome | Load | Accepted | Refused | Tokens | Finished | Failed | Reply
+
+
+class EngineSpec(Struct, frozen=True):
+    """What an engine process is started with, one line of JSON on its standard input.
+
+    `address` is a path for a Unix socket, or "" for a free TCP port on loopback. `threads` 0 means the physical cores
+    that the process may use. Sizes are in bytes, `prefill_chunk` in tokens.
+    """
+
+    device: str
+    model_dir: str
+    address: str
+    secret: str
+    threads: int
+    max_batch_size: int
+    max_queue: int
+    prefill_chunk: int
+    profile_dir: str
+    profile_max_files: int
+    profile_max_bytes: int
+    log_level: str
+
+
+class EngineReport(Struct, frozen=True):
+    """What an engine process tells its supervisor, once, as a line of JSON on its standard output.
+
+    Either `address` says where it listens, or `error` why it could not load.
+    """
+
+    address: str = ""
+    error: str = ""
+
+
+class EngineStatus(Struct, frozen=True):
+    """One engine as its supervisor sees it; `state` is starting, ready, restarting, failed or stopped."""
+
+    device: str
+    state: str
+    pid: int | None = None
+    restarts: int = 0
+    address: str = ""
+    error: str | None = None
+
+
+class Board(Struct, frozen=True):
+    """What the supervisor publishes for the API processes; a file that only the server's user can read."""
+
+    secret: str
+    engines: list[EngineStatus]
+
+
+def encode_frame(messages: Sequence[Struct]) -> bytes:
+    """The bytes of one frame."""
+    body = msgspec.msgpack.encode(messages)
+    return len(body).to_bytes(_PREFIX_BYTES, "big") + body
+
+
+M = TypeVar("M")
+
+
+class FrameDecoder(Generic[M]):
+    """Turns the bytes of a stream, however they are cut, into messages of one destination."""
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[list[M]]") -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterable[M]:
+        """The messages that `data` completes.
+
+        Raises msgspec.DecodeError if the stream is not one of ours, or if a frame is over MAX_FRAME_BYTES.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _PREFIX_BYTES:
+            size = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big")
+            if size > MAX_FRAME_BYTES:
+                raise msgspec.DecodeError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+            end = _PREFIX_BYTES + size
+            if len(self._buffer) < end:
+                return
+            messages = self._decoder.decode(bytes(self._buffer[_PREFIX_BYTES:end]))
+            del self._buffer[:end]
+            yield from messages
+
+
+def engine_decoder() -> FrameDecoder[ToEngine]:
+    """Decodes what an engine receives."""
+    return FrameDecoder(msgspec.msgpack.Decoder(list[ToEngine]))
+
+
+def api_decoder() -> FrameDecoder[ToApi]:
+    """Decodes what an API process receives."""
+    return FrameDecoder(msgspec.msgpack.Decoder(list[ToApi]))
