@@ -5,6 +5,7 @@ option follows from the field's name (`max_length` becomes `--max-length`).
 """
 
 import argparse
+import ipaddress
 import logging
 import os
 import re
@@ -121,7 +122,17 @@ class Settings(BaseModel):
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine, whatever a name server says."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def environment_variable(name: str) -> str:

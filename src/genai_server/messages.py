@@ -61,11 +61,12 @@ class Welcome(Struct, frozen=True, tag=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The device's work, over all connections, sent when it changes."""
+    """The device's work, sent when it changes: those running and waiting, of which others sent some."""
 
-    running: int
-    waiting: int
-    terminated: bool
+    running: int = 0
+    waiting: int = 0
+    others: int = 0
+    terminated: bool = False
 
 
 class Accepted(Struct, frozen=True, tag=True):

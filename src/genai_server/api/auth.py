@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 
 from genai_server.api.services import Services, services
+from genai_server.config import is_loopback
 from genai_server.errors import AdminForbidden
 
 _FORWARDING_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
@@ -33,21 +34,17 @@ def require_admin(request: Request, services: Annotated[Services, Depends(servic
 def _not_local(request: Request, services: Services) -> str | None:
     """What speaks against a local program, or None."""
     client = request.client.host if request.client else ""
-    if not services.settings.on_loopback or not _is_loopback(client):
+    if not services.settings.on_loopback or not is_loopback(client):
         return "the server is not bound to loopback alone"
     for name in _FORWARDING_HEADERS:
         if name in request.headers:
             return f"the request was forwarded ({name})"
-    if not _is_loopback(urlsplit("//" + request.headers.get("host", "")).hostname or ""):
+    if not is_loopback(urlsplit("//" + request.headers.get("host", "")).hostname or ""):
         return "the Host header names another machine"
     origin = request.headers.get("origin")
-    if origin is not None and not _is_loopback(urlsplit(origin).hostname or ""):
+    if origin is not None and not is_loopback(urlsplit(origin).hostname or ""):
         return "the Origin header names a web page"
     is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
     if request.method == "POST" and not is_json:
         return "the body is not application/json"
     return None
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

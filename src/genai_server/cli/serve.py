@@ -106,5 +106,6 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         log_config=None,
         log_level=settings.log_level,
         access_log=settings.log_level == "debug",
+        proxy_headers=False,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )

@@ -75,8 +75,7 @@ class EngineLoop:
         self._clock = clock
         self._options = RuntimeOptionState(runner, profiles)
         self._sequences: dict[tuple[int, int], Sequence] = {}
-        self._connections: set[int] = set()
-        self._last_load = Load(0, 0, False)
+        self._loads: dict[int, Load] = {}
         self._next_id = 0
 
     def run_forever(self) -> None:
@@ -89,6 +88,7 @@ class EngineLoop:
         self._receive()
         for sequence in self._scheduler.admit():
             self._open(sequence)
+        self._publish_load()
         turn = self._scheduler.next_turn()
         if turn is not None:
             self._forward(turn)
@@ -119,10 +119,9 @@ class EngineLoop:
             case GetRuntimeOptions(call):
                 self._send(connection, [Reply(call, self._options.describe(self._sequences.values()))])
             case Connected():
-                self._connections.add(connection)
-                self._send(connection, [self._last_load])
+                self._loads[connection] = Load()
             case Disconnected():
-                self._connections.discard(connection)
+                del self._loads[connection]
                 for sequence in [s for s in self._sequences.values() if s.origin[0] == connection]:
                     self._drop(sequence)
 
@@ -217,8 +216,11 @@ class EngineLoop:
         self._runner.close(sequence.id)
 
     def _publish_load(self) -> None:
-        load = Load(len(self._scheduler.running), len(self._scheduler.waiting), self._options.terminated)
-        if load != self._last_load:
-            self._last_load = load
-            for connection in self._connections:
+        """Tell each API process what has changed since it was told."""
+        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        for connection, last in self._loads.items():
+            others = sum(origin[0] != connection for origin in self._sequences)
+            load = Load(running, waiting, others, self._options.terminated)
+            if load != last:
+                self._loads[connection] = load
                 self._send(connection, [load])

@@ -37,7 +37,6 @@ from genai_server.messages import (
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
-_IDLE = Load(0, 0, False)
 
 
 class EngineClient:
@@ -46,13 +45,12 @@ class EngineClient:
     def __init__(self, device: str, folder: Path) -> None:
         self.device = device
         self.model: ModelInfo | None = None
-        self.load = _IDLE
+        self.load = Load()
         self._folder = folder
         self._writer: asyncio.StreamWriter | None = None
         self._streams: dict[int, TokenStream] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._keys = count()
-        self._others = 0
 
     @property
     def is_connected(self) -> bool:
@@ -67,7 +65,7 @@ class EngineClient:
     @property
     def work(self) -> int:
         """Requests in the engine: this process's now, and the others' when the engine last told."""
-        return len(self._streams) + self._others
+        return len(self._streams) + self.load.others
 
     def status(self) -> EngineStatus:
         """What the supervisor says of the engine; ready only once this process is attached."""
@@ -126,7 +124,7 @@ class EngineClient:
         """The engine has gone: tell everybody who waits for it."""
         if self._writer is not None:
             self._writer.close()
-        self._writer, self.model, self.load, self._others = None, None, _IDLE, 0
+        self._writer, self.model, self.load = None, None, Load()
         streams, self._streams = self._streams, {}
         calls, self._calls = self._calls, {}
         for stream in streams.values():
@@ -141,7 +139,6 @@ class EngineClient:
                 self.model = message.model
             case Load():
                 self.load = message
-                self._others = max(0, message.running + message.waiting - len(self._streams))
             case Reply():
                 call = self._calls.pop(message.call, None)
                 if call is not None and not call.done():

@@ -29,7 +29,7 @@ from genai_server.generation import ModelInfo, Sampling
 EOS = 256
 END_OF_PROMPT = 4
 _COMMAND = re.compile(
-    r"(?P<verb>say|count|delay|hold|fail|crash)(?: (?P<argument>(?:(?! at \d).)+))?(?: at (?P<at>\d+))?"
+    r"(?P<verb>say|count|delay|hold|fail|crash)(?: (?!at \d)(?P<argument>(?:(?! at \d).)+))?(?: at (?P<at>\d+))?"
 )
 
 

@@ -1,0 +1,36 @@
+"""The table from errors to HTTP."""
+
+import pytest
+
+from genai_server.api.errors import TABLE, error_body, http_status
+from genai_server.errors import ALL_ERRORS, EngineDied, GenaiServerError, InvalidField, ModelNotFound, QueueFull
+from tests.running_server import RunningServer
+
+
+@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.__name__)
+def test_every_error_has_a_status_and_a_body(error: type[GenaiServerError]) -> None:
+    status, kind = http_status(error("what"))
+    assert 400 <= status < 600
+    assert error_body(error("what", param="where")) == {
+        "error": {"message": "what", "type": kind, "param": "where", "code": error.code}
+    }
+
+
+def test_statuses_follow_whose_fault_it_is() -> None:
+    statuses = {error: http_status(error("x"))[0] for error in (InvalidField, ModelNotFound, QueueFull, EngineDied)}
+    assert statuses == {InvalidField: 400, ModelNotFound: 404, QueueFull: 503, EngineDied: 500}
+
+
+def test_no_row_of_the_table_says_what_its_ancestor_says_already() -> None:
+    for error, row in TABLE.items():
+        ancestors = [TABLE[ancestor] for ancestor in error.__mro__[1:] if ancestor in TABLE]
+        assert not ancestors or ancestors[0] != row, error
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/chat", 405)])
+def test_unknown_paths_and_methods_answer_in_the_same_form(
+    scripted: RunningServer, method: str, path: str, status: int
+) -> None:
+    response = scripted.client.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,54 @@
+"""The request's name and the limit of its body."""
+
+import httpx
+import pytest
+
+from tests.running_server import RunningServer, body
+
+
+def test_a_plain_request_id_of_the_client_is_kept(scripted: RunningServer) -> None:
+    response = scripted.client.post("/v1/chat", json=body("say x"), headers={"x-request-id": "my-id.1_x"})
+    assert response.headers["x-request-id"] == "my-id.1_x"
+    assert response.json()["id"] == "my-id.1_x"
+
+
+@pytest.mark.parametrize("given", ["a" * 65, "a b", "../x", "é".encode().decode("latin-1"), ""])
+def test_any_other_request_id_is_replaced(scripted: RunningServer, given: str) -> None:
+    response = scripted.client.get("/healthz", headers={b"x-request-id": given.encode("latin-1")})
+    assert response.headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/models", "/nowhere"])
+def test_every_response_has_a_request_id(scripted: RunningServer, path: str) -> None:
+    assert scripted.client.get(path).headers["x-request-id"].startswith("req-")
+
+
+def test_a_body_over_the_limit_is_refused_by_its_announced_length(scripted: RunningServer) -> None:
+    response = scripted.client.post("/v1/chat", json=body("x" * 1_100_000))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "body_too_large"
+    assert "1048576" in error["message"]
+    assert response.headers["x-request-id"]
+
+
+def test_a_body_over_the_limit_is_refused_while_it_arrives(scripted: RunningServer) -> None:
+    chunks = (b" " * 65536 for _ in range(64))
+    try:
+        response = scripted.client.post("/v1/chat", content=chunks, headers={"content-type": "application/json"})
+    except httpx.WriteError:  # the server has hung up in the middle of the body
+        return
+    assert response.json()["error"]["code"] == "body_too_large"
+
+
+def test_a_body_that_is_not_json_is_a_400(scripted: RunningServer) -> None:
+    response = scripted.client.post("/v1/chat", content='{"messages": [', headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", '"x"', "7", "null", "", "\x00", "[" * 100_000, '{"messages": NaN}'])
+def test_a_body_that_is_no_object_is_a_400(scripted: RunningServer, content: str) -> None:
+    response = scripted.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"

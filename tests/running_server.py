@@ -1,0 +1,147 @@
+"""A genai-server in processes of its own, as an operator runs it, for the tests that talk to it over real sockets."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).parent.parent
+DEMO = ROOT / "models" / "demo"
+SETTINGS = ("GENAI_", "HOST", "PORT", "WORKERS", "RELOAD")
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def clean_environment(**settings: str) -> dict[str, str]:
+    """This process's environment with these settings of the server in place of any other."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    return kept | settings
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Poll until the condition holds; fails when it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"still not so after {seconds} s"
+        time.sleep(0.02)
+
+
+class RunningServer:
+    """One server: its address, an HTTP client for it, its processes and its log."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self._log = log
+
+    def log(self) -> str:
+        """What the server has written up to now."""
+        return self._log.read_text(encoding="utf-8")
+
+    def is_ready(self) -> bool:
+        """Whether /readyz says so."""
+        try:
+            return self.client.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def health(self) -> dict[str, Any]:
+        """The body of /healthz."""
+        body: dict[str, Any] = self.client.get("/healthz").json()
+        return body
+
+    def device(self, name: str) -> dict[str, Any]:
+        """What /healthz says of a device."""
+        found: dict[str, Any] = self.health()["devices"][name]
+        return found
+
+    def chat(self, content: str, **fields: Any) -> httpx.Response:
+        """POST /v1/chat with one user message."""
+        return self.client.post("/v1/chat", json=body(content, **fields))
+
+    def options(self, **fields: Any) -> httpx.Response:
+        """POST /v1/admin/runtime_options."""
+        return self.client.post("/v1/admin/runtime_options", json=fields)
+
+    @contextmanager
+    def stream(self, content: str, *, path: str = "/v1/chat/stream", **fields: Any) -> Iterator["EventReader"]:
+        """POST to a streaming endpoint and read its events."""
+        with (
+            httpx.Client(base_url=self.url, timeout=30) as client,
+            client.stream("POST", path, json=body(content, **fields)) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+            yield EventReader(response)
+
+    def idle(self, device: str) -> bool:
+        """Whether nothing runs or waits on a device."""
+        state = self.device(device)
+        return bool(state["running"] == 0 and state["waiting"] == 0)
+
+
+class EventReader:
+    """The `data:` lines of a stream of server-sent events, as they arrive."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self._lines = response.iter_lines() if response.status_code == 200 else iter(())
+
+    def __iter__(self) -> Iterator[str]:
+        return (line.removeprefix("data: ") for line in self._lines if line.startswith("data: "))
+
+
+def body(content: str, **fields: Any) -> dict[str, Any]:
+    """A chat body with one user message."""
+    return {"messages": [{"role": "user", "content": content}], **fields}
+
+
+@contextmanager
+def run_server(
+    folder: Path, *options: str, settings: Mapping[str, str] | None = None, ready: bool = True
+) -> Iterator[RunningServer]:
+    """Start `genai-server serve` on a free port, wait until it is ready, and end it with all its processes.
+
+    `folder` takes its log and its profiles.
+    """
+    port = free_port()
+    log = folder / "server.log"
+    environment = clean_environment(GENAI_PROFILE_DIR=str(folder / "profiles"), **(settings or {}))
+    command = [sys.executable, "-m", "genai_server", "serve", "--port", str(port), *options]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=file, stdout=file)
+    server = RunningServer(process, port, log)
+    family = psutil.Process(process.pid)
+    try:
+        if ready:
+            wait_until(lambda: process.poll() is not None or server.is_ready())
+            assert process.poll() is None, server.log()
+        yield server
+    finally:
+        children = family.children(recursive=True) if process.poll() is None else []
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        server.client.close()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        for child in alive:
+            child.kill()
+        assert not alive, f"left behind: {alive}"
