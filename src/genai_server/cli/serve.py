@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import signal
 import threading
 
 import uvicorn
@@ -79,6 +80,10 @@ def _serve_here(settings: Settings, supervisor: Supervisor, stop: _Stop) -> None
         server.should_exit = True
 
     threading.Thread(target=obey, name="stop", daemon=True).start()
+    # uvicorn raises the signal that ended it once more, for the handlers that were there before: without these the
+    # process would end on the spot, and leave the engines' folder behind.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.order.set())
     server.run()
 
 

@@ -4,6 +4,7 @@ Works with threads alone, so that it can live in an API process, in the parent o
 publishes (`board.json` in a folder that only this user can enter) is all that the API processes know of it.
 """
 
+import contextlib
 import logging
 import secrets
 import shutil
@@ -77,8 +78,8 @@ class Supervisor:
         """End all engines and remove the folder."""
         self._stopping.set()
         for engine in self._engines:
-            if engine.process is not None and engine.process.stdin is not None:
-                engine.process.stdin.close()
+            if engine.process is not None:
+                _close_lifeline(engine.process)
         for engine in self._engines:
             if engine.process is not None:
                 _end(engine.process)
@@ -138,18 +139,17 @@ class Supervisor:
         assert process.stdout is not None
         engine.process = process
         self._set(engine, pid=process.pid)
-        try:
+        with contextlib.suppress(OSError, ValueError):  # it has died or `stop` came first: the missing report says so
             process.stdin.write(msgspec.json.encode(engine.spec) + b"\n")
             process.stdin.flush()
-        except OSError:
-            pass  # it has died already; the missing report says so
         line = process.stdout.readline()
         process.stdout.close()
         if line:
             report = msgspec.json.decode(line, type=EngineReport)
         else:
             report = EngineReport(error=f"the engine process ended while loading, exit status {process.wait()}")
-        if not report.address:
+        if not report.address or self._stopping.is_set():
+            _close_lifeline(process)
             _end(process)
             self._set(engine, pid=None)
         return report
@@ -159,6 +159,7 @@ class Supervisor:
         log.info("device %s is ready, process %d", engine.spec.device, engine.process.pid)
         started = self._clock()
         status = engine.process.wait()
+        _close_lifeline(engine.process)
         if self._stopping.is_set():
             self._set(engine, state="stopped", pid=None, address="")
             return
@@ -181,6 +182,13 @@ class Supervisor:
         with self._lock:
             if self.folder.is_dir():
                 write_board(self.folder, Board(self._secret, [engine.status for engine in self._engines]))
+
+
+def _close_lifeline(process: "subprocess.Popen[bytes]") -> None:
+    """Order a process to leave: its standard input ends."""
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

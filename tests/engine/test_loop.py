@@ -1,0 +1,300 @@
+"""The generator worker, turn by turn, without threads or processes."""
+
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from genai_server.engine.loop import Connected, Disconnected, EngineLoop, Inbox
+from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.scheduler import Scheduler
+from genai_server.generation import FinishReason, GenerationRequest
+from genai_server.messages import (
+    Accepted,
+    Cancel,
+    Failed,
+    Finished,
+    GetRuntimeOptions,
+    Load,
+    Refused,
+    Reply,
+    SetRuntimeOption,
+    Submit,
+    ToApi,
+    Tokens,
+)
+
+API = 1
+OTHER_API = 2
+
+
+class Bench:
+    """A loop on a scripted runner, with what it has sent."""
+
+    def __init__(self, folder: Path, *, max_running: int = 4, max_waiting: int = 4, prefill_chunk: int = 8) -> None:
+        self.inbox: Inbox = SimpleQueue()
+        self.sent: list[tuple[int, ToApi]] = []
+        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
+        self.profiles = ProfileFolder(folder, "scripted", max_files=100, max_bytes=10**6)
+        clock = count()
+        self.loop = EngineLoop(
+            ScriptedRunner(),
+            self.scheduler,
+            self.profiles,
+            inbox=self.inbox,
+            send=lambda connection, messages: self.sent.extend((connection, message) for message in messages),
+            prefill_chunk=prefill_chunk,
+            clock=lambda: float(next(clock)),
+        )
+        self.inbox.put((API, Connected()))
+
+    def submit(self, key: int, script: str, connection: int = API, **fields: Any) -> None:
+        prompt = list(f"{script}\n\x04".encode())
+        values = {"request_id": f"r{key}", "max_tokens": 500, "max_length": 1000} | fields
+        self.inbox.put((connection, Submit(key, GenerationRequest(prompt=prompt, **values))))
+
+    def turns(self, number: int) -> None:
+        for _ in range(number):
+            self.loop.run_one_turn()
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        self.turns(1)
+        while not self.scheduler.is_idle:
+            self.turns(1)
+
+    def of(self, key: int) -> list[ToApi]:
+        """What was sent about one request, runs of tokens as one."""
+        found: list[ToApi] = []
+        for _, message in self.sent:
+            if getattr(message, "key", None) != key:
+                continue
+            if found and isinstance(message, Tokens) and isinstance(last := found[-1], Tokens):
+                found[-1] = Tokens(key, last.tokens + message.tokens)
+            else:
+                found.append(message)
+        return found
+
+    def text(self, key: int) -> str:
+        return "".join(bytes(message.tokens).decode() for message in self.of(key) if isinstance(message, Tokens))
+
+    def ends(self, key: int) -> list[ToApi]:
+        return [message for message in self.of(key) if isinstance(message, Finished | Failed)]
+
+    def reason(self, key: int) -> FinishReason:
+        (end,) = self.ends(key)
+        assert isinstance(end, Finished)
+        return end.reason
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_request_is_accepted_then_answered_then_finished_once(bench: Bench) -> None:
+    bench.submit(1, "say hello")
+    bench.run()
+    kinds = [type(message) for message in bench.of(1)]
+    assert kinds == [Accepted, Tokens, Finished]
+    assert bench.text(1) == "hello"
+    assert bench.reason(1) == FinishReason.STOP
+
+
+def test_each_running_request_gets_a_token_in_turn(bench: Bench) -> None:
+    bench.submit(1, "say aaaaaaaa")
+    bench.submit(2, "say bbbbbbbb")
+    bench.run()
+    order = [message.key for _, message in bench.sent if isinstance(message, Tokens)]
+    first = order.index(2)
+    assert order[first : first + 6] == [2, 1, 2, 1, 2, 1]
+
+
+def test_a_long_prompt_does_not_stop_the_others(bench: Bench) -> None:
+    bench.submit(1, "count 100")
+    bench.turns(4)
+    bench.sent.clear()
+    bench.submit(2, " " * 800 + "say x")
+    bench.turns(60)
+    tokens = [message.key for _, message in bench.sent if isinstance(message, Tokens)]
+    assert tokens.count(1) >= 29
+    assert tokens.count(2) == 0
+
+
+def test_max_tokens_and_max_length_end_with_length(bench: Bench) -> None:
+    bench.submit(1, "count 50", max_tokens=7)
+    bench.submit(2, "count 50", max_length=16)
+    bench.run()
+    assert (bench.text(1), bench.reason(1)) == ("1, 2, 3", FinishReason.LENGTH)
+    assert len("count 50\n\x04" + bench.text(2)) == 16
+    assert bench.reason(2) == FinishReason.LENGTH
+
+
+def test_the_token_that_ends_an_answer_is_not_part_of_it_unless_ignored(bench: Bench) -> None:
+    bench.submit(1, "say a")
+    bench.submit(2, "say a", ignore_eos=True, max_tokens=3)
+    bench.run()
+    tokens = [message.tokens for message in bench.of(1) + bench.of(2) if isinstance(message, Tokens)]
+    assert tokens == [[97], [97, 256, 256]]
+
+
+def test_more_than_may_run_wait_in_order_of_arrival(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_running=1, max_waiting=2)
+    for key in (1, 2, 3):
+        bench.submit(key, "say ab")
+    bench.turns(1)
+    assert (API, Load(running=1, waiting=2)) in bench.sent
+    bench.run()
+    ends = [message.key for _, message in bench.sent if isinstance(message, Finished)]
+    assert ends == [1, 2, 3]
+
+
+def test_more_than_may_wait_are_refused_with_the_limit(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_running=1, max_waiting=1)
+    for key in (1, 2, 3):
+        bench.submit(key, "say ab")
+    bench.run()
+    (refused,) = bench.of(3)
+    assert isinstance(refused, Refused)
+    assert refused.code == "queue_full"
+    assert "GENAI_MAX_QUEUE is 1" in refused.message
+    assert [len(bench.ends(key)) for key in (1, 2)] == [1, 1]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
+def test_a_cancelled_request_leaves_at_once_and_silently(bench: Bench, turns: int) -> None:
+    bench.submit(1, "say hello" + " " * 12)
+    bench.turns(turns)
+    bench.inbox.put((API, Cancel(1)))
+    bench.turns(1) if turns else bench.loop.run_one_turn()
+    assert bench.scheduler.is_idle
+    assert bench.ends(1) == []
+
+
+def test_cancelling_what_has_ended_is_nothing(bench: Bench) -> None:
+    bench.submit(1, "say a")
+    bench.run()
+    bench.inbox.put((API, Cancel(1)))
+    bench.submit(2, "say b")
+    bench.run()
+    assert bench.text(2) == "b"
+
+
+def test_the_requests_of_an_api_process_that_died_are_dropped(bench: Bench) -> None:
+    bench.inbox.put((OTHER_API, Connected()))
+    bench.submit(1, "count 20")
+    bench.submit(1, "count 20", connection=OTHER_API)
+    bench.turns(4)
+    assert (API, Load(running=2, others=1)) in bench.sent
+    bench.inbox.put((OTHER_API, Disconnected()))
+    bench.turns(1)
+    assert len(bench.scheduler.running) == 1
+    bench.sent.clear()
+    bench.run()
+    assert {connection for connection, _ in bench.sent} == {API}
+
+
+def test_a_failing_request_gets_its_error_and_the_others_go_on(bench: Bench) -> None:
+    bench.submit(1, "fail at 1; say abc")
+    bench.submit(2, "say abc")
+    bench.run()
+    assert bench.text(1) == "a"
+    assert bench.ends(1) == [Failed(1, "runner_failed", "scripted failure")]
+    assert bench.text(2) == "abc"
+
+
+def test_terminate_ends_running_and_waiting_and_refuses_until_recovery(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_running=1)
+    bench.submit(1, "count 50")
+    bench.submit(2, "count 50")
+    bench.turns(5)
+    bench.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1")))
+    bench.submit(3, "say c")
+    bench.turns(1)
+    assert bench.reason(1) == bench.reason(2) == FinishReason.TERMINATED
+    assert "1, 2".startswith(bench.text(1)) and bench.text(1)
+    (refused,) = bench.of(3)
+    assert isinstance(refused, Refused)
+    assert refused.code == "session_terminated"
+    bench.inbox.put((API, SetRuntimeOption(8, "terminate_session", "0")))
+    bench.submit(4, "say d")
+    bench.run()
+    assert bench.text(4) == "d"
+
+
+def test_terminate_then_recover_before_the_next_turn_still_ends_what_ran(bench: Bench) -> None:
+    bench.submit(1, "count 50")
+    bench.turns(3)
+    bench.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1")))
+    bench.inbox.put((API, SetRuntimeOption(8, "terminate_session", "0")))
+    bench.turns(1)
+    assert bench.reason(1) == FinishReason.TERMINATED
+
+
+def test_terminating_by_request_id_says_whether_it_matched(bench: Bench) -> None:
+    bench.submit(1, "count 50")
+    bench.submit(2, "count 50")
+    bench.turns(3)
+    bench.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1", "r2")))
+    bench.inbox.put((API, SetRuntimeOption(8, "terminate_session", "1", "r9")))
+    bench.turns(1)
+    replies = {message.call: message for _, message in bench.sent if isinstance(message, Reply)}
+    assert (replies[7].matched, replies[8].matched) == (True, False)
+    assert replies[7].options.terminate_session == "0"
+    assert bench.reason(2) == FinishReason.TERMINATED
+    assert bench.ends(1) == []
+
+
+def test_profiling_writes_one_file_for_each_pass_from_the_named_token_on(bench: Bench, tmp_path: Path) -> None:
+    bench.submit(1, "say abcdefghij")
+    bench.turns(5)  # two chunks of prompt, the second of which gives token 0, and tokens 1 to 3
+    bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
+    bench.turns(3)
+    bench.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "0")))
+    bench.run()
+    replies = {message.call: message.options for _, message in bench.sent if isinstance(message, Reply)}
+    produced = len(bench.text(1))
+    assert produced == 10
+    assert [(request.request_id, request.from_token) for request in replies[7].requests] == [("r1", 4)]
+    assert replies[8].requests == []
+    assert len(list(tmp_path.glob("scripted/p_*.json"))) == 3
+
+
+def test_requests_that_come_later_are_profiled_from_their_first_token(bench: Bench, tmp_path: Path) -> None:
+    bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "1")))
+    bench.submit(1, "say ab")
+    bench.turns(1)
+    bench.inbox.put((API, GetRuntimeOptions(8)))
+    bench.turns(1)
+    (reply,) = [message for _, message in bench.sent if isinstance(message, Reply) and message.call == 8]
+    assert reply.options.enable_profiling == "onnxruntime_run_profile"
+    assert [request.from_token for request in reply.options.requests] == [0]
+    bench.run()
+    # one chunk of prompt makes token 0, then one pass for each of token 1 and the end
+    assert len(list(tmp_path.glob("scripted/onnxruntime_run_profile_*.json"))) == 3
+
+
+def test_a_profile_folder_that_cannot_be_made_is_told_and_harms_nothing(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    bench = Bench(blocked)
+    bench.submit(1, "say ab")
+    bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "1")))
+    bench.run()
+    (reply,) = [message for _, message in bench.sent if isinstance(message, Reply)]
+    assert reply.options.enable_profiling == "0"
+    assert reply.options.profile_stopped is not None
+    assert bench.text(1) == "ab"
+
+
+def test_phases_split_the_time_in_the_engine(bench: Bench) -> None:
+    bench.submit(1, "say abc")
+    bench.run()
+    (end,) = bench.ends(1)
+    assert isinstance(end, Finished)
+    assert end.phases.queue > 0
+    assert end.phases.prefill > 0
+    assert end.phases.decode > 0

@@ -1,0 +1,139 @@
+"""An API process's side of the border, against real scripted engines."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from genai_server.config import load_settings
+from genai_server.engines.client import EngineClient
+from genai_server.engines.router import Router
+from genai_server.engines.supervisor import Supervisor
+from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, SessionTerminated
+from genai_server.generation import FinishReason, GenerationRequest
+
+
+def with_engines(test: Callable[[Router], Awaitable[None]], **values: str) -> None:
+    """Run a test on the event loop, attached to scripted engines."""
+    settings = load_settings({"device": "scripted:0,scripted:1", **values}, environ={}, dotenv=None)
+    supervisor = Supervisor(settings)
+    supervisor.start()
+
+    async def attached() -> None:
+        async with asyncio.timeout(30), Router(settings.devices, supervisor.folder).attached() as router:
+            await until(lambda: all(engine.is_ready for engine in router.engines.values()))
+            await test(router)
+
+    try:
+        asyncio.run(attached())
+    finally:
+        supervisor.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what it waits for has no event
+        await asyncio.sleep(0.01)
+
+
+def request(script: str, **fields: Any) -> GenerationRequest:
+    values = {"request_id": "r", "max_tokens": 500, "max_length": 1000} | fields
+    return GenerationRequest(prompt=list(f"{script}\n\x04".encode()), **values)
+
+
+async def read(engine: EngineClient, script: str) -> str:
+    stream = await engine.submit(request(script))
+    tokens = [token async for batch in stream for token in batch]
+    assert stream.reason == FinishReason.STOP
+    return bytes(tokens).decode()
+
+
+def test_many_requests_at_once_each_get_their_own_answer() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        answers = await asyncio.gather(*(read(engine, f"count {number}") for number in range(1, 40)))
+        assert [answer.rpartition(" ")[2] for answer in answers] == [str(number) for number in range(1, 40)]
+        assert engine.work == 0
+
+    with_engines(test)
+
+
+def test_closing_a_stream_early_frees_the_engine() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        stream = await engine.submit(request("delay 0.01; count 100"))
+        await anext(stream)
+        assert engine.load.running == 1
+        stream.close()
+        await until(lambda: engine.load.running == 0)
+        assert await read(engine, "say next") == "next"
+
+    with_engines(test)
+
+
+def test_the_death_of_an_engine_fails_its_streams_at_once_and_no_others() -> None:
+    async def test(router: Router) -> None:
+        victim, other = router.engines["scripted:0"], router.engines["scripted:1"]
+        doomed = [await victim.submit(request("delay 0.01; count 100")) for _ in range(3)]
+        survivor = await other.submit(request("delay 0.01; count 30"))
+        await anext(doomed[0])
+        pid = victim.status().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        for stream in doomed:
+            with pytest.raises(EngineDied, match="scripted:0"):
+                async for _ in stream:
+                    pass
+        assert not victim.is_ready
+        with pytest.raises(NoEngineReady):
+            await victim.submit(request("say x"))
+        async for _ in survivor:
+            pass
+        assert survivor.reason == FinishReason.STOP
+        await until(lambda: victim.is_ready)
+        assert await read(victim, "say again") == "again"
+        assert victim.status().restarts == 1
+
+    with_engines(test)
+
+
+def test_a_refusal_is_raised_by_submit() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        running = await engine.submit(request("delay 0.01; count 100"))
+        with pytest.raises(QueueFull):
+            await engine.submit(request("say x"))
+        assert engine.work == 1
+        running.close()
+
+    with_engines(test, max_batch_size="1", max_queue="0")
+
+
+def test_the_router_takes_the_engine_with_the_least_work_and_none_that_is_terminated() -> None:
+    async def test(router: Router) -> None:
+        first, second = router.engines.values()
+        running = await router.pick(None)[0].submit(request("delay 0.01; count 100"))
+        assert first.work == 1
+        assert router.pick(None)[0] is second
+        assert router.pick("scripted:0")[0] is first
+        reply = await second.set_runtime_option("terminate_session", "1", None)
+        assert reply.options.terminate_session == "1"
+        await until(lambda: second.load.terminated)
+        assert router.pick(None)[0] is first
+        with pytest.raises(SessionTerminated):
+            router.pick("scripted:1")
+        with pytest.raises(InvalidField, match="scripted:0, scripted:1"):
+            router.pick("cpu")
+        running.close()
+
+    with_engines(test)
+
+
+def test_without_a_supervisor_nothing_is_ready(tmp_path: Any) -> None:
+    router = Router(["cpu"], tmp_path)
+    assert not router.is_ready
+    assert router.engines["cpu"].status().state == "stopped"
+    with pytest.raises(NoEngineReady):
+        router.pick(None)

@@ -1,0 +1,120 @@
+"""Starting, watching and ending real engine processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from genai_server.config import Settings, load_settings
+from genai_server.engines.board import read_board
+from genai_server.engines.supervisor import Supervisor
+from genai_server.messages import EngineStatus
+from tests.running_server import DEMO, ROOT, clean_environment, wait_until
+
+
+def settings(**values: str) -> Settings:
+    return load_settings({"device": "scripted", **values}, environ={}, dotenv=None)
+
+
+@contextmanager
+def supervised(supervisor: Supervisor) -> Iterator[Supervisor]:
+    supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop()
+
+
+def first(supervisor: Supervisor) -> EngineStatus:
+    """The first engine, as an API process finds it."""
+    return read_board(supervisor.folder).engines[0]
+
+
+def test_an_engine_goes_from_starting_to_ready_and_leaves_with_its_supervisor() -> None:
+    with supervised(Supervisor(settings())) as supervisor:
+        assert first(supervisor).state == "starting"
+        wait_until(lambda: first(supervisor).state == "ready")
+        status = first(supervisor)
+        assert status.pid is not None
+        assert status.address
+        assert status.restarts == 0
+    assert not psutil.pid_exists(status.pid)
+    assert not supervisor.folder.exists()
+
+
+def test_only_the_user_can_enter_the_folder() -> None:
+    with supervised(Supervisor(settings())) as supervisor:
+        assert supervisor.folder.stat().st_mode & 0o077 == 0
+        assert (supervisor.folder / "board.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_killed_engine_is_started_again() -> None:
+    with supervised(Supervisor(settings())) as supervisor:
+        wait_until(lambda: first(supervisor).state == "ready")
+        pid = first(supervisor).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: first(supervisor).state == "restarting")
+        assert first(supervisor).error == "the engine process died, exit status -9"
+        wait_until(lambda: first(supervisor).state == "ready")
+        assert first(supervisor).pid != pid
+        assert first(supervisor).restarts == 1
+        assert first(supervisor).error is None
+
+
+def test_an_engine_ignores_the_signals_that_are_meant_for_the_server() -> None:
+    with supervised(Supervisor(settings())) as supervisor:
+        wait_until(lambda: first(supervisor).state == "ready")
+        process = psutil.Process(first(supervisor).pid)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(psutil.TimeoutExpired):
+            process.wait(0.5)
+
+
+def test_a_device_that_cannot_load_is_failed_with_the_librarys_reason_and_the_others_serve() -> None:
+    chosen = settings(device="cpu,cuda", model_dir=str(DEMO))
+    called = threading.Event()
+    with supervised(Supervisor(chosen, on_nothing_loaded=called.set)) as supervisor:
+        wait_until(lambda: {status.state for status in read_board(supervisor.folder).engines} == {"ready", "failed"})
+        cpu, cuda = read_board(supervisor.folder).engines
+        assert (cpu.state, cuda.state) == ("ready", "failed")
+        assert cuda.error is not None
+        assert "uda" in cuda.error
+        assert cuda.pid is None
+        assert not called.is_set()
+
+
+def test_when_nothing_loads_the_owner_is_told() -> None:
+    called = threading.Event()
+    with supervised(Supervisor(settings(device="cpu", model_dir="/nowhere"), on_nothing_loaded=called.set)):
+        assert called.wait(20)
+
+
+def test_an_engine_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from genai_server.config import load_settings\n"
+        "from genai_server.engines.supervisor import Supervisor\n"
+        "supervisor = Supervisor(load_settings({'device': 'scripted'}, environ={}, dotenv=None))\n"
+        "supervisor.start()\n"
+        "while supervisor.statuses()[0].state != 'ready': time.sleep(0.01)\n"
+        "print(supervisor.statuses()[0].pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT, env=clean_environment(TMPDIR=str(tmp_path))
+    )
+    assert process.stdout is not None
+    engine = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 10)

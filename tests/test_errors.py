@@ -1,0 +1,50 @@
+"""The tree of errors: its picture in the module's docstring, its codes, and the way back from a code."""
+
+import re
+
+import pytest
+
+from genai_server import errors
+from genai_server.errors import ALL_ERRORS, GenaiServerError, from_code
+
+_BRANCH = re.compile(r"^(?P<branch>[│├└─ ]{4,})(?P<name>[A-Z]\w+)  ", re.MULTILINE)
+
+
+def _drawn_tree() -> dict[str, str]:
+    """Class and parent of each line of the docstring's picture, whose levels are four columns apart."""
+    path = ["GenaiServerError"]
+    tree = {}
+    for line in _BRANCH.finditer(errors.__doc__ or ""):
+        depth = len(line["branch"]) // 4
+        path[depth:] = [line["name"]]
+        tree[line["name"]] = path[depth - 1]
+    return tree
+
+
+def test_the_docstring_draws_the_tree_as_it_is() -> None:
+    assert _drawn_tree() == {error.__name__: error.__bases__[0].__name__ for error in ALL_ERRORS[1:]}
+
+
+def test_all_errors_holds_each_error_of_the_module_once() -> None:
+    defined = [
+        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, GenaiServerError)
+    ]
+    assert sorted(ALL_ERRORS, key=str) == sorted(defined, key=str)
+
+
+def test_each_error_has_a_code_of_its_own() -> None:
+    codes = [error.code for error in ALL_ERRORS]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.code)
+def test_an_error_comes_back_from_its_code(error: type[GenaiServerError]) -> None:
+    found = from_code(error.code, "why", "field")
+    assert type(found) is error
+    assert (found.message, found.param, str(found)) == ("why", "field", "why")
+
+
+def test_an_unknown_code_gives_the_base_error_with_the_message() -> None:
+    found = from_code("of_a_newer_version", "why")
+    assert type(found) is GenaiServerError
+    assert (found.message, found.param) == ("why", None)

@@ -1,0 +1,123 @@
+"""The messages between the processes: they survive the way, however the stream is cut, and nothing else is let in."""
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases, Sampling
+from genai_server.messages import (
+    MAX_FRAME_BYTES,
+    Accepted,
+    Cancel,
+    Failed,
+    Finished,
+    GetRuntimeOptions,
+    Hello,
+    Load,
+    ProfiledRequest,
+    Refused,
+    Reply,
+    RuntimeOptions,
+    SetRuntimeOption,
+    Submit,
+    ToApi,
+    ToEngine,
+    Tokens,
+    Welcome,
+    api_decoder,
+    encode_frame,
+    engine_decoder,
+)
+
+_SAMPLING = Sampling(0.7, 40, 0.9, 0.05, 1.1, seed=2**63 - 1)
+_OPTIONS = RuntimeOptions("0", "slow", [ProfiledRequest("r1", 3)], "profiles/cpu", 4, 5000, None)
+TO_ENGINE: list[ToEngine] = [
+    Hello("secret"),
+    Submit(1, GenerationRequest("héllo 🦜", [1, 2, 151_935], 10, 20, _SAMPLING, ignore_eos=True)),
+    Submit(2, GenerationRequest("", [0], 1, 2)),
+    Cancel(2**40),
+    SetRuntimeOption(3, "enable_profiling", "0"),
+    SetRuntimeOption(4, "terminate_session", "1", "r1"),
+    GetRuntimeOptions(5),
+]
+TO_API: list[ToApi] = [
+    Welcome(4321, ModelInfo(8192, 151_936, [1, 2], _SAMPLING)),
+    Load(running=1, waiting=2, others=3, terminated=True),
+    Accepted(1),
+    Refused(2, "queue_full", "too many"),
+    Tokens(1, []),
+    Tokens(1, [0, 151_935]),
+    *(Finished(1, reason, Phases(0.1, 0.2, 0.3)) for reason in FinishReason),
+    Failed(1, "engine_died", "gone"),
+    Reply(5, _OPTIONS, matched=False),
+]
+
+
+def test_the_samples_of_this_file_cover_every_message() -> None:
+    assert {type(message) for message in TO_ENGINE} == set(get_args(ToEngine))
+    assert {type(message) for message in TO_API} == set(get_args(ToApi))
+
+
+def test_every_message_to_the_engine_survives_the_way() -> None:
+    assert list(engine_decoder().feed(encode_frame(TO_ENGINE))) == TO_ENGINE
+
+
+def test_every_message_to_the_api_survives_the_way() -> None:
+    assert list(api_decoder().feed(encode_frame(TO_API))) == TO_API
+
+
+def test_a_stream_that_comes_byte_by_byte_gives_each_message_once_and_in_order() -> None:
+    decoder = engine_decoder()
+    stream = encode_frame(TO_ENGINE[:3]) + encode_frame(TO_ENGINE[3:])
+    assert [message for byte in stream for message in decoder.feed(bytes([byte]))] == TO_ENGINE
+
+
+def test_a_stream_may_be_cut_anywhere() -> None:
+    stream = encode_frame([Accepted(1)]) + encode_frame([Tokens(1, [5, 6]), Accepted(2)])
+    whole = [Accepted(1), Tokens(1, [5, 6]), Accepted(2)]
+    for cut in range(len(stream) + 1):
+        decoder = api_decoder()
+        assert [*decoder.feed(stream[:cut]), *decoder.feed(stream[cut:])] == whole, f"cut at {cut}"
+
+
+def test_a_frame_without_messages_is_nothing() -> None:
+    decoder = engine_decoder()
+    assert list(decoder.feed(encode_frame([]) + encode_frame([Cancel(1)]))) == [Cancel(1)]
+
+
+def test_a_frame_over_the_limit_is_refused_before_its_body_comes() -> None:
+    with pytest.raises(msgspec.DecodeError, match=f"{MAX_FRAME_BYTES + 1} bytes.*limit of {MAX_FRAME_BYTES}"):
+        list(engine_decoder().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+
+
+def test_a_frame_of_exactly_the_limit_is_waited_for() -> None:
+    assert list(engine_decoder().feed(MAX_FRAME_BYTES.to_bytes(4, "big"))) == []
+
+
+def test_what_came_before_a_broken_frame_is_delivered() -> None:
+    messages = iter(engine_decoder().feed(encode_frame([Cancel(1)]) + b"\0\0\0\1\xc1"))
+    assert next(messages) == Cancel(1)
+    with pytest.raises(msgspec.DecodeError):
+        next(messages)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\0\0\0",
+        encode_frame([Accepted(1)]),
+        encode_frame([msgspec.structs.replace(Cancel(1), key="one")]),
+    ],
+    ids=["http", "empty", "message for the other side", "wrong type of a field"],
+)
+def test_a_stream_that_is_not_ours_is_refused(stream: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        list(engine_decoder().feed(stream))
+
+
+def test_a_message_cannot_be_changed() -> None:
+    message = Cancel(1)
+    with pytest.raises(AttributeError):
+        message.key = 2  # type: ignore[misc]
