@@ -166,7 +166,7 @@ def test_the_admin_key_is_not_shown_with_the_settings() -> None:
 
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        _load().port = 1  # type: ignore[misc]
+        _load().port = 1
 
 
 # the command line

@@ -55,7 +55,7 @@ def test_a_crash_fails_every_waiting_request_exactly_once(own_folder: Path) -> N
     with run_server(own_folder, "--device", "scripted", "--max-batch-size", "2") as server:
         statuses: list[int] = []
         scripts = ["delay 0.02; count 1000"] * 5
-        threads = [threading.Thread(target=lambda s=s: statuses.append(server.chat(s).status_code)) for s in scripts]  # type: ignore[misc]
+        threads = [threading.Thread(target=lambda s=s: statuses.append(server.chat(s).status_code)) for s in scripts]
         for thread in threads:
             thread.start()
         wait_until(lambda: server.device("scripted")["waiting"] == 3)

@@ -53,7 +53,7 @@ class Bench:
 
     def submit(self, key: int, script: str, connection: int = API, **fields: Any) -> None:
         prompt = list(f"{script}\n\x04".encode())
-        values = {"request_id": f"r{key}", "max_tokens": 500, "max_length": 1000} | fields
+        values: dict[str, Any] = {"request_id": f"r{key}", "max_tokens": 500, "max_length": 1000} | fields
         self.inbox.put((connection, Submit(key, GenerationRequest(prompt=prompt, **values))))
 
     def turns(self, number: int) -> None:

@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def request(script: str, **fields: Any) -> GenerationRequest:
-    values = {"request_id": "r", "max_tokens": 500, "max_length": 1000} | fields
+    values: dict[str, Any] = {"request_id": "r", "max_tokens": 500, "max_length": 1000} | fields
     return GenerationRequest(prompt=list(f"{script}\n\x04".encode()), **values)
 
 

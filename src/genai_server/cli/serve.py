@@ -3,7 +3,9 @@
 import argparse
 import logging
 import signal
+import socket
 import threading
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -11,6 +13,7 @@ from uvicorn.supervisors import ChangeReload as Reloader
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.basereload import BaseReload
 
+import genai_server
 from genai_server.cli.composition import attached_app, check_settings
 from genai_server.config import (
     Settings,
@@ -21,10 +24,13 @@ from genai_server.config import (
     load_settings,
 )
 from genai_server.engines.supervisor import Supervisor
+from genai_server.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 # How long running answers may go on after the order to stop, in seconds.
 _DRAIN_SECONDS = 30
+# Connections that may wait to be accepted.
+_BACKLOG = 2048
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -39,14 +45,15 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(vars(arguments))
     check_settings(settings)
     configure_logging(settings.log_level)
+    listener = _listen(settings)
     stop = _Stop()
     supervisor = Supervisor(settings, on_nothing_loaded=stop.nothing_loaded)
     try:
         supervisor.start()
         if settings.workers > 1 or settings.reload:
-            _serve_in_processes(settings, supervisor, stop)
+            _serve_in_processes(settings, listener, supervisor.folder, stop)
         else:
-            _serve_here(settings, supervisor, stop)
+            _serve_here(settings, listener, supervisor.folder, stop)
     finally:
         supervisor.stop()
     return 1 if stop.has_nothing else 0
@@ -71,9 +78,22 @@ class _Stop:
         self.order.set()
 
 
-def _serve_here(settings: Settings, supervisor: Supervisor, stop: _Stop) -> None:
+def _listen(settings: Settings) -> socket.socket:
+    """Take the port before anything else is started. Raises ConfigurationError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
+    listener.set_inheritable(True)
+    log.info("listening on http://%s:%d", settings.host, listener.getsockname()[1])
+    return listener
+
+
+def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> None:
     """One API process: this one."""
-    server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, supervisor.folder)))
+    server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
 
     def obey() -> None:
         stop.order.wait()
@@ -84,20 +104,19 @@ def _serve_here(settings: Settings, supervisor: Supervisor, stop: _Stop) -> None
     # process would end on the spot, and leave the engines' folder behind.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.order.set())
-    server.run()
+    server.run(sockets=[listener])
 
 
-def _serve_in_processes(settings: Settings, supervisor: Supervisor, stop: _Stop) -> None:
+def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> None:
     """Several API processes, or one that is started anew whenever a source file changes."""
     export_settings(settings)
-    export_engines(supervisor.folder)
+    export_engines(engines)
     config = _uvicorn_config(settings, "genai_server.asgi:app")
-    sockets = [config.bind_socket()]
     if settings.reload:
-        stop.obeyed_by(reloader := Reloader(config, target=uvicorn.Server(config).run, sockets=sockets))
+        stop.obeyed_by(reloader := Reloader(config, target=uvicorn.Server(config).run, sockets=[listener]))
         reloader.run()
     else:
-        stop.obeyed_by(parent := Multiprocess(config, sockets=sockets))
+        stop.obeyed_by(parent := Multiprocess(config, sockets=[listener]))
         parent.run()
 
 
@@ -108,6 +127,8 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         port=settings.port,
         workers=settings.workers,
         reload=settings.reload,
+        # Not the working directory, uvicorn's default: it may hold whole virtual environments.
+        reload_dirs=str(Path(genai_server.__file__).parent) if settings.reload else None,
         log_config=None,
         log_level=settings.log_level,
         access_log=settings.log_level == "debug",

@@ -113,6 +113,8 @@ class Supervisor:
         """Run one engine, again and again, until `stop`. A device that never loaded is not tried again."""
         while not self._stopping.is_set():
             report = self._launch(engine)
+            if self._stopping.is_set():
+                return
             if report.address:
                 self._set(engine, state="ready", address=report.address, error=None)
                 self._serve_until_death(engine)

@@ -1,0 +1,181 @@
+"""The ways to start the server, and the one line with which a wrong start ends."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from genai_server import __version__
+from tests.running_server import DEMO, ROOT, body, clean_environment, free_port, run_server, wait_until
+
+
+def start(
+    *arguments: str, cwd: Path = ROOT, settings: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command that is expected to end by itself."""
+    command = [sys.executable, "-m", *arguments]
+    environment = clean_environment(**(settings or {}))
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=30, check=False)
+
+
+def serve(
+    *options: str, cwd: Path = ROOT, settings: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return start("genai_server", "serve", *options, cwd=cwd, settings=settings)
+
+
+@contextmanager
+def uvicorn(folder: Path, *options: str, **settings: str) -> Iterator[tuple["subprocess.Popen[bytes]", str, Path]]:
+    """Plain uvicorn on the ASGI entry."""
+    port = free_port()
+    log = folder / "uvicorn.log"
+    command = [sys.executable, "-m", "uvicorn", "genai_server.asgi:app", "--port", str(port), *options]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(**settings), stdout=file, stderr=file)
+    try:
+        yield process, f"http://127.0.0.1:{port}", log
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(15)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"PORT": "many"}, "PORT='many': "),
+        ({"PORT": "70000"}, "PORT='70000': "),
+        ({"WORKERS": "0"}, "WORKERS='0': "),
+        ({"RELOAD": "perhaps"}, "RELOAD='perhaps': "),
+        ({"GENAI_DEVICE": "tpu"}, "GENAI_DEVICE='tpu': unknown device 'tpu'; known are cpu, cuda, directml"),
+        ({"GENAI_DEVICE": "cpu,cpu"}, "GENAI_DEVICE='cpu,cpu': a device is named twice"),
+        ({"GENAI_MAX_LENGTH": "-1"}, "GENAI_MAX_LENGTH='-1': "),
+        ({"GENAI_MODEL_DIR": "/nowhere"}, "GENAI_MODEL_DIR=/nowhere: model directory /nowhere does not exist"),
+    ],
+)
+def test_a_wrong_setting_ends_the_start_with_one_line_and_status_2(settings: dict[str, str], line: str) -> None:
+    result = serve(settings=settings)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"genai-server: {line}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "missing", ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_an_incomplete_model_directory_ends_the_start_and_names_the_file(tmp_path: Path, missing: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO, model)
+    (model / missing).unlink()
+    result = serve("--model-dir", str(model))
+    assert result.returncode == 2
+    assert f"GENAI_MODEL_DIR={model}: " in result.stderr
+    assert missing in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_command_line_names_its_own_option(tmp_path: Path) -> None:
+    result = serve("--max-length", "none")
+    assert result.returncode == 2
+    assert result.stderr.startswith("genai-server: --max-length='none': ")
+
+
+def test_a_wrong_line_of_the_env_file_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("PORT=x\n", encoding="utf-8")
+    result = serve(cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("genai-server: PORT in .env='x': ")
+
+
+def test_when_no_device_loads_the_server_ends_with_the_librarys_reason(tmp_path: Path) -> None:
+    result = serve("--device", "cuda", "--port", str(free_port()))
+    assert result.returncode == 1
+    assert "device cuda cannot load the model: " in result.stderr
+
+
+def test_a_device_that_cannot_load_leaves_the_others_serving(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "cpu,cuda", "--model-dir", str(DEMO)) as server:
+        wait_until(lambda: server.device("cuda")["state"] == "failed")
+        assert "uda" in server.device("cuda")["error"]
+        assert server.device("cpu")["state"] == "ready"
+        assert server.chat("Hello", max_tokens=2).status_code == 200
+        response = server.chat("Hello", device="cuda")
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "no_engine_ready"
+
+
+def test_without_the_library_one_line_says_which_to_install(tmp_path: Path) -> None:
+    # A finder that refuses the module, for an environment in which it was never installed.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name.startswith('onnxruntime_genai') else find(name, *rest)\n",
+        encoding="utf-8",
+    )
+    result = serve("--model-dir", str(DEMO), settings={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 2
+    assert "genai-server[cpu], genai-server[cuda] and genai-server[directml]" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_ends_the_start(tmp_path: Path) -> None:
+    with run_server(tmp_path, "--device", "scripted") as server:
+        port = server.url.rpartition(":")[2]
+        result = serve("--device", "scripted", "--port", port)
+        assert result.returncode == 2
+        assert f"HOST=127.0.0.1 PORT={port}: cannot listen: address already in use" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_version_is_told() -> None:
+    result = start("genai_server", "--version")
+    assert result.stdout == f"genai-server {__version__}\n"
+
+
+def test_uvicorn_alone_serves_with_an_engine_of_its_own(tmp_path: Path) -> None:
+    with uvicorn(tmp_path, GENAI_DEVICE="scripted") as (process, url, _):
+        wait_until(lambda: is_ready(url))
+        assert httpx.post(f"{url}/v1/chat", json=body("say hi")).json()["content"] == "hi"
+        engine = psutil.Process(httpx.get(f"{url}/healthz").json()["devices"]["scripted"]["pid"])
+        assert engine.ppid() == process.pid
+    assert not engine.is_running()
+
+
+def test_a_second_worker_of_plain_uvicorn_refuses_and_names_the_right_command(tmp_path: Path) -> None:
+    with uvicorn(tmp_path, "--workers", "2", GENAI_DEVICE="scripted") as (process, _, log):
+        process.wait(30)
+        assert "genai-server serve --workers N" in log.read_text(encoding="utf-8")
+
+
+def test_a_wrong_setting_under_uvicorn_is_one_line_too(tmp_path: Path) -> None:
+    result = start("uvicorn", "genai_server.asgi:app", settings={"GENAI_DEVICE": "tpu"})
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "GENAI_DEVICE='tpu'" in result.stderr
+
+
+def test_reload_restarts_the_api_and_not_the_engine(tmp_path: Path) -> None:
+    source = ROOT / "src" / "genai_server" / "asgi.py"
+    with run_server(tmp_path, "--device", "scripted", "--reload") as server:
+        engine = server.device("scripted")["pid"]
+        workers = {child.pid for child in psutil.Process(server.process.pid).children()}
+        os.utime(source)
+        wait_until(lambda: {child.pid for child in psutil.Process(server.process.pid).children()} - workers != set())
+        wait_until(server.is_ready)
+        assert server.device("scripted")["pid"] == engine
+        assert server.chat("say hi").json()["content"] == "hi"

@@ -1,0 +1,153 @@
+"""The runner over the real library, on the demo model."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai_server.config import disable_telemetry
+from genai_server.engine.runners.base import Terminated
+from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.errors import RunnerFailed
+from genai_server.text.codec import TextCodec, load_text_codec
+from tests.running_server import DEMO
+
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def runner() -> GeneratorRunner:
+    return GeneratorRunner(DEMO, "cpu", threads=0)
+
+
+@pytest.fixture(scope="module")
+def codec() -> TextCodec:
+    return load_text_codec(DEMO, "cpu")
+
+
+@pytest.fixture
+def opened(runner: GeneratorRunner) -> Iterator[Callable[[int], int]]:
+    """Opens sequences and closes them all at the end."""
+    sequences: list[int] = []
+
+    def open_one(max_length: int = 512) -> int:
+        sequences.append(len(sequences))
+        runner.open(sequences[-1], max_length)
+        return sequences[-1]
+
+    yield open_one
+    for sequence in sequences:
+        runner.close(sequence)
+
+
+def prompt(codec: TextCodec, text: str) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array(codec.encode_chat([{"role": "user", "content": text}]), np.int32)
+
+
+def greedy(
+    runner: GeneratorRunner, sequence: int, tokens: np.ndarray[Any, np.dtype[np.int32]], steps: int
+) -> list[int]:
+    found: list[int] = []
+    for _ in range(steps):
+        token = int(runner.forward(sequence, tokens).argmax())
+        found.append(token)
+        tokens = np.array([token], np.int32)
+    return found
+
+
+def reference(tokens: np.ndarray[Any, np.dtype[np.int32]], steps: int) -> list[int]:
+    """The library's own greedy loop, as its documentation shows it."""
+    disable_telemetry()
+    import onnxruntime_genai as og
+
+    parameters = og.GeneratorParams(og.Model(str(DEMO)))
+    parameters.set_search_options(max_length=512, do_sample=False)
+    generator = og.Generator(og.Model(str(DEMO)), parameters)
+    generator.append_tokens(tokens)
+    for _ in range(steps):
+        generator.generate_next_token()
+    return [int(token) for token in generator.get_sequence(0)[len(tokens) :]]
+
+
+def test_the_models_facts_come_from_its_directory(runner: GeneratorRunner) -> None:
+    config = json.loads((DEMO / "genai_config.json").read_text())["model"]
+    assert runner.model.context_length == config["context_length"] == 2048
+    assert runner.model.vocab_size == config["vocab_size"]
+    assert runner.model.defaults.temperature == 0.0
+
+
+def test_our_sampling_over_the_logits_gives_the_librarys_tokens(
+    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+) -> None:
+    tokens = prompt(codec, "Count from 1 to 150.")
+    assert greedy(runner, opened(), tokens, STEPS) == reference(tokens, STEPS)
+
+
+def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(
+    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+) -> None:
+    tokens = prompt(codec, "What is the capital of France? " * 5)
+    whole = runner.forward(opened(), tokens).copy()
+    chunked = opened()
+    for begin in range(0, len(tokens) - len(tokens) % 7, 7):
+        logits = runner.forward(chunked, tokens[begin : begin + 7])
+    rest = tokens[len(tokens) - len(tokens) % 7 :]
+    logits = runner.forward(chunked, rest) if len(rest) else logits
+    assert int(logits.argmax()) == int(whole.argmax())
+
+
+def test_sequences_do_not_mix(runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]) -> None:
+    first, second = opened(), opened()
+    one, other = prompt(codec, "Count from 1 to 150."), prompt(codec, "Hello!")
+    tokens = {first: one, second: other}
+    found: dict[int, list[int]] = {first: [], second: []}
+    for _ in range(10):
+        for sequence in (first, second):
+            token = int(runner.forward(sequence, tokens[sequence]).argmax())
+            found[sequence].append(token)
+            tokens[sequence] = np.array([token], np.int32)
+    assert found[first] == greedy(runner, opened(), one, 10)
+    assert found[second] == greedy(runner, opened(), other, 10)
+
+
+def test_terminate_raises_at_the_next_pass_and_recovers_where_it_was(
+    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+) -> None:
+    sequence = opened()
+    tokens = prompt(codec, "Count from 1 to 150.")
+    expected = greedy(runner, opened(), tokens, 6)
+    assert greedy(runner, sequence, tokens, 3) == expected[:3]
+    runner.set_runtime_option(sequence, "terminate_session", "1")
+    last = np.array([expected[2]], np.int32)
+    with pytest.raises(Terminated):
+        runner.forward(sequence, last)
+    runner.set_runtime_option(sequence, "terminate_session", "0")
+    assert greedy(runner, sequence, last, 3) == expected[3:]
+
+
+def test_profiling_writes_one_file_for_each_pass_and_none_after(
+    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int], tmp_path: Path
+) -> None:
+    sequence = opened()
+    last = np.array(greedy(runner, sequence, prompt(codec, "Count from 1 to 150."), 2)[-1:], np.int32)
+    runner.set_runtime_option(sequence, "enable_profiling", str(tmp_path / "mine"))
+    runner.forward(sequence, last)
+    runner.set_runtime_option(sequence, "enable_profiling", "0")
+    runner.forward(sequence, last)
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("mine_")
+    assert any(event.get("cat") == "Node" for event in json.loads(file.read_text()))
+
+
+def test_what_the_library_refuses_is_translated(runner: GeneratorRunner, opened: Callable[[int], int]) -> None:
+    sequence = opened(16)
+    with pytest.raises(RunnerFailed, match="max length"):
+        runner.forward(sequence, np.ones(17, np.int32))
+
+
+def test_a_device_that_is_not_there_raises_the_librarys_reason() -> None:
+    with pytest.raises(RuntimeError, match="(?i)cuda"):
+        GeneratorRunner(DEMO, "cuda", threads=0)

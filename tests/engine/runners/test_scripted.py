@@ -1,0 +1,184 @@
+"""The runner without a model does what the last line of its prompt says."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from genai_server.engine.runners import scripted
+from genai_server.engine.runners.base import Terminated
+from genai_server.engine.runners.scripted import EOS, ScriptedRunner
+from genai_server.errors import RunnerFailed
+
+
+def _tokens(data: bytes) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    return np.frombuffer(data, np.uint8).astype(np.int32)
+
+
+class Session:
+    """One sequence of a runner, answered greedily."""
+
+    def __init__(self, script: str, runner: ScriptedRunner | None = None, id: int = 0) -> None:
+        self.runner = runner or ScriptedRunner()
+        self.id = id
+        self._unread = _tokens(f"{script}\n\x04".encode())
+        self.runner.open(id, 1000)
+
+    def step(self) -> int:
+        logits = self.runner.forward(self.id, self._unread)
+        token = int(logits.argmax())
+        self._unread = np.array([token], np.int32)
+        return token
+
+    def answer(self) -> str:
+        """What is left of the answer, up to its end."""
+        tokens = bytearray()
+        while (token := self.step()) != EOS:
+            tokens.append(token)
+        return tokens.decode()
+
+
+def _answer(script: str) -> str:
+    return Session(script).answer()
+
+
+@pytest.mark.parametrize(
+    ("script", "answer"),
+    [
+        ("hello there", "hello there"),
+        ("say hi", "hi"),
+        ("say 🦜 é", "🦜 é"),
+        ("say meet me at home", "meet me at home"),
+        ("count 1", "1"),
+        ("count 12", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"),
+        ("count 0", ""),
+        ("delay 0; say hi", "hi"),
+        ("say hi; delay 0", "hi"),
+        ("say one;say two", "two"),
+        ("be quick; say hi", "hi"),
+        ("counting 3", "counting 3"),
+        ("Say hi", "Say hi"),
+        ("", ""),
+    ],
+)
+def test_the_answer_is_what_the_script_says(script: str, answer: str) -> None:
+    assert _answer(script) == answer
+
+
+def test_only_the_last_line_is_a_script() -> None:
+    assert _answer("say one\nfail at 0\nsay two") == "two"
+
+
+@pytest.mark.parametrize("script", ["count on me", "delay the train", "count", "delay", "hold", "hold on at 0"])
+def test_a_sentence_that_begins_like_a_command_is_repeated_like_any_other(script: str) -> None:
+    assert _answer(script) == script
+
+
+def test_the_answer_goes_on_ending() -> None:
+    session = Session("say a")
+    assert [session.step() for _ in range(4)] == [ord("a"), EOS, EOS, EOS]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_a_prompt_may_come_in_chunks(chunk: int) -> None:
+    runner = ScriptedRunner()
+    runner.open(0, 1000)
+    prompt = _tokens(b"say hi\n\x04")
+    logits = [runner.forward(0, prompt[start : start + chunk]) for start in range(0, len(prompt), chunk)]
+    assert int(logits[-1].argmax()) == ord("h")
+
+
+def test_the_models_vocabulary_has_its_end_token_and_the_logits_its_size() -> None:
+    runner = ScriptedRunner(context_length=77)
+    runner.open(0, 10)
+    logits = runner.forward(0, _tokens(b"x\n\x04"))
+    assert logits.shape == (runner.model.vocab_size,)
+    assert logits.dtype == np.float32
+    assert runner.model.eos_token_ids == [EOS]
+    assert runner.model.context_length == 77
+
+
+def test_sequences_do_not_know_each_other() -> None:
+    runner = ScriptedRunner()
+    one, other = Session("say ab", runner, 1), Session("fail at 1", runner, 2)
+    assert (one.step(), other.step()) == (ord("a"), ord("f"))
+    with pytest.raises(RunnerFailed):
+        other.step()
+    assert one.answer() == "b"
+
+
+def test_a_closed_sequence_is_forgotten_and_its_number_free() -> None:
+    runner = ScriptedRunner()
+    Session("say old", runner).step()
+    runner.close(0)
+    runner.close(0)
+    assert Session("say new", runner).answer() == "new"
+
+
+# events
+
+
+@pytest.mark.parametrize(
+    ("script", "before"), [("fail at 0", ""), ("count 9; fail at 4", "1, 2"), ("say ab; fail at 2", "ab")]
+)
+def test_a_failure_comes_in_place_of_its_token(script: str, before: str) -> None:
+    session = Session(script)
+    assert "".join(chr(session.step()) for _ in before) == before
+    with pytest.raises(RunnerFailed):
+        session.step()
+
+
+def test_a_delay_is_kept_before_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert _answer("say ab; delay 0.25") == "ab"
+    assert slept == [0.25] * 3
+
+
+def test_the_lock_is_held_once_before_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[float] = []
+    monkeypatch.setattr(scripted, "hold_lock", held.append)
+    session = Session("say abc; hold 1.5 at 1")
+    seen = [(chr(session.step()), list(held)) for _ in range(3)]
+    assert seen == [("a", []), ("b", [1.5]), ("c", [1.5])]
+
+
+def test_a_crash_ends_the_process_without_a_word() -> None:
+    program = (
+        "import atexit, numpy\n"
+        "from genai_server.engine.runners.scripted import ScriptedRunner\n"
+        "atexit.register(print, 'left in order')\n"
+        "runner = ScriptedRunner(); runner.open(0, 10)\n"
+        "script = numpy.frombuffer(b'crash at 0\\n\\x04', numpy.uint8).astype(numpy.int32)\n"
+        "runner.forward(0, script)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (70, b"", b"")
+
+
+# runtime options
+
+
+def test_a_terminated_sequence_goes_on_where_it_was_once_allowed_to() -> None:
+    session = Session("say abc")
+    assert session.step() == ord("a")
+    session.runner.set_runtime_option(0, "terminate_session", "1")
+    for _ in range(2):
+        with pytest.raises(Terminated):
+            session.step()
+    session.runner.set_runtime_option(0, "terminate_session", "0")
+    assert session.answer() == "bc"
+
+
+def test_every_pass_of_a_profiled_sequence_writes_a_file_of_its_name(tmp_path: Path) -> None:
+    session = Session("say abc")
+    session.step()
+    session.runner.set_runtime_option(0, "enable_profiling", str(tmp_path / "slow"))
+    session.step()
+    assert [path.name.startswith("slow_") for path in tmp_path.glob("*.json")] == [True]
+    session.runner.set_runtime_option(0, "enable_profiling", "0")
+    session.step()
+    assert len(list(tmp_path.iterdir())) == 1

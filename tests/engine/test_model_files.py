@@ -1,0 +1,178 @@
+"""A model directory is checked before it is loaded, and what is wrong with it is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.engine.model_files import check_model_directory, external_files
+from genai_server.errors import ModelDirectoryError
+
+CONFIG: dict[str, Any] = {
+    "model": {"context_length": 64, "vocab_size": 300, "eos_token_id": 2, "decoder": {"filename": "model.onnx"}}
+}
+
+
+def _external(name: str) -> bytes:
+    """A reference to an external file, as protobuf writes it."""
+    value = name.encode()
+    entry = b"\x0a\x08location\x12" + bytes([len(value)]) + value
+    return b"\x6a" + bytes([len(entry)]) + entry + b"\x6a\x0b\x0a\x06offset\x12\x010"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A complete one, in small."""
+    files: dict[str, bytes] = {
+        "genai_config.json": json.dumps(CONFIG).encode(),
+        "model.onnx": b"\x08\x07" + _external("model.onnx.data"),
+        "model.onnx.data": b"\0",
+        "tokenizer.json": b"{}",
+        "tokenizer_config.json": b"{}",
+        "chat_template.jinja": b"x",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def _refusal(directory: Path) -> str:
+    with pytest.raises(ModelDirectoryError) as caught:
+        check_model_directory(directory)
+    return caught.value.message
+
+
+def test_a_complete_directory_tells_about_its_model(directory: Path) -> None:
+    info = check_model_directory(directory)
+    assert (info.context_length, info.vocab_size, info.eos_token_ids) == (64, 300, [2])
+
+
+@pytest.mark.parametrize("kind", ["missing", "file"])
+def test_what_is_no_directory_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model"
+    if kind == "file":
+        path.write_text("", encoding="utf-8")
+    assert str(path) in _refusal(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_a_missing_file_is_named_with_its_directory(directory: Path, name: str) -> None:
+    (directory / name).unlink()
+    message = _refusal(directory)
+    assert name in message
+    assert str(directory) in message
+
+
+def test_a_folder_in_a_files_place_does_not_count(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+    (directory / "tokenizer.json").mkdir()
+    assert "tokenizer.json" in _refusal(directory)
+
+
+def test_a_directory_without_any_chat_template_is_refused(directory: Path) -> None:
+    (directory / "chat_template.jinja").unlink()
+    assert "chat_template.jinja" in _refusal(directory)
+
+
+def test_a_chat_template_in_the_tokenizers_configuration_is_enough(directory: Path) -> None:
+    (directory / "chat_template.jinja").unlink()
+    (directory / "tokenizer_config.json").write_text('{"chat_template": "x"}', encoding="utf-8")
+    assert check_model_directory(directory).vocab_size == 300
+
+
+def test_a_chat_template_that_is_null_is_none(directory: Path) -> None:
+    (directory / "chat_template.jinja").unlink()
+    (directory / "tokenizer_config.json").write_text('{"chat_template": null}', encoding="utf-8")
+    assert "chat_template.jinja" in _refusal(directory)
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"[]", b'"text"', b"\xff\xfe{}"])
+@pytest.mark.parametrize("name", ["genai_config.json", "tokenizer_config.json"])
+def test_a_configuration_that_is_no_json_object_is_named(directory: Path, name: str, content: bytes) -> None:
+    (directory / name).write_bytes(content)
+    assert str(directory / name) in _refusal(directory)
+
+
+def _without(*keys: str) -> dict[str, Any]:
+    config = json.loads(json.dumps(CONFIG))
+    section = config
+    for key in keys[:-1]:
+        section = section[key]
+    del section[keys[-1]]
+    return {**config}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("model",), ("model", "eos_token_id"), ("model", "decoder"), ("model", "decoder", "filename")],
+    ids=".".join,
+)
+def test_a_missing_key_of_the_configuration_is_named(directory: Path, keys: tuple[str, ...]) -> None:
+    (directory / "genai_config.json").write_text(json.dumps(_without(*keys)), encoding="utf-8")
+    message = _refusal(directory)
+    assert keys[-1] in message
+    assert "genai_config.json" in message
+
+
+def _set_model(config: dict[str, Any]) -> None:
+    config["model"] = None
+
+
+def _set_context(config: dict[str, Any]) -> None:
+    config["model"]["context_length"] = "long"
+
+
+def _set_eos(config: dict[str, Any]) -> None:
+    config["model"]["eos_token_id"] = None
+
+
+def _set_decoder(config: dict[str, Any]) -> None:
+    config["model"]["decoder"] = ["model.onnx"]
+
+
+def _set_search(config: dict[str, Any]) -> None:
+    config["search"] = None
+
+
+def _set_temperature(config: dict[str, Any]) -> None:
+    config["search"] = {"do_sample": True, "temperature": None}
+
+
+@pytest.mark.parametrize(
+    "spoil", [_set_model, _set_context, _set_eos, _set_decoder, _set_search, _set_temperature], ids=lambda f: f.__name__
+)
+def test_a_value_of_the_wrong_kind_is_refused_with_the_files_name(
+    directory: Path, spoil: Callable[[dict[str, Any]], None]
+) -> None:
+    config = json.loads(json.dumps(CONFIG))
+    spoil(config)
+    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert str(directory / "genai_config.json") in _refusal(directory)
+
+
+# external files
+
+
+def test_each_external_file_is_found_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    names = ["b.data", "a.data", "b.data", "folder/c.bin", "gewicht-é"]
+    path.write_bytes(b"\x08\x07".join(map(_external, names)))
+    assert external_files(path) == ["a.data", "b.data", "folder/c.bin", "gewicht-é"]
+
+
+@pytest.mark.parametrize("length", [1, 10, 13, 127])
+def test_a_name_may_have_any_length_that_fits_a_byte(tmp_path: Path, length: int) -> None:
+    # 10 and 13 are line ends where a length is read as text.
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x0a\x08location\x12" + bytes([length]) + b"n" * length + b"\x6a\x03abc")
+    assert external_files(path) == ["n" * length]
+
+
+def test_a_model_in_one_file_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x08\x07 the word location alone is no reference")
+    assert external_files(path) == []

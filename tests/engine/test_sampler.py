@@ -1,0 +1,214 @@
+"""The sampler: what each filter cuts, what the draws are distributed like, and that a seed says it all.
+
+The random tests have fixed seeds, so they give the same result each time; their bounds are several standard deviations.
+"""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from genai_server.engine.sampler import Logits, Sampler
+from genai_server.generation import Sampling
+
+SEED = 20_240_607
+
+
+def _logits(*values: float) -> Logits:
+    return np.array(values, np.float32)
+
+
+def _of_probabilities(*values: float) -> Logits:
+    return _logits(*(math.log(value) for value in values))
+
+
+def _draws(logits: Logits, sampling: Sampling, count: int = 400) -> list[int]:
+    sampler = Sampler(sampling, [0])
+    return [sampler.sample(logits) for _ in range(count)]
+
+
+def _kept(logits: Logits, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> set[int]:
+    """The tokens that are drawn at all."""
+    return set(_draws(logits, Sampling(temperature, top_k, top_p, min_p, seed=SEED)))
+
+
+# greedy
+
+
+def test_temperature_zero_takes_the_most_likely_token_whatever_the_other_fields() -> None:
+    sampling = Sampling(0.0, top_k=3, top_p=0.1, min_p=0.9, seed=SEED)
+    assert _draws(_logits(0.1, -5, 7, 6.99), sampling, 20) == [2] * 20
+
+
+def test_temperature_zero_takes_the_lowest_id_of_a_tie() -> None:
+    assert _draws(_logits(1, 3, 3, 3), Sampling(), 5) == [1] * 5
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 1e-308, 5e-324])
+def test_a_temperature_close_to_zero_takes_the_most_likely_token_too(temperature: float) -> None:
+    assert _kept(_logits(10, 30, -80, 29), temperature) == {1}
+
+
+# the distribution
+
+
+@pytest.mark.parametrize(
+    ("temperature", "expected"),
+    [(1.0, [0.5, 0.25, 0.15, 0.1]), (2.0, [0.363, 0.257, 0.199, 0.162]), (0.5, [0.725, 0.181, 0.065, 0.029])],
+)
+def test_draws_follow_the_softmax_at_the_temperature(temperature: float, expected: list[float]) -> None:
+    expected = [value / sum(expected) for value in expected]
+    counts = Counter(_draws(_of_probabilities(0.5, 0.25, 0.15, 0.1), Sampling(temperature, seed=SEED), 4000))
+    assert [counts[token] / 4000 for token in range(4)] == pytest.approx(expected, abs=0.03)
+
+
+def test_what_a_filter_leaves_keeps_its_proportions() -> None:
+    counts = Counter(_draws(_of_probabilities(0.4, 0.2, 0.3, 0.1), Sampling(1.0, top_k=2, seed=SEED), 4000))
+    assert [counts[token] / 4000 for token in range(4)] == pytest.approx([4 / 7, 0, 3 / 7, 0], abs=0.03)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    assert _kept(_logits(3e38, 3e38, -3e38)) == {0, 1}
+
+
+def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
+    assert _kept(_logits(1, -np.inf, 1, -np.inf), temperature=2.0) == {0, 2}
+
+
+def test_the_only_token_is_drawn() -> None:
+    assert _kept(_logits(-7)) == {0}
+
+
+# the filters
+
+
+@pytest.mark.parametrize(
+    ("top_k", "kept"), [(1, {3}), (2, {3, 0}), (3, {3, 0, 2}), (4, {0, 1, 2, 3}), (9, {0, 1, 2, 3})]
+)
+def test_top_k_keeps_the_k_most_likely(top_k: int, kept: set[int]) -> None:
+    assert _kept(_logits(1.1, 0.9, 1.0, 1.2), temperature=2.0, top_k=top_k) == kept
+
+
+def test_top_k_zero_keeps_all() -> None:
+    assert _kept(_logits(0, 0, 0, 0, 0), top_k=0) == {0, 1, 2, 3, 4}
+
+
+def test_top_k_keeps_no_more_than_k_of_a_tie() -> None:
+    kept = _kept(_logits(0, 2, 2, 2, 2, 1), top_k=3)
+    assert len(kept) == 3
+    assert kept < {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.51, 3), (0.76, 4), (1.0, 4)])
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: int) -> None:
+    # Four equal tokens: quarters are exact in binary, so that the boundary is, too.
+    assert len(_kept(_logits(1, 1, 1, 1), top_p=top_p)) == kept
+
+
+def test_top_p_takes_the_most_likely_first() -> None:
+    assert _kept(_of_probabilities(0.1, 0.5, 0.15, 0.25), top_p=0.7) == {1, 3}
+
+
+def test_top_p_counts_what_the_temperature_has_made_of_the_probabilities() -> None:
+    assert _kept(_of_probabilities(0.6, 0.3, 0.1), top_p=0.8) == {0, 1}
+    assert _kept(_of_probabilities(0.6, 0.3, 0.1), top_p=0.8, temperature=0.25) == {0}
+
+
+def test_top_p_counts_the_shares_among_the_top_k() -> None:
+    # 0.4 of all is 0.57 of the two that are left.
+    assert _kept(_of_probabilities(0.4, 0.3, 0.2, 0.1), top_k=2, top_p=0.5) == {0}
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.0, {0, 1, 2}), (0.2, {0, 1, 2}), (0.4, {0, 1}), (0.6, {0}), (1.0, {0})])
+def test_min_p_keeps_what_is_likely_enough_against_the_most_likely(min_p: float, kept: set[int]) -> None:
+    assert _kept(_of_probabilities(0.5, 0.25, 0.125), min_p=min_p) == kept
+
+
+def test_min_p_of_one_keeps_those_that_are_as_likely_as_the_most_likely() -> None:
+    assert _kept(_logits(1, 2, 1.99, 2), min_p=1.0) == {1, 3}
+
+
+def test_the_stricter_of_two_filters_decides() -> None:
+    logits = _of_probabilities(0.4, 0.3, 0.2, 0.1)
+    assert _kept(logits, top_p=0.95, min_p=0.6) == {0, 1}
+    assert _kept(logits, top_p=0.5, min_p=0.1) == {0, 1}
+    assert _kept(logits, top_k=3, min_p=0.1) == {0, 1, 2}
+
+
+# the repetition penalty
+
+
+def _greedy(logits: Logits, prompt: list[int], penalty: float, count: int = 1) -> list[int]:
+    sampler = Sampler(Sampling(repetition_penalty=penalty), prompt)
+    return [sampler.sample(logits) for _ in range(count)]
+
+
+def test_a_penalty_divides_what_is_positive_and_multiplies_what_is_negative() -> None:
+    assert _greedy(_logits(2, 1.5), [0], 1.2) == [0]
+    assert _greedy(_logits(2, 1.5), [0], 1.4) == [1]
+    assert _greedy(_logits(-1, -1.5), [0], 1.4) == [0]
+    assert _greedy(_logits(-1, -1.5), [0], 1.6) == [1]
+
+
+def test_a_penalty_below_one_favours_what_was_there() -> None:
+    assert _greedy(_logits(1.5, 2), [0], 0.5) == [0]
+
+
+def test_a_token_is_penalised_once_however_often_it_was_there() -> None:
+    assert _greedy(_logits(2, 1.5), [0, 0, 0], 1.2) == [0]
+
+
+def test_tokens_of_the_answer_are_penalised_like_those_of_the_prompt() -> None:
+    assert _greedy(_logits(2.0, 1.8, 1.5, 0.1), [3], 2.0, count=4) == [0, 1, 2, 0]
+
+
+def test_the_penalty_comes_before_the_filters() -> None:
+    sampler = Sampler(Sampling(1.0, top_k=1, repetition_penalty=2.0, seed=SEED), [0])
+    assert sampler.sample(_logits(2, 1.5, 0)) == 1
+
+
+def test_a_token_that_is_ruled_out_stays_so_under_a_penalty() -> None:
+    assert _greedy(_logits(-np.inf, -50), [0, 1], 1.5) == [1]
+
+
+# purity and seeds
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_logits_are_left_as_they_are(temperature: float) -> None:
+    logits = _logits(2, -1, 0.5, 3)
+    logits.setflags(write=False)
+    sampler = Sampler(Sampling(temperature, 3, 0.9, 0.01, 1.3, SEED), [0, 1])
+    for _ in range(3):
+        sampler.sample(logits)
+    assert logits.tolist() == [2, -1, 0.5, 3]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_the_same_seed_gives_the_same_tokens(seed: int) -> None:
+    sampling = Sampling(1.0, top_k=50, top_p=0.95, repetition_penalty=1.1, seed=seed)
+    logits = np.random.default_rng(1).normal(size=200).astype(np.float32)
+    assert _draws(logits, sampling, 64) == _draws(logits, sampling, 64)
+
+
+def test_another_seed_gives_other_tokens() -> None:
+    logits = np.zeros(1000, np.float32)
+    assert _draws(logits, Sampling(1.0, seed=1), 32) != _draws(logits, Sampling(1.0, seed=2), 32)
+
+
+def test_requests_without_a_seed_draw_differently() -> None:
+    # 32 times the same of 1000 tokens: once in 10 to the power of 96.
+    logits = np.zeros(1000, np.float32)
+    assert _draws(logits, Sampling(1.0), 32) != _draws(logits, Sampling(1.0), 32)
+
+
+def test_company_changes_nothing() -> None:
+    logits = np.zeros(1000, np.float32)
+    alone = _draws(logits, Sampling(1.0, seed=SEED), 20)
+    one, other = Sampler(Sampling(1.0, seed=SEED), [0]), Sampler(Sampling(1.0, seed=1), [0])
+    together = []
+    for _ in range(20):
+        together.append(one.sample(logits))
+        other.sample(logits)
+    assert together == alone

@@ -1,0 +1,129 @@
+"""One request inside the engine: what the model reads next, when the answer is full, and where the time went."""
+
+import pytest
+
+from genai_server.engine.sequence import Sequence
+from genai_server.generation import GenerationRequest, Phases
+
+
+class HandClock:
+    """Seconds that go on only when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def _sequence(
+    num_prompt: int = 5, max_tokens: int = 3, max_length: int = 100, clock: HandClock | None = None
+) -> Sequence:
+    request = GenerationRequest("r1", list(range(10, 10 + num_prompt)), max_tokens, max_length)
+    return Sequence(0, (0, 0), request, clock or HandClock())
+
+
+def _take(sequence: Sequence, most: int) -> list[int]:
+    tokens: list[int] = sequence.take(most).tolist()
+    return tokens
+
+
+# reading
+
+
+def test_the_prompt_is_read_in_chunks_each_token_once() -> None:
+    sequence = _sequence(5)
+    assert [_take(sequence, 2), _take(sequence, 2), _take(sequence, 2)] == [[10, 11], [12, 13], [14]]
+    assert len(sequence.unread) == 0
+    assert sequence.num_read == 5
+
+
+def test_a_chunk_may_be_longer_than_the_prompt() -> None:
+    assert _take(_sequence(2), 128) == [10, 11]
+
+
+def test_after_the_prompt_the_model_reads_what_it_has_produced() -> None:
+    sequence = _sequence(2)
+    sequence.take(128)
+    sequence.append(7)
+    assert _take(sequence, 128) == [7]
+    sequence.append(8)
+    assert _take(sequence, 128) == [8]
+    assert (sequence.num_read, sequence.num_produced) == (4, 2)
+
+
+def test_prefill_lasts_until_the_first_token_is_produced() -> None:
+    sequence = _sequence(2)
+    sequence.take(1)
+    assert sequence.is_prefilling
+    sequence.take(1)
+    assert sequence.is_prefilling
+    sequence.append(7)
+    assert not sequence.is_prefilling
+
+
+# the end
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_length", "produced", "grows_to"),
+    [(3, 100, 3, 8), (3, 8, 3, 8), (3, 7, 2, 7), (1, 100, 1, 6), (100, 6, 1, 6)],
+)
+def test_an_answer_is_full_at_the_nearer_of_its_two_limits(
+    max_tokens: int, max_length: int, produced: int, grows_to: int
+) -> None:
+    sequence = _sequence(5, max_tokens, max_length)
+    assert sequence.max_length == grows_to
+    for _ in range(produced):
+        assert not sequence.is_full
+        sequence.append(1)
+    assert sequence.is_full
+
+
+# times
+
+
+def test_the_time_is_split_into_queue_prefill_and_decode() -> None:
+    clock = HandClock()
+    sequence = _sequence(clock=clock)
+    clock.wait(1)
+    sequence.take(2)
+    clock.wait(1)
+    sequence.take(3)
+    clock.wait(1)
+    sequence.append(1)
+    clock.wait(4)
+    sequence.take(1)
+    clock.wait(4)
+    sequence.append(2)
+    clock.wait(100)
+    assert sequence.phases() == Phases(queue=1, prefill=2, decode=8)
+
+
+def test_who_never_had_a_turn_has_only_waited() -> None:
+    clock = HandClock()
+    sequence = _sequence(clock=clock)
+    clock.wait(3)
+    assert sequence.phases() == Phases(queue=3, prefill=0, decode=0)
+
+
+def test_who_produced_nothing_has_no_time_of_decoding() -> None:
+    clock = HandClock()
+    sequence = _sequence(clock=clock)
+    clock.wait(1)
+    sequence.take(2)
+    clock.wait(2)
+    assert sequence.phases() == Phases(queue=1, prefill=2, decode=0)
+
+
+def test_one_token_takes_no_time_of_decoding() -> None:
+    clock = HandClock()
+    sequence = _sequence(clock=clock)
+    sequence.take(5)
+    clock.wait(2)
+    sequence.append(1)
+    clock.wait(2)
+    assert sequence.phases() == Phases(queue=0, prefill=2, decode=0)

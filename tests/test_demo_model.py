@@ -1,0 +1,143 @@
+"""The whole server on the demo model: real weights, real tokenizer, real runtime options."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.running_server import DEMO, RunningServer, run_server, wait_until
+
+LONG = "Count from 1 to 200."
+
+
+@pytest.fixture
+def server(demo: RunningServer) -> Iterator[RunningServer]:
+    yield demo
+    demo.options(terminate_session="0")
+    demo.options(enable_profiling="0")
+
+
+def ask(server: RunningServer, *contents: str, system: str | None = None, **fields: Any) -> str:
+    """The answer to the last of several user messages, each of the others answered by the server itself."""
+    messages = [{"role": "system", "content": system}] if system else []
+    for content in contents:
+        messages.append({"role": "user", "content": content})
+        response = server.client.post("/v1/chat", json={"messages": messages, **fields})
+        assert response.status_code == 200, response.text
+        messages.append({"role": "assistant", "content": response.json()["content"]})
+    return messages[-1]["content"]
+
+
+def test_it_names_a_capital(server: RunningServer) -> None:
+    assert "Paris" in ask(server, "What is the capital of France?")
+
+
+def test_it_answers_a_question_that_follows(server: RunningServer) -> None:
+    assert "Rome" in ask(server, "What is the capital of France?", "And of Italy?")
+
+
+def test_it_counts(server: RunningServer) -> None:
+    assert ask(server, "Count from 1 to 12.") == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+
+
+def test_it_follows_a_system_prompt(server: RunningServer) -> None:
+    answer = ask(server, "What is the capital of Spain?", system="Answer in upper case.")
+    assert "MADRID" in answer
+    assert answer == answer.upper()
+
+
+def test_a_stream_and_a_plain_answer_say_the_same(server: RunningServer) -> None:
+    for question in ("Hello!", "What is the capital of Iceland?", LONG):
+        with server.stream(question) as events:
+            pieces = [json.loads(event)["token"] for event in events][:-1]
+        assert "".join(pieces) == ask(server, question)
+        assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+
+
+def test_a_character_of_several_tokens_arrives_whole(server: RunningServer) -> None:
+    with server.stream("Hello!") as events:
+        *tokens, end = (json.loads(event) for event in events)
+    emoji = [event["token"] for event in tokens if not event["token"].isascii()]
+    assert emoji
+    # More tokens were made than pieces sent: the emoji's first tokens complete no character.
+    assert end["metrics"]["output_tokens"] > len(tokens)
+
+
+def test_many_at_once_get_the_answers_that_they_get_alone(server: RunningServer) -> None:
+    questions = [f"Count from 1 to {number}." for number in range(5, 29)]
+    alone = [ask(server, question) for question in questions]
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(lambda question: ask(server, question), questions))
+    assert together == alone
+
+
+def test_a_seed_makes_sampling_reproducible(server: RunningServer) -> None:
+    def sampled(seed: int) -> str:
+        return ask(server, "Hello!", temperature=2.0, seed=seed, max_tokens=40, ignore_eos=True)
+
+    assert sampled(1) == sampled(1)
+    assert len({sampled(seed) for seed in range(5)}) > 1
+
+
+def test_terminate_ends_a_running_answer_and_recovery_needs_no_reload(server: RunningServer) -> None:
+    pid = server.device("cpu")["pid"]
+    with server.stream(LONG, ignore_eos=True, max_tokens=1900) as events:
+        reader = iter(events)
+        for _ in range(5):
+            next(reader)
+        server.options(terminate_session="1")
+        last = json.loads(list(reader)[-1])
+    assert last["finish_reason"] == "terminated"
+    assert 5 <= last["metrics"]["output_tokens"] < 1900
+    assert server.chat("Hello!").status_code == 503
+    server.options(terminate_session="0")
+    assert ask(server, "Count from 1 to 3.") == "1, 2, 3"
+    assert server.device("cpu")["pid"] == pid
+
+
+def test_profiling_in_the_middle_of_a_generation_writes_exactly_the_files_of_those_passes(
+    own_folder: Path,
+) -> None:
+    with run_server(own_folder, "--model-dir", str(DEMO)) as server:
+        answers: list[dict[str, Any]] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(server.chat(LONG, ignore_eos=True, max_tokens=1900).json())
+        )
+        thread.start()
+        wait_until(lambda: server.device("cpu")["running"] == 1)
+        on = server.options(enable_profiling="slice").json()["devices"]["cpu"]
+        wait_until(lambda: len(list((own_folder / "profiles" / "cpu").glob("slice_*.json"))) >= 10)
+        off = server.options(enable_profiling="0").json()["devices"]["cpu"]
+        # Terminated afterwards, so that nothing but these passes can have written a file.
+        server.options(terminate_session="1")
+        thread.join(20)
+        files = sorted((own_folder / "profiles" / "cpu").iterdir())
+        assert len(on["requests"]) == 1
+        assert on["requests"][0]["from_token"] > 0
+        assert len(files) == off["profile_files"] >= 10
+        for file in files:
+            events = json.loads(file.read_text(encoding="utf-8"))
+            assert any(event.get("cat") == "Node" for event in events)
+
+
+def test_each_pass_of_a_profiled_request_has_its_own_file(own_folder: Path) -> None:
+    with run_server(own_folder, "--model-dir", str(DEMO), "--prefill-chunk", "8") as server:
+        server.options(enable_profiling="1")
+        metrics = server.chat("Count from 1 to 20.", max_tokens=25).json()["metrics"]
+        server.options(enable_profiling="0")
+        chunks = -(-metrics["input_tokens"] // 8)
+        files = list((own_folder / "profiles" / "cpu").glob("onnxruntime_run_profile_*.json"))
+        # The last chunk of the prompt gives the first token, and each pass after it one more.
+        assert len(files) == chunks + metrics["output_tokens"] - 1
+
+
+def test_a_prompt_longer_than_the_context_names_both_numbers(server: RunningServer) -> None:
+    response = server.chat("word " * 4000)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "2048" in error["message"]
