@@ -135,6 +135,14 @@ def test_each_pass_of_a_profiled_request_has_its_own_file(own_folder: Path) -> N
         assert len(files) == chunks + metrics["output_tokens"] - 1
 
 
+@pytest.mark.parametrize("text", ["hel\0lo", "\ud800", "a\udfffb"])
+def test_text_that_cannot_be_encoded_is_refused(server: RunningServer, text: str) -> None:
+    content = json.dumps({"messages": [{"role": "user", "content": text}]})
+    response = server.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] in ("messages", "messages[0].content")
+
+
 def test_a_prompt_longer_than_the_context_names_both_numbers(server: RunningServer) -> None:
     response = server.chat("word " * 4000)
     assert response.status_code == 400

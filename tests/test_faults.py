@@ -4,9 +4,9 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.running_server import RunningServer, run_server, wait_until
@@ -102,11 +102,11 @@ def test_running_answers_go_on_when_the_server_is_asked_to_stop(own_folder: Path
         assert server.process.wait(10) == 0
 
 
-def test_nothing_is_left_behind_when_the_server_is_killed(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted") as server:
-        pid = server.device("scripted")["pid"]
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_nothing_is_left_behind_when_the_server_is_killed(own_folder: Path, workers: str) -> None:
+    with run_server(own_folder, "--device", "scripted", "--workers", workers) as server:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(family) >= int(workers)
         server.process.kill()
-        end = time.monotonic() + 10
-        while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert not Path(f"/proc/{pid}").exists()
+        _, alive = psutil.wait_procs(family, timeout=15)
+        assert alive == []

@@ -94,6 +94,7 @@ def test_bad_input_reaches_openais_client_as_its_own_classes(client: OpenAI) -> 
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
         ({"logit_bias": {}}, "logit_bias"),
         ({"stream_options": {"include": True}}, "stream_options.include"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
 def test_a_field_that_is_wrong_or_not_honoured_is_named(

@@ -20,5 +20,12 @@ def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
     assert "error" not in device
 
 
+def test_the_openapi_description_is_served(scripted: RunningServer) -> None:
+    paths = scripted.client.get("/openapi.json").json()["paths"]
+    assert {"/v1/chat", "/v1/chat/stream", "/v1/chat/completions", "/v1/models", "/v1/admin/runtime_options"} < set(
+        paths
+    )
+
+
 def test_readyz_is_200_while_an_engine_takes_work(scripted: RunningServer) -> None:
     assert scripted.client.get("/readyz").status_code == 200

@@ -64,7 +64,10 @@ def is_ready(url: str) -> bool:
         ({"GENAI_DEVICE": "tpu"}, "GENAI_DEVICE='tpu': unknown device 'tpu'; known are cpu, cuda, directml"),
         ({"GENAI_DEVICE": "cpu,cpu"}, "GENAI_DEVICE='cpu,cpu': a device is named twice"),
         ({"GENAI_MAX_LENGTH": "-1"}, "GENAI_MAX_LENGTH='-1': "),
-        ({"GENAI_MODEL_DIR": "/nowhere"}, "GENAI_MODEL_DIR=/nowhere: model directory /nowhere does not exist"),
+        (
+            {"GENAI_MODEL_DIR": "/none"},
+            "--model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist",
+        ),
     ],
 )
 def test_a_wrong_setting_ends_the_start_with_one_line_and_status_2(settings: dict[str, str], line: str) -> None:

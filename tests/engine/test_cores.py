@@ -1,4 +1,4 @@
-"""The number of threads: physical cores, within affinity and quota, read from a made-up /sys."""
+"""The number of threads: physical cores, within affinity and quota, read from made-up /sys and /proc."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="affinity and co
 def _cpus(sysfs: Path, *siblings: str) -> None:
     """Logical CPUs 0, 1, …, each with the list of those that share its core."""
     for number, text in enumerate(siblings):
-        folder = sysfs / f"devices/system/cpu/cpu{number}/topology"
+        folder = sysfs / f"sys/devices/system/cpu/cpu{number}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{text}\n", encoding="utf-8")
 
@@ -74,23 +74,35 @@ def test_without_a_topology_every_allowed_cpu_is_a_core(tmp_path: Path, monkeypa
 def test_a_quota_of_cgroup_2_bounds_the_cores_and_leaves_at_least_one(
     eight_cores: Path, quota: str, cores: int
 ) -> None:
-    _file(eight_cores / "fs/cgroup/cpu.max", quota)
+    _file(eight_cores / "sys/fs/cgroup/cpu.max", quota)
     assert usable_cores(eight_cores) == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("-1", 8), ("250000", 2), ("20000", 1), ("0", 8)])
 def test_a_quota_of_cgroup_1_does_too(eight_cores: Path, quota: str, cores: int) -> None:
-    _file(eight_cores / "fs/cgroup/cpu/cpu.cfs_quota_us", quota)
-    _file(eight_cores / "fs/cgroup/cpu/cpu.cfs_period_us", "100000")
+    _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota)
+    _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
     assert usable_cores(eight_cores) == cores
 
 
-def test_version_2_is_asked_first(eight_cores: Path) -> None:
-    _file(eight_cores / "fs/cgroup/cpu.max", "300000 100000")
-    _file(eight_cores / "fs/cgroup/cpu/cpu.cfs_quota_us", "100000")
-    _file(eight_cores / "fs/cgroup/cpu/cpu.cfs_period_us", "100000")
-    assert usable_cores(eight_cores) == 3
+def test_of_both_versions_the_tighter_quota_counts(eight_cores: Path) -> None:
+    _file(eight_cores / "sys/fs/cgroup/cpu.max", "300000 100000")
+    _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000")
+    _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
+    assert usable_cores(eight_cores) == 1
 
 
 def test_this_machine_has_a_core() -> None:
     assert usable_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("own", "parent", "cores"), [("300000 100000", "max 100000", 3), ("max 100000", "200000 100000", 2)]
+)
+def test_the_quota_of_the_processes_own_group_and_those_above_it_count(
+    eight_cores: Path, own: str, parent: str, cores: int
+) -> None:
+    _file(eight_cores / "proc/self/cgroup", "0::/system.slice/genai.service")
+    _file(eight_cores / "sys/fs/cgroup/system.slice/cpu.max", parent)
+    _file(eight_cores / "sys/fs/cgroup/system.slice/genai.service/cpu.max", own)
+    assert usable_cores(eight_cores) == cores

@@ -160,7 +160,7 @@ def test_more_than_may_wait_are_refused_with_the_limit(tmp_path: Path) -> None:
     (refused,) = bench.of(3)
     assert isinstance(refused, Refused)
     assert refused.code == "queue_full"
-    assert "GENAI_MAX_QUEUE is 1" in refused.message
+    assert "GENAI_MAX_QUEUE lets 1 wait" in refused.message
     assert [len(bench.ends(key)) for key in (1, 2)] == [1, 1]
 
 

@@ -111,7 +111,7 @@ def test_a_refusal_is_raised_by_submit() -> None:
     with_engines(test, max_batch_size="1", max_queue="0")
 
 
-def test_the_router_takes_the_engine_with_the_least_work_and_none_that_is_terminated() -> None:
+def test_the_router_takes_the_engine_with_the_least_work_and_a_terminated_one_last() -> None:
     async def test(router: Router) -> None:
         first, second = router.engines.values()
         running = await router.pick(None)[0].submit(request("delay 0.01; count 100"))
@@ -123,7 +123,7 @@ def test_the_router_takes_the_engine_with_the_least_work_and_none_that_is_termin
         await until(lambda: second.load.terminated)
         assert router.pick(None)[0] is first
         with pytest.raises(SessionTerminated):
-            router.pick("scripted:1")
+            await router.pick("scripted:1")[0].submit(request("say x"))
         with pytest.raises(InvalidField, match="scripted:0, scripted:1"):
             router.pick("cpu")
         running.close()

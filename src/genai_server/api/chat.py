@@ -29,7 +29,7 @@ async def chat(
     return {"id": request_id, "content": content, "finish_reason": answer.reason.value, "metrics": metrics}
 
 
-@router.post("/v1/chat/stream", response_class=AnswerStream)
+@router.post("/v1/chat/stream", response_class=AnswerStream, status_code=200)
 async def chat_stream(
     body: ChatRequest,
     services: Annotated[Services, Depends(services)],
@@ -48,4 +48,6 @@ async def _events(answer: Answer) -> AsyncIterator[dict[str, Any]]:
 
 
 def _metrics(answer: Answer) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(answer.timings()), "model": answer.model}
+    figures = msgspec.structs.asdict(answer.timings())
+    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()}
+    return {**rounded, "model": answer.model}

@@ -25,6 +25,22 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.Unavailable: (503, "service_unavailable_error"),
 }
 _MOST_SHOWN = 100
+# pydantic's kinds of findings in plain words; a kind that is not here speaks for itself.
+_RULES = {
+    "bool_type": "must be true or false",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_type": "must be a whole number",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "model_attributes_type": "must be an object",
+    "string_type": "must be a string",
+    "string_unicode": "must be valid Unicode",
+    "too_short": "must have at least {min_length} element(s)",
+}
 
 
 def http_status(error: GenaiServerError) -> tuple[int, str]:
@@ -84,12 +100,13 @@ def from_validation(error: RequestValidationError) -> GenaiServerError:
         return errors.InvalidField(f"{field or 'a JSON body'} is required", param=field)
     if first["type"] == "extra_forbidden":
         return errors.InvalidField(f"{field} is not a field that this endpoint knows", param=field)
+    if isinstance(first["input"], bytes):
+        return errors.MalformedBody("the body is not declared as JSON; send content-type: application/json")
     given = repr(first["input"])
     if len(given) > _MOST_SHOWN:
         given = given[:_MOST_SHOWN] + "…"
-    return errors.InvalidField(
-        f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}; given {given}", param=field
-    )
+    rule = _RULES.get(first["type"], first["msg"].removeprefix("Value error, ")).format_map(first.get("ctx", {}))
+    return errors.InvalidField(f"{field or 'the body'} {rule}; given {given}", param=field)
 
 
 def _field_name(location: tuple[str | int, ...]) -> str | None:

@@ -9,6 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genai_server.api.errors import error_response
 from genai_server.errors import BodyTooLarge
 
+# A body over the limit is read on, and dropped, up to so many times the limit: a client that is still sending when the
+# connection is closed may never see the answer.
+_DRAINED = 8
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -45,21 +48,21 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdigit() and int(announced) > self.limit:
-            await self._refuse(f"{announced} bytes", scope, receive, send)
-            return
         body = bytearray()
+        size = 0
         more = True
-        while more:
+        while more and size <= self.limit * _DRAINED:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
-            body += message.get("body", b"")
+            part: bytes = message.get("body", b"")
+            size += len(part)
             more = message.get("more_body", False)
-            if len(body) > self.limit:
-                await self._refuse("more", scope, receive, send)
-                return
+            if size <= self.limit:
+                body += part
+        if size > self.limit:
+            await self._refuse(size, more, scope, receive, send)
+            return
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def replay() -> Message:
@@ -67,10 +70,11 @@ class BodyLimit:
 
         await self.app(scope, replay, send)
 
-    async def _refuse(self, given: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, size: int, more: bool, scope: Scope, receive: Receive, send: Send) -> None:
+        given = f"more than {size}" if more else str(size)
         response = error_response(
             BodyTooLarge(f"the body may have at most {self.limit} bytes (GENAI_MAX_BODY_BYTES), given {given}")
         )
-        # What is left of the body is not read.
-        response.headers["connection"] = "close"
+        if more:
+            response.headers["connection"] = "close"
         await response(scope, receive, send)

@@ -3,7 +3,9 @@
 import importlib.util
 import multiprocessing
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -33,7 +35,7 @@ def check_settings(settings: Settings) -> None:
     try:
         check_model_directory(Path(settings.model_dir))
     except ConfigurationError as error:
-        raise ConfigurationError(f"GENAI_MODEL_DIR={settings.model_dir}: {error}") from None
+        raise ConfigurationError(f"--model-dir or GENAI_MODEL_DIR={settings.model_dir}: {error}") from None
 
 
 def app_from_environment() -> FastAPI:
@@ -42,6 +44,7 @@ def app_from_environment() -> FastAPI:
     configure_logging(settings.log_level)
     folder = engines_to_attach()
     if folder is not None:
+        threading.Thread(target=_end_with_the_parent, name="parent-watch", daemon=True).start()
         return attached_app(settings, folder)
     check_settings(settings)
     return standalone_app(settings)
@@ -67,7 +70,7 @@ def standalone_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def engines() -> AsyncIterator[Path]:
         with _only_worker():
-            supervisor = Supervisor(settings)
+            supervisor = Supervisor(settings, on_nothing_loaded=_end_this_process)
             supervisor.start()
             try:
                 yield supervisor.folder
@@ -75,6 +78,19 @@ def standalone_app(settings: Settings) -> FastAPI:
                 supervisor.stop()
 
     return create_app(settings, engines)
+
+
+def _end_with_the_parent() -> None:
+    """An API process without its parent has no engines, but would keep the port."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        _end_this_process()
+
+
+def _end_this_process() -> None:
+    """As an operator would: uvicorn shuts down."""
+    signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager

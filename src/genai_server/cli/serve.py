@@ -87,7 +87,8 @@ def _listen(settings: Settings) -> socket.socket:
         reason = (error.strerror or str(error)).lower()
         raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
     listener.set_inheritable(True)
-    log.info("listening on http://%s:%d", settings.host, listener.getsockname()[1])
+    shown = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
+    log.info("listening on http://%s:%d", shown, listener.getsockname()[1])
     return listener
 
 

@@ -155,6 +155,8 @@ class EngineLoop:
                 for sequence in concerned:
                     self._terminate(sequence)
         state = self._options.describe(self._sequences.values())
+        # First, so that whoever has read the reply finds the state that it speaks of everywhere.
+        self._publish_load()
         self._send(connection, [Reply(message.call, state, matched=bool(concerned) or name is None)])
 
     def _terminate(self, sequence: Sequence) -> None:

@@ -28,7 +28,7 @@ def check_model_directory(directory: Path) -> ModelInfo:
     try:
         info = model_info(config)
         decoder = str(config["model"]["decoder"]["filename"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelDirectoryError(f"{directory / CONFIG} lacks or has a wrong value for {error}") from None
     for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
         if not (directory / name).is_file():
@@ -36,8 +36,8 @@ def check_model_directory(directory: Path) -> ModelInfo:
     for name in external_files(directory / decoder):
         if not (directory / name).is_file():
             raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}, named in {decoder}")
-    has_template = (directory / CHAT_TEMPLATE).is_file() or "chat_template" in _read_json(directory / TOKENIZER_CONFIG)
-    if not has_template:
+    tokenizer_config = _read_json(directory / TOKENIZER_CONFIG)
+    if not (directory / CHAT_TEMPLATE).is_file() and not tokenizer_config.get("chat_template"):
         raise ModelDirectoryError(
             f"model directory {directory} is incomplete: no chat template, "
             f"neither {CHAT_TEMPLATE} nor chat_template in {TOKENIZER_CONFIG}"

@@ -41,7 +41,7 @@ def main() -> None:
         runner = load_runner(spec)
     except Exception as error:  # whatever the library raises: the operator must read it
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
-        sys.exit(1)
+        os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
     connections = Connections(spec.address, spec.secret, runner.model)
     loop = EngineLoop(
         runner,

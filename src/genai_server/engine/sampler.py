@@ -38,8 +38,9 @@ class Sampler:
 
     def _draw(self, logits: Logits) -> int:
         tokens = self._candidates(logits)
-        scores = logits[tokens].astype(np.float64) / self._sampling.temperature
-        weights = np.exp(scores - scores[0])
+        scores = logits[tokens].astype(np.float64)
+        with np.errstate(over="ignore"):  # a tiny temperature leaves only the best: exp(-inf) is 0
+            weights = np.exp((scores - scores[0]) / self._sampling.temperature)
         kept = self._nucleus(weights / weights.sum())
         cumulative = np.cumsum(weights[:kept])
         drawn = np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right")

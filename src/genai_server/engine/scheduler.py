@@ -27,9 +27,11 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises QueueFull when as many wait as may wait."""
-        if len(self.running) + len(self.waiting) >= self._max_running + self._max_waiting:
+        present = len(self.running) + len(self.waiting)
+        if present >= self._max_running + self._max_waiting:
             raise QueueFull(
-                f"{len(self.waiting)} requests wait for this device already and GENAI_MAX_QUEUE is {self._max_waiting}"
+                f"{present} requests are on this device already: GENAI_MAX_BATCH_SIZE lets {self._max_running} run "
+                f"and GENAI_MAX_QUEUE lets {self._max_waiting} wait"
             )
         self.waiting.append(sequence)
 

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from genai_server.engines.client import EngineClient
-from genai_server.errors import InvalidField, NoEngineReady, SessionTerminated
+from genai_server.errors import InvalidField, NoEngineReady
 from genai_server.generation import ModelInfo
+from genai_server.messages import EngineStatus
 
 
 class Router:
@@ -42,14 +43,19 @@ class Router:
         return [self.engines[device]]
 
     def pick(self, device: str | None) -> tuple[EngineClient, ModelInfo]:
-        """The engine that the request names, or the ready one with the least work, and its model.
+        """The engine that the request names, or the one with the least work, and its model.
 
-        Raises InvalidField for an unknown device, SessionTerminated or NoEngineReady if none can take it.
+        A terminated one comes last, but is not passed over: only the engine itself knows whether it still is.
+        Raises InvalidField for an unknown device, NoEngineReady if none of them runs.
         """
         engines = self.select(device)
-        ready = [(engine, engine.model) for engine in engines if engine.is_ready and engine.model is not None]
-        if ready:
-            return min(ready, key=lambda pair: pair[0].work)
-        if any(engine.load.terminated for engine in engines):
-            raise SessionTerminated('terminate_session is "1"; an operator must set it to "0" first')
-        raise NoEngineReady(f"no engine is ready on {device or 'any device'}")
+        running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
+        if running:
+            return min(running, key=lambda pair: (pair[0].load.terminated, pair[0].work))
+        states = "; ".join(f"{engine.device} is {describe(engine.status())}" for engine in engines)
+        raise NoEngineReady(f"no engine can take work: {states}")
+
+
+def describe(status: EngineStatus) -> str:
+    """A state in words, with its reason if it has one."""
+    return f"{status.state} ({status.error})" if status.error else status.state

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
 class Wire(BaseModel):
@@ -12,11 +12,15 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+# Without a constraint pydantic lets lone surrogates pass, which are in no text that can be encoded.
+Text = Annotated[str, Field(min_length=0)]
+
+
 class ChatMessage(Wire):
     """One turn of the conversation."""
 
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: Text
 
 
 class ChatParameters(Wire):
@@ -31,7 +35,7 @@ class ChatParameters(Wire):
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=0, le=1_000_000, description="0 considers all tokens.")
     min_p: float | None = Field(None, ge=0.0, le=1.0)
-    repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10.0)
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
     max_tokens: int | None = Field(None, ge=1, description="Most tokens of the answer; all that fit if left out.")
     ignore_eos: bool | None = Field(None, description="Go on after the token that ends an answer.")
@@ -52,7 +56,14 @@ class ChatCompletionRequest(ChatParameters):
 
     max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens.")
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
+
+    @field_validator("stream_options")
+    @classmethod
+    def _only_with_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("is only allowed with stream: true")
+        return value
 
 
 class Metrics(BaseModel):
@@ -72,7 +83,7 @@ class ChatResponse(BaseModel):
     """Answer of /v1/chat."""
 
     id: str
-    content: str
+    content: Text
     finish_reason: str
     metrics: Metrics
 

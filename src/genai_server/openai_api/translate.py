@@ -19,16 +19,16 @@ def to_generation_request(
     Raises InvalidField and PromptTooLong, which name field, limit and given value.
     """
     limit = min(max_length, model.context_length)
-    field, max_tokens = "max_tokens", body.max_tokens
-    if isinstance(body, ChatCompletionRequest) and body.max_completion_tokens is not None:
-        if max_tokens is not None:
-            raise InvalidField("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
-        field, max_tokens = "max_completion_tokens", body.max_completion_tokens
+    field, max_tokens = _answer_limit(body)
+    source = "GENAI_MAX_LENGTH" if limit == max_length else "the model's context"
     if max_tokens is not None and max_tokens > limit:
-        raise InvalidField(f"{field} must be at most {limit}, given {max_tokens}", param=field)
+        raise InvalidField(f"{field} must be at most {limit} ({source}), given {max_tokens}", param=field)
+    if not prompt:
+        raise InvalidField("the messages make no tokens with this model's chat template", param="messages")
     if len(prompt) >= limit:
         raise PromptTooLong(
-            f"the messages make {len(prompt)} tokens, but prompt and answer together may have {limit}", param="messages"
+            f"the messages make {len(prompt)} tokens, but prompt and answer together may have {limit} ({source})",
+            param="messages",
         )
     return GenerationRequest(
         request_id=request_id,
@@ -38,6 +38,15 @@ def to_generation_request(
         sampling=to_sampling(body, model.defaults),
         ignore_eos=bool(body.ignore_eos),
     )
+
+
+def _answer_limit(body: ChatParameters) -> tuple[str, int | None]:
+    """The most tokens of the answer, and under which of its two names it was given."""
+    if isinstance(body, ChatCompletionRequest) and body.max_completion_tokens is not None:
+        if body.max_tokens is not None:
+            raise InvalidField("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
+        return "max_completion_tokens", body.max_completion_tokens
+    return "max_tokens", body.max_tokens
 
 
 def to_sampling(body: ChatParameters, defaults: Sampling) -> Sampling:

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from genai_server.errors import InvalidField, ModelDirectoryError
@@ -30,7 +33,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
@@ -44,8 +47,10 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt up to where the assistant's answer begins. Raises InvalidField if the template refuses them."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
-        except TemplateError as error:
+            return self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+            )
+        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
             raise InvalidField(f"the model's chat template refuses these messages: {error}", param="messages") from None
 
 
@@ -62,6 +67,16 @@ def load_chat_template(model_dir: Path) -> ChatTemplate:
     if not isinstance(source, str):
         raise ModelDirectoryError(f"model directory {model_dir} has no chat template")
     return ChatTemplate(source, _special_tokens(config))
+
+
+class GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}`, with which templates mark the assistant's text for training."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

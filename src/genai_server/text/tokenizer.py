@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from genai_server.config import disable_telemetry
+from genai_server.errors import InvalidField
 
 
 class Tokenizer(Protocol):
     """Both directions between text and token ids; used by one thread only."""
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text in which special tokens are recognised."""
+        """The token ids of a text in which special tokens are recognised. Raises InvalidField."""
         ...
 
     def decoder(self) -> "Decoder":
@@ -42,6 +43,9 @@ class ModelTokenizer:
         self._tokenizer: Any = onnxruntime_genai.Tokenizer(onnxruntime_genai.Config(str(model_dir)))
 
     def encode(self, text: str) -> list[int]:
+        if "\0" in text:
+            # The library takes it for the end of the text, and would drop the rest without a word.
+            raise InvalidField("the messages have a NUL character (U+0000), which cannot be encoded", param="messages")
         tokens: list[int] = self._tokenizer.encode(text).tolist()
         return tokens
 

@@ -29,6 +29,11 @@ class GeneratorRunner:
 
     def __init__(self, model_dir: Path, device: str, threads: int) -> None:
         disable_telemetry()
+        if device.startswith("cuda"):
+            # The CUDA libraries of the nvidia-* packages lie where no loader looks by itself.
+            import onnxruntime
+
+            onnxruntime.preload_dlls(cuda=True, cudnn=True)
         import onnxruntime_genai
 
         self._library: Any = onnxruntime_genai

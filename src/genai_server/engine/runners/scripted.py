@@ -28,9 +28,14 @@ from genai_server.generation import ModelInfo, Sampling
 
 EOS = 256
 END_OF_PROMPT = 4
-_COMMAND = re.compile(
-    r"(?P<verb>say|count|delay|hold|fail|crash)(?: (?!at \d)(?P<argument>(?:(?! at \d).)+))?(?: at (?P<at>\d+))?"
-)
+_COMMANDS = {
+    "say": re.compile(r"say (?P<argument>.+)"),
+    "count": re.compile(r"count (?P<argument>\d+)"),
+    "delay": re.compile(r"delay (?P<argument>\d+(\.\d+)?)"),
+    "hold": re.compile(r"hold (?P<argument>\d+(\.\d+)?) at (?P<at>\d+)"),
+    "fail": re.compile(r"fail at (?P<at>\d+)"),
+    "crash": re.compile(r"crash at (?P<at>\d+)"),
+}
 
 
 class ScriptedSequence:
@@ -50,11 +55,13 @@ class ScriptedSequence:
         line = bytes(self.prompt[:-1]).decode(errors="replace").strip().rpartition("\n")[2]
         self.answer = line.encode()
         for part in line.split(";"):
-            match = _COMMAND.fullmatch(part.strip())
-            if match:
-                self._add(match["verb"], match["argument"] or "", int(match["at"] or 0))
+            for verb, command in _COMMANDS.items():
+                match = command.fullmatch(part.strip())
+                if match:
+                    self._add(verb, match.groupdict())
 
-    def _add(self, verb: str, argument: str, at: int) -> None:
+    def _add(self, verb: str, given: dict[str, str]) -> None:
+        argument = given.get("argument", "")
         if verb == "say":
             self.answer = argument.encode()
         elif verb == "count":
@@ -67,7 +74,7 @@ class ScriptedSequence:
                 "fail": _fail,
                 "crash": lambda: os._exit(70),
             }
-            self.events.setdefault(at, []).append(actions[verb])
+            self.events.setdefault(int(given["at"]), []).append(actions[verb])
 
     def next_token(self) -> int:
         """Do what is due before the next token, and return that token."""
