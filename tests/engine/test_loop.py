@@ -40,8 +40,9 @@ class Bench:
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
         self.profiles = ProfileFolder(folder, "scripted", max_files=100, max_bytes=10**6)
         clock = count()
+        self.runner = ScriptedRunner()
         self.loop = EngineLoop(
-            ScriptedRunner(),
+            self.runner,
             self.scheduler,
             self.profiles,
             inbox=self.inbox,
@@ -203,6 +204,24 @@ def test_a_failing_request_gets_its_error_and_the_others_go_on(bench: Bench) -> 
     bench.run()
     assert bench.text(1) == "a"
     assert bench.ends(1) == [Failed(1, "runner_failed", "scripted failure")]
+    assert bench.text(2) == "abc"
+
+
+def test_a_mistake_of_the_server_in_one_request_ends_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = bench.runner.forward
+
+    def broken(sequence: int, tokens: Any) -> Any:
+        if sequence == 0:
+            raise ZeroDivisionError
+        return forward(sequence, tokens)
+
+    monkeypatch.setattr(bench.runner, "forward", broken)
+    bench.submit(1, "say abc")
+    bench.submit(2, "say abc")
+    bench.run()
+    (end,) = bench.ends(1)
+    assert isinstance(end, Failed)
+    assert end.code == "runner_failed"
     assert bench.text(2) == "abc"
 
 

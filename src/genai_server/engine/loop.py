@@ -179,15 +179,18 @@ class EngineLoop:
         try:
             self._options.before_pass(sequence)
             logits = self._runner.forward(sequence.id, sequence.take(self._prefill_chunk))
+            self._options.after_pass(sequence, self._sequences.values())
+            token = None if len(sequence.unread) else sequence.sampler.sample(logits)
         except Terminated:
             self._finish(sequence, FinishReason.TERMINATED)
-            return
         except RunnerFailed as error:
             self._fail(sequence, error)
-            return
-        self._options.after_pass(sequence, self._sequences.values())
-        if not len(sequence.unread):
-            self._deliver(sequence, sequence.sampler.sample(logits))
+        except Exception:  # a mistake of ours that this request has met shall end no other
+            log.exception("request %s met an internal error", sequence.request.request_id)
+            self._fail(sequence, RunnerFailed("internal error; the server's log has more"))
+        else:
+            if token is not None:
+                self._deliver(sequence, token)
 
     def _deliver(self, sequence: Sequence, token: int) -> None:
         if token in self._runner.model.eos_token_ids and not sequence.request.ignore_eos:
