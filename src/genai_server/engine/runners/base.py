@@ -1,5 +1,6 @@
 """What the engine's loop asks of a runner: the one place that drives a model."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -7,7 +8,6 @@ from numpy.typing import NDArray
 
 from genai_server.generation import ModelInfo
 
-Tokens = NDArray[np.int32]
 Logits = NDArray[np.float32]
 
 
@@ -15,11 +15,15 @@ class Terminated(Exception):
     """The sequence's session is in the terminated state (runtime option terminate_session)."""
 
 
+class Interrupted(Exception):
+    """`interrupt` has ended the pass: none of its tokens were read, all of them can be given again."""
+
+
 class Runner(Protocol):
-    """Runs sequences of tokens through a model; used by one thread only.
+    """Runs sequences of tokens through a model; used by one thread only, but for `interrupt`.
 
     A sequence is named by its id between `open` and `close`. Everything but `close` may raise RunnerFailed, which
-    concerns this sequence only.
+    concerns the sequences of this call only.
     """
 
     @property
@@ -27,15 +31,35 @@ class Runner(Protocol):
         """The model that was loaded."""
         ...
 
-    def open(self, sequence: int, max_length: int) -> None:
-        """Begin a sequence that grows to at most `max_length` tokens."""
+    @property
+    def max_rows(self) -> int:
+        """Sequences that one forward pass can take a token further."""
         ...
 
-    def forward(self, sequence: int, tokens: Tokens) -> Logits:
-        """Read the next tokens, one forward pass; returns the logits [vocab_size] after the last of them.
+    def open(self, sequence: int, prompt: list[int], max_length: int, *, reuse: bool) -> int:
+        """Begin a sequence that grows to at most `max_length` tokens.
 
-        The array may be overwritten by the next pass. Raises Terminated if the session is terminated.
+        Returns how many tokens of the prompt need not be read, because a past that began alike is still there; 0
+        without `reuse`.
         """
+        ...
+
+    def prefill(self, sequence: int, tokens: Sequence[int]) -> Logits:
+        """Read the next tokens of a prompt; returns the logits [vocab_size] after the last of them.
+
+        The array may be overwritten by the next pass. Raises Terminated and Interrupted.
+        """
+        ...
+
+    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        """Read one more token of each of at most `max_rows` sequences; returns the logits [sequences, vocab_size].
+
+        The array may be overwritten by the next pass. Raises Terminated, if it is one sequence, and Interrupted.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End the pass that runs now, if the runner can; any thread may call it."""
         ...
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:

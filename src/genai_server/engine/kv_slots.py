@@ -1,0 +1,148 @@
+"""Who sits in which row of the key-value buffers, and whose past lies in the others: pure bookkeeping.
+
+A slot is one row of every layer's buffer. One forward pass covers a contiguous range of slots, so those of running
+sequences are kept side by side: first the ones that decode, then the ones whose prompt is still being read, then the
+idle ones, which keep the tokens of finished sequences for the next prompt that begins alike.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Buffers(Protocol):
+    """What the slots need of the key-value buffers, wherever these lie."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the keys and values of the first `length` tokens of one slot into another."""
+        ...
+
+    def swap(self, one: int, other: int, length: int) -> None:
+        """Exchange the keys and values of the first `length` tokens of two slots."""
+        ...
+
+
+@dataclass
+class Slot:
+    """The tokens whose keys and values lie in a slot; the first `num_prefilled` of them came from prefill.
+
+    `sequence` is the running sequence that has the slot, None for an idle one; `released` orders the idle ones.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    num_prefilled: int = 0
+    sequence: int | None = None
+    released: int = 0
+
+
+class KvSlots:
+    """The slots over one set of buffers.
+
+    With `exact`, only keys and values from prefill are given to another sequence, for those from decoding differ from
+    them by rounding, and at least two tokens of a prompt are left to read, for one alone is read by another kernel.
+    """
+
+    def __init__(self, num_slots: int, buffers: Buffers, *, exact: bool = False) -> None:
+        self.slots = [Slot() for _ in range(num_slots)]
+        self.num_running = 0
+        self.num_decoding = 0
+        self._buffers = buffers
+        self._exact = exact
+        self._num_released = 0
+
+    @property
+    def num_free(self) -> int:
+        """Sequences that can still be taken in."""
+        return len(self.slots) - self.num_running
+
+    def index(self, sequence: int) -> int:
+        """The slot of a running sequence."""
+        return next(index for index in range(self.num_running) if self.slots[index].sequence == sequence)
+
+    def acquire(self, sequence: int, prompt: list[int], *, reuse: bool = True) -> int:
+        """Give a sequence the next slot; returns how many tokens of its prompt lie in it already, never all of them.
+
+        An idle slot that has little beyond the common past is taken over; otherwise the past is copied into the idle
+        slot that was released longest ago, so that both can be gone on from.
+        """
+        source, length = self._longest_past(prompt) if reuse else (None, 0)
+        target = self.num_running
+        if source is not None and source.sequence is None and 2 * length >= len(source.tokens):
+            taken = source
+        else:
+            idle = sorted(self.slots[target:], key=lambda slot: slot.released)
+            taken = next((slot for slot in idle if slot is not source), idle[0])
+        if taken is not source:
+            taken.tokens = []
+        self._exchange(self._position(taken), target)
+        if source is not None and taken is not source:
+            self._buffers.copy(self._position(source), target, length)
+            taken.tokens, taken.num_prefilled = source.tokens[:length], source.num_prefilled
+        taken.tokens = taken.tokens[:length]
+        taken.num_prefilled = min(taken.num_prefilled, length)
+        taken.sequence = sequence
+        self.num_running += 1
+        return length
+
+    def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
+        """The keys and values of these tokens lie in the sequence's slot now, behind what was there."""
+        slot = self.slots[self.index(sequence)]
+        if prefilled and slot.num_prefilled == len(slot.tokens):
+            slot.num_prefilled += len(tokens)
+        slot.tokens += tokens
+
+    def start_decoding(self, sequence: int) -> None:
+        """The sequence's prompt is read: it moves to the others that decode."""
+        self._exchange(self.index(sequence), self.num_decoding)
+        self.num_decoding += 1
+
+    def release(self, sequence: int) -> None:
+        """The sequence has ended; its past stays until the slot is needed. The others close ranks."""
+        index = self.index(sequence)
+        slot = self.slots[index]
+        self._num_released += 1
+        slot.sequence, slot.released = None, self._num_released
+        if index < self.num_decoding:
+            self.num_decoding -= 1
+            self._exchange(index, self.num_decoding)
+            index = self.num_decoding
+        self.num_running -= 1
+        self._exchange(index, self.num_running)
+
+    def forget(self) -> int:
+        """Empty the idle slots; returns how many had a past."""
+        idle = [slot for slot in self.slots[self.num_running :] if slot.tokens]
+        for slot in idle:
+            slot.tokens, slot.num_prefilled, slot.released = [], 0, 0
+        return len(idle)
+
+    def _longest_past(self, prompt: list[int]) -> tuple[Slot | None, int]:
+        """The slot that has most of the prompt's beginning, and how many tokens of it may be used."""
+        most = len(prompt) - (2 if self._exact else 1)
+        best: tuple[Slot | None, int] = (None, 0)
+        for slot in self.slots:
+            usable = slot.tokens[: slot.num_prefilled] if self._exact else slot.tokens
+            length = min(most, _common_length(prompt, usable))
+            if length > best[1]:
+                best = (slot, length)
+        return best
+
+    def _position(self, slot: Slot) -> int:
+        return next(index for index, candidate in enumerate(self.slots) if candidate is slot)
+
+    def _exchange(self, one: int, other: int) -> None:
+        if one == other:
+            return
+        first, second = self.slots[one], self.slots[other]
+        if not second.tokens:
+            self._buffers.copy(one, other, len(first.tokens))
+        elif not first.tokens:
+            self._buffers.copy(other, one, len(second.tokens))
+        else:
+            self._buffers.swap(one, other, max(len(first.tokens), len(second.tokens)))
+        self.slots[one], self.slots[other] = second, first
+
+
+def _common_length(one: list[int], other: list[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
