@@ -25,7 +25,8 @@ class GenerationRequest(Struct, frozen=True):
     """One prompt to go on from, with every default resolved.
 
     `prompt` are token ids, at least one. `max_tokens` bounds the answer, `max_length` prompt and answer together; both
-    count tokens. `request_id` is the client's name for the request and need not be unique.
+    count tokens. `request_id` is the client's name for the request and need not be unique. `cache_prompt` lets a past
+    that begins alike be used again; a lower `priority` is served earlier.
     """
 
     request_id: str
@@ -34,6 +35,8 @@ class GenerationRequest(Struct, frozen=True):
     max_length: int
     sampling: Sampling = Sampling()
     ignore_eos: bool = False
+    cache_prompt: bool = True
+    priority: int = 0
 
 
 class FinishReason(StrEnum):

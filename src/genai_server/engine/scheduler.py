@@ -1,24 +1,43 @@
-"""Which sequence takes the next turn: pure policy, without model, thread or clock.
+"""Which sequences take part in the next forward pass: pure policy, without model, thread or clock.
 
-A round gives every decoding sequence one token, then one chunk of prompt to the sequence that has waited longest for
-its first token. So a long prompt costs a running stream one chunk's time for each token, however many prompts wait.
+A round takes every decoding sequence one token further – the batched ones in one pass together, each other one in a pass
+of its own – and then reads one chunk of prompt of the sequence that has waited longest for its first token. So a long
+prompt costs a running stream one chunk's time for each token, however many prompts wait.
 """
 
-from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import QueueFull
 
 
-class Scheduler:
-    """Waiting and running sequences of one device, in order of arrival."""
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass: it reads the next `num_tokens` tokens of each of the sequences."""
 
-    def __init__(self, *, max_running: int, max_waiting: int) -> None:
-        self.waiting: deque[Sequence] = deque()
+    sequences: list[Sequence]
+    num_tokens: int
+
+
+class Scheduler:
+    """Waiting and running sequences of one device, each kind in order of priority and arrival.
+
+    While others decode, a chunk of prompt has `prefill_chunk` tokens, else `idle_chunk`. With `exact`, no chunk has one
+    token alone unless the whole prompt has, for another kernel reads it.
+    """
+
+    def __init__(
+        self, *, max_running: int, max_waiting: int, prefill_chunk: int, idle_chunk: int | None = None, exact: bool = False
+    ) -> None:
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._max_running = max_running
         self._max_waiting = max_waiting
-        self._round: deque[Sequence] = deque()
+        self._prefill_chunk = prefill_chunk
+        self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
+        self._exact = exact
+        self._round: Iterator[Pass] = iter(())
 
     @property
     def is_idle(self) -> bool:
@@ -34,6 +53,7 @@ class Scheduler:
                 f"and GENAI_MAX_QUEUE lets {self._max_waiting} wait"
             )
         self.waiting.append(sequence)
+        self.waiting.sort(key=lambda waiting: waiting.request.priority)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is."""
@@ -44,23 +64,39 @@ class Scheduler:
 
     def admit(self) -> list[Sequence]:
         """Move waiting sequences to the running ones while there is room; returns those moved."""
-        admitted = []
-        while self.waiting and len(self.running) < self._max_running:
-            admitted.append(self.waiting.popleft())
-            self.running.append(admitted[-1])
+        room = self._max_running - len(self.running)
+        admitted, self.waiting = self.waiting[:room], self.waiting[room:]
+        self.running += admitted
         return admitted
 
-    def next_turn(self) -> Sequence | None:
-        """The sequence whose turn it is, or None when nothing runs."""
-        while self.running:
-            if not self._round:
-                self._start_round()
-            sequence = self._round.popleft()
-            if sequence in self.running:
-                return sequence
-        self._round.clear()
-        return None
+    def next_pass(self) -> Pass | None:
+        """The next pass of this round or the first of a new one; None when nothing runs."""
+        found = next(self._round, None)
+        if found is None:
+            self._round = self._passes()
+            found = next(self._round, None)
+        return found
 
-    def _start_round(self) -> None:
-        self._round.extend(sequence for sequence in self.running if not sequence.is_prefilling)
-        self._round.extend([sequence for sequence in self.running if sequence.is_prefilling][:1])
+    def _passes(self) -> Iterator[Pass]:
+        """One round. What changes between two passes is seen by the next: each is put together when it is asked for."""
+        batch = [sequence for sequence in self.running if sequence.batched and not sequence.is_prefilling]
+        if batch:
+            yield Pass(batch, 1)
+        for sequence in [sequence for sequence in self.running if not sequence.batched]:
+            if sequence in self.running and not sequence.batched and not sequence.is_prefilling:
+                yield Pass([sequence], 1)
+        reading = next((sequence for sequence in self.running if sequence.is_prefilling), None)
+        if reading is not None:
+            yield Pass([reading], self._chunk(reading))
+
+    def _chunk(self, sequence: Sequence) -> int:
+        """How many tokens of a prompt to read at once."""
+        others_decode = any(not other.is_prefilling for other in self.running)
+        most = self._prefill_chunk if others_decode or not sequence.batched else self._idle_chunk
+        if self._exact and sequence.num_read >= len(sequence.request.prompt):
+            return 1  # its own answer, read anew as it was produced
+        left = sequence.num_unread
+        if self._exact and sequence.num_produced:
+            left = len(sequence.request.prompt) - sequence.num_read
+        chunk = min(most, left)
+        return chunk + 1 if self._exact and left - chunk == 1 else chunk

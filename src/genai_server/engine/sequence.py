@@ -1,21 +1,17 @@
 """One request inside the engine."""
 
-import numpy as np
-from numpy.typing import NDArray
-
 from genai_server.engine.sampler import Sampler
 from genai_server.generation import GenerationRequest, Phases
 from genai_server.timing import Clock
 
-Tokens = NDArray[np.int32]
-
 
 class Sequence:
-    """A request with the tokens that it has produced; `id` is unique in the engine's life, `origin` who wants it.
+    """A request with its tokens; `id` is unique in the engine's life, `origin` who wants it.
 
-    `unread` are the tokens that the model has not seen yet: the rest of the prompt, or the last token produced.
-    `profile` is the prefix that its passes shall be profiled under from now on, `active_profile` the one that the
-    runner knows; "0" is none. `profiled_from` is the output token from which it is profiled.
+    `tokens` are those of the prompt and those produced; its runner has read the first `num_read` of them, and
+    `num_cached` of the prompt came from the cache. `profile` is the prefix that its passes shall be profiled under from
+    now on, `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which
+    it is profiled. `batched` says which of the engine's two runners has it.
     """
 
     def __init__(self, id: int, origin: tuple[int, int], request: GenerationRequest, clock: Clock) -> None:
@@ -23,17 +19,18 @@ class Sequence:
         self.origin = origin
         self.request = request
         self.sampler = Sampler(request.sampling, request.prompt)
-        self.unread: Tokens = np.array(request.prompt, dtype=np.int32)
+        self.tokens = list(request.prompt)
         self.num_read = 0
-        self.num_produced = 0
+        self.num_cached = 0
+        self.batched = False
+        self.profile = "0"
+        self.active_profile = "0"
+        self.profiled_from = 0
         self._clock = clock
         self._arrived = clock()
         self._started: float | None = None
         self._first: float | None = None
         self._last = self._arrived
-        self.profile = "0"
-        self.active_profile = "0"
-        self.profiled_from = 0
 
     @property
     def max_length(self) -> int:
@@ -41,27 +38,33 @@ class Sequence:
         return min(self.request.max_length, len(self.request.prompt) + self.request.max_tokens)
 
     @property
+    def num_produced(self) -> int:
+        """Tokens of the answer up to now."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that the runner has not read yet."""
+        return len(self.tokens) - self.num_read
+
+    @property
     def is_prefilling(self) -> bool:
-        """Whether the model has not seen the whole prompt yet."""
-        return self.num_produced == 0
+        """Whether more than the last produced token is unread: the prompt, or a past that a runner reads anew."""
+        return self.num_unread > 1 or self.num_produced == 0
 
     @property
     def is_full(self) -> bool:
         """Whether no further token may be produced."""
-        return len(self.request.prompt) + self.num_produced >= self.max_length
+        return len(self.tokens) >= self.max_length
 
-    def take(self, most: int) -> Tokens:
-        """The next tokens for the model to read, at most `most`."""
+    def start(self) -> None:
+        """The first pass begins."""
         if self._started is None:
             self._started = self._clock()
-        tokens, self.unread = self.unread[:most], self.unread[most:]
-        self.num_read += len(tokens)
-        return tokens
 
     def append(self, token: int) -> None:
         """Take a token that the model has produced."""
-        self.unread = np.array([token], dtype=np.int32)
-        self.num_produced += 1
+        self.tokens.append(token)
         self._last = self._clock()
         if self._first is None:
             self._first = self._last

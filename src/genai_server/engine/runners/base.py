@@ -1,7 +1,7 @@
 """What the engine's loop asks of a runner: the one place that drives a model."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,4 +68,12 @@ class Runner(Protocol):
 
     def close(self, sequence: int) -> None:
         """End a sequence and free its memory."""
+        ...
+
+
+class ExportingRunner(Runner, Protocol):
+    """A runner whose keys and values can be copied out."""
+
+    def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Copies of these outputs [1, …] of a sequence's last pass, by name."""
         ...

@@ -125,6 +125,20 @@ class BatchedRunner:
             self.slots.append(sequence, [token], prefilled=False)
         return logits[indices, -1]
 
+    @property
+    def present_names(self) -> tuple[str, ...]:
+        """The graph's outputs that hold keys and values."""
+        return self._graph.present_names
+
+    def adopt(self, sequence: int, read: list[int], num_prefilled: int, past: dict[str, NDArray[Any]]) -> None:
+        """Take over a sequence with the keys and values [1, kv_heads, …, head_size] of the tokens it has read."""
+        self.slots.acquire(sequence, read, reuse=False)
+        index = self.slots.index(sequence)
+        for name, values in past.items():
+            self._buffers.write(index, name, values[:, :, : len(read)])
+        self.slots.append(sequence, read[:num_prefilled], prefilled=True)
+        self.slots.append(sequence, read[num_prefilled:], prefilled=False)
+
     def interrupt(self) -> None:
         running = self._run_options
         if running is not None:

@@ -4,15 +4,18 @@ The border to the library: its exceptions are translated here and nowhere else.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from genai_server.config import disable_telemetry
 from genai_server.engine.cores import usable_cores
 from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.runners.base import Logits, Terminated, Tokens
+from genai_server.engine.runners.base import Logits, Terminated
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
 
@@ -45,20 +48,38 @@ class GeneratorRunner:
     def model(self) -> ModelInfo:
         return self._info
 
-    def open(self, sequence: int, max_length: int) -> None:
+    @property
+    def max_rows(self) -> int:
+        return 1
+
+    def open(self, sequence: int, prompt: list[int], max_length: int, *, reuse: bool) -> int:
         with self._translated():
             parameters = self._library.GeneratorParams(self._model)
             # The sampler is ours; the library's only must not do work of its own.
             parameters.set_search_options(max_length=max_length, batch_size=1, num_beams=1, do_sample=False)
             self._generators[sequence] = self._library.Generator(self._model, parameters)
+        return 0
 
-    def forward(self, sequence: int, tokens: Tokens) -> Logits:
+    def prefill(self, sequence: int, tokens: Sequence[int]) -> Logits:
         generator = self._generators[sequence]
         with self._translated():
-            generator.append_tokens(tokens)
+            generator.append_tokens(np.array(tokens, np.int32))
             logits: Logits = generator.get_logits()
         last: Logits = logits.reshape(-1, logits.shape[-1])[-1]
         return last
+
+    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        (sequence,) = sequences
+        return self.prefill(sequence, tokens)[np.newaxis]
+
+    def interrupt(self) -> None:
+        """Nothing: the library holds Python's lock for the whole pass."""
+
+    def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Copies of these outputs of a sequence's last pass."""
+        generator = self._generators[sequence]
+        with self._translated():
+            return {name: generator.get_output(name) for name in names}
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         with self._translated():

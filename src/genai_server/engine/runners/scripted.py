@@ -17,12 +17,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from genai_server.engine.runners.base import Logits, Terminated, Tokens
+from genai_server.engine.runners.base import Logits, Terminated
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo, Sampling
 
@@ -98,23 +100,38 @@ class ScriptedRunner:
     def model(self) -> ModelInfo:
         return ModelInfo(self._context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
 
-    def open(self, sequence: int, max_length: int) -> None:
-        self._sequences[sequence] = ScriptedSequence()
+    @property
+    def max_rows(self) -> int:
+        return 1
 
-    def forward(self, sequence: int, tokens: Tokens) -> Logits:
+    def open(self, sequence: int, prompt: list[int], max_length: int, *, reuse: bool) -> int:
+        self._sequences[sequence] = ScriptedSequence()
+        return 0
+
+    def prefill(self, sequence: int, tokens: Sequence[int]) -> Logits:
         state = self._sequences[sequence]
         if state.terminated:
             raise Terminated("scripted session is terminated")
         if state.profile != "0":
             _write_profile(state.profile)
         if state.num_produced == 0:
-            state.prompt += bytes(tokens.astype(np.uint8))
+            state.prompt += bytes(tokens)
             if state.prompt[-1] != END_OF_PROMPT:
                 return np.zeros(257, np.float32)
             state.start()
         logits = np.zeros(257, np.float32)
         logits[state.next_token()] = 10.0
         return logits
+
+    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        (sequence,) = sequences
+        return self.prefill(sequence, tokens)[np.newaxis]
+
+    def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def interrupt(self) -> None:
+        """Nothing: a scripted pass ends when its script says."""
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         state = self._sequences[sequence]

@@ -1,0 +1,80 @@
+"""The two runners of an engine: the batched one for speed, onnxruntime-genai's Generator for its runtime options.
+
+A sequence can change over in the middle of its answer. A Generator takes no foreign cache, so on the way in it reads
+the sequence's tokens anew; on the way back its keys and values are copied into a slot.
+"""
+
+import numpy as np
+
+from genai_server.engine.runners.base import ExportingRunner, Logits, Runner
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.scheduler import Pass
+from genai_server.engine.sequence import Sequence
+
+
+class RunnerPair:
+    """Where each sequence runs. Without a batched runner, all are on the generator's."""
+
+    def __init__(self, generator: ExportingRunner, batched: BatchedRunner | None = None) -> None:
+        self.generator = generator
+        self.batched = batched
+
+    def open(self, sequence: Sequence) -> None:
+        """Begin a sequence. Raises RunnerFailed."""
+        self._open_on(sequence, batched=self.batched is not None and sequence.profile == "0")
+
+    def forward(self, step: Pass) -> Logits:
+        """Run a pass; returns the logits [sequences, vocab_size] after the last token of each.
+
+        The sequences' `num_read` goes on only if it succeeds. Raises what runners raise.
+        """
+        runner = self._runner(step.sequences[0])
+        reading = [s.tokens[s.num_read : s.num_read + step.num_tokens] for s in step.sequences]
+        if step.sequences[0].is_prefilling:
+            (sequence,) = step.sequences
+            # What the model itself has produced counts as decoded, though it is read anew.
+            logits = runner.prefill(sequence.id, reading[0])[np.newaxis]
+        else:
+            logits = runner.decode([s.id for s in step.sequences], [tokens[0] for tokens in reading])
+        for sequence, tokens in zip(step.sequences, reading, strict=True):
+            sequence.num_read += len(tokens)
+        return logits
+
+    def to_generator(self, sequence: Sequence) -> None:
+        """Go on where runtime options work; the sequence's tokens are read anew, pass by pass."""
+        if sequence.batched:
+            self.close(sequence)
+            self._open_on(sequence, batched=False)
+
+    def to_batch(self, sequence: Sequence) -> None:
+        """Go on in the batch, with the keys and values that the generator has."""
+        if sequence.batched or self.batched is None:
+            return
+        read = sequence.tokens[: sequence.num_read]
+        past = self.generator.export(sequence.id, self.batched.present_names) if read else {}
+        self.close(sequence)
+        self.batched.adopt(sequence.id, read, num_prefilled=min(len(read), len(sequence.request.prompt)), past=past)
+        sequence.batched = True
+
+    def set_runtime_option(self, sequence: Sequence, option: str, value: str) -> None:
+        """Set an option of a sequence that is on the generator's runner."""
+        self.generator.set_runtime_option(sequence.id, option, value)
+
+    def interrupt(self) -> None:
+        """End the pass that runs now, if it can be; any thread may call it."""
+        if self.batched is not None:
+            self.batched.interrupt()
+
+    def close(self, sequence: Sequence) -> None:
+        """End a sequence and free what it holds."""
+        self._runner(sequence).close(sequence.id)
+
+    def _runner(self, sequence: Sequence) -> Runner:
+        return self.batched if sequence.batched and self.batched is not None else self.generator
+
+    def _open_on(self, sequence: Sequence, *, batched: bool) -> None:
+        sequence.batched = batched
+        reuse = sequence.request.cache_prompt
+        sequence.num_read = self._runner(sequence).open(
+            sequence.id, sequence.tokens, sequence.max_length, reuse=reuse
+        )
