@@ -198,6 +198,13 @@ def test_the_requests_of_an_api_process_that_died_are_dropped(bench: Bench) -> N
     assert {connection for connection, _ in bench.sent} == {API}
 
 
+def test_a_stranger_that_leaves_disturbs_nobody(bench: Bench) -> None:
+    bench.inbox.put((OTHER_API, Disconnected()))
+    bench.submit(1, "say a")
+    bench.run()
+    assert bench.text(1) == "a"
+
+
 def test_a_failing_request_gets_its_error_and_the_others_go_on(bench: Bench) -> None:
     bench.submit(1, "fail at 1; say abc")
     bench.submit(2, "say abc")

@@ -121,7 +121,7 @@ class EngineLoop:
             case Connected():
                 self._loads[connection] = Load()
             case Disconnected():
-                del self._loads[connection]
+                self._loads.pop(connection, None)  # a stranger was never connected
                 for sequence in [s for s in self._sequences.values() if s.origin[0] == connection]:
                     self._drop(sequence)
 
