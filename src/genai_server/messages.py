@@ -154,6 +154,7 @@ class EngineSpec(Struct, frozen=True):
     max_batch_size: int
     max_queue: int
     prefill_chunk: int
+    max_length: int
     profile_dir: str
     profile_max_files: int
     profile_max_bytes: int

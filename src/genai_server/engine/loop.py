@@ -1,20 +1,21 @@
 """The generator worker: receive → schedule → forward → sample → deliver, one turn after another.
 
-Owned by the engine process's main thread. A turn is one forward pass of one sequence, so whatever arrives meanwhile
-waits for at most one decode step or one prefill chunk.
+Owned by the engine process's main thread. A step is one forward pass, of one sequence or of a batch, so whatever
+arrives meanwhile waits for at most one decode step or one prefill chunk.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
 from genai_server.engine.profiling import ProfileFolder
-from genai_server.engine.runners.base import Runner, Terminated
+from genai_server.engine.runners.base import Interrupted, Logits, Terminated
+from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
-from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GenaiServerError, QueueFull, RunnerFailed, SessionTerminated
 from genai_server.generation import FinishReason
@@ -58,22 +59,22 @@ class EngineLoop:
 
     def __init__(
         self,
-        runner: Runner,
+        runners: RunnerPair,
         scheduler: Scheduler,
         profiles: ProfileFolder,
         *,
         inbox: Inbox,
         send: Send,
-        prefill_chunk: int,
+        profile_max_rows: int = 1,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._runner = runner
+        self._runners = runners
         self._scheduler = scheduler
         self._inbox = inbox
         self._send = send
-        self._prefill_chunk = prefill_chunk
         self._clock = clock
-        self._options = RuntimeOptionState(runner, profiles)
+        self._options = RuntimeOptionState(runners, profiles, max_rows=profile_max_rows)
+        self._model = runners.generator.model
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._loads: dict[int, Load] = {}
         self._next_id = 0
@@ -81,17 +82,20 @@ class EngineLoop:
     def run_forever(self) -> None:
         """Work until the process ends."""
         while True:
-            self.run_one_turn()
+            self.run_one_step()
 
-    def run_one_turn(self) -> None:
-        """Receive what has arrived, waiting for it if there is nothing else to do, and give one sequence its turn."""
+    def run_one_step(self) -> None:
+        """Receive what has arrived, waiting for it if there is nothing else to do, and run one forward pass."""
         self._receive()
-        for sequence in self._scheduler.admit():
+        admitted = self._scheduler.admit()
+        self._options.choose(self._scheduler.running)
+        for sequence in admitted:
             self._open(sequence)
+        self._move()
         self._publish_load()
-        turn = self._scheduler.next_turn()
-        if turn is not None:
-            self._forward(turn)
+        step = self._scheduler.next_pass()
+        if step is not None:
+            self._forward(step)
         self._publish_load()
 
     # receive
@@ -137,7 +141,6 @@ class EngineLoop:
             return
         self._next_id += 1
         self._sequences[origin] = sequence
-        self._options.admit(sequence)
         self._send(connection, [Accepted(message.key)])
 
     def _set_runtime_option(self, connection: int, message: SetRuntimeOption) -> None:
@@ -146,6 +149,7 @@ class EngineLoop:
         if message.option == PROFILING:
             try:
                 self._options.set_profiling(message.value, concerned, whole_device=name is None)
+                self._options.choose(self._scheduler.running)
             except OSError as error:
                 self._options.report_failure(str(error))
         elif message.option == TERMINATE:
@@ -160,40 +164,53 @@ class EngineLoop:
         self._send(connection, [Reply(message.call, state, matched=bool(concerned) or name is None)])
 
     def _terminate(self, sequence: Sequence) -> None:
-        """End a sequence by the library's own option: its next forward pass raises, at once and without any work."""
-        if sequence in self._scheduler.waiting:
+        """End a sequence; on a Generator by the library's own option: its next pass raises at once."""
+        if sequence.batched or sequence in self._scheduler.waiting:
             self._finish(sequence, FinishReason.TERMINATED)
             return
-        self._runner.set_runtime_option(sequence.id, TERMINATE, "1")
-        self._forward(sequence)
+        self._runners.set_runtime_option(sequence, TERMINATE, "1")
+        self._forward(Pass([sequence], 1))
 
     # forward, sample, deliver
 
     def _open(self, sequence: Sequence) -> None:
         try:
-            self._runner.open(sequence.id, sequence.max_length)
+            self._runners.open(sequence)
         except RunnerFailed as error:
             self._fail(sequence, error)
 
-    def _forward(self, sequence: Sequence) -> None:
+    def _move(self) -> None:
+        for sequence in list(self._scheduler.running):
+            try:
+                self._options.move(sequence)
+            except RunnerFailed as error:
+                self._fail(sequence, error)
+
+    def _forward(self, step: Pass) -> None:
         try:
-            self._options.before_pass(sequence)
-            logits = self._runner.forward(sequence.id, sequence.take(self._prefill_chunk))
-            self._options.after_pass(sequence, self._sequences.values())
-            token = None if len(sequence.unread) else sequence.sampler.sample(logits)
+            for sequence in step.sequences:
+                sequence.start()
+                self._options.before_pass(sequence)
+            logits = self._runners.forward(step)
+            for sequence in step.sequences:
+                self._options.after_pass(sequence, self._sequences.values())
+        except Interrupted:
+            return  # what interrupted it is in the inbox; the pass is given again to those who are left
         except Terminated:
-            self._finish(sequence, FinishReason.TERMINATED)
+            self._finish(step.sequences[0], FinishReason.TERMINATED)
         except RunnerFailed as error:
-            self._fail(sequence, error)
-        except Exception:  # a mistake of ours that this request has met shall end no other
-            log.exception("request %s met an internal error", sequence.request.request_id)
-            self._fail(sequence, RunnerFailed("internal error; the server's log has more"))
+            self._fail_all(step.sequences, error)
+        except Exception:  # a mistake of ours that these requests have met shall end no other
+            log.exception("requests %s met an internal error", [s.request.request_id for s in step.sequences])
+            self._fail_all(step.sequences, RunnerFailed("internal error; the server's log has more"))
         else:
-            if token is not None:
-                self._deliver(sequence, token)
+            for sequence, row in zip(step.sequences, logits, strict=True):
+                if sequence.num_unread == 0:
+                    self._sample(sequence, row)
 
-    def _deliver(self, sequence: Sequence, token: int) -> None:
-        if token in self._runner.model.eos_token_ids and not sequence.request.ignore_eos:
+    def _sample(self, sequence: Sequence, logits: Logits) -> None:
+        token = sequence.sampler.sample(logits)
+        if token in self._model.eos_token_ids and not sequence.request.ignore_eos:
             self._finish(sequence, FinishReason.STOP)
             return
         sequence.append(token)
@@ -208,6 +225,10 @@ class EngineLoop:
         connection, key = sequence.origin
         self._send(connection, [*last, Finished(key, reason, sequence.phases())])
 
+    def _fail_all(self, sequences: Iterable[Sequence], error: GenaiServerError) -> None:
+        for sequence in list(sequences):
+            self._fail(sequence, error)
+
     def _fail(self, sequence: Sequence, error: GenaiServerError) -> None:
         log.error("request %s failed: %s", sequence.request.request_id, error)
         self._drop(sequence)
@@ -218,7 +239,7 @@ class EngineLoop:
         """Forget a sequence and free what it holds."""
         del self._sequences[sequence.origin]
         self._scheduler.remove(sequence)
-        self._runner.close(sequence.id)
+        self._runners.close(sequence)
 
     def _publish_load(self) -> None:
         """Tell each API process what has changed since it was told."""

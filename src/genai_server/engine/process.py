@@ -17,15 +17,20 @@ import msgspec
 
 from genai_server.config import configure_logging
 from genai_server.engine.connections import Connections
+from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import ProfileFolder
-from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
 from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduler import Scheduler
+from genai_server.generation import ModelInfo
 from genai_server.messages import EngineReport, EngineSpec
 
 log = logging.getLogger(__name__)
+# Prompt tokens read at once while nobody waits for a token.
+IDLE_CHUNK = 512
 
 
 def main() -> None:
@@ -38,31 +43,53 @@ def main() -> None:
     threading.Thread(target=_leave_with_the_supervisor, name="supervisor-watch", daemon=True).start()
     configure_logging(spec.log_level)
     try:
-        runner = load_runner(spec)
+        runners = load_runners(spec)
     except Exception as error:  # whatever the library raises: the operator must read it
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
-    connections = Connections(spec.address, spec.secret, runner.model)
+    connections = Connections(spec.address, spec.secret, runners.generator.model)
     loop = EngineLoop(
-        runner,
-        Scheduler(max_running=spec.max_batch_size, max_waiting=spec.max_queue),
+        runners,
+        Scheduler(
+            max_running=spec.max_batch_size,
+            max_waiting=spec.max_queue,
+            prefill_chunk=spec.prefill_chunk,
+            idle_chunk=IDLE_CHUNK,
+        ),
         ProfileFolder(
             Path(spec.profile_dir), spec.device, max_files=spec.profile_max_files, max_bytes=spec.profile_max_bytes
         ),
         inbox=connections.inbox,
         send=connections.send,
-        prefill_chunk=spec.prefill_chunk,
     )
     connections.start()
     _tell(report, EngineReport(address=connections.address))
     loop.run_forever()
 
 
-def load_runner(spec: EngineSpec) -> Runner:
-    """The runner for a device. Raises what the library raises when it cannot load the model."""
+def load_runners(spec: EngineSpec) -> RunnerPair:
+    """The runners for a device. Raises what the library raises when it cannot load the model."""
     if spec.device.startswith("scripted"):
-        return ScriptedRunner()
-    return GeneratorRunner(Path(spec.model_dir), spec.device, spec.threads)
+        return RunnerPair(ScriptedRunner())
+    generator = GeneratorRunner(Path(spec.model_dir), spec.device, spec.threads)
+    return RunnerPair(generator, load_batched(spec, generator.model))
+
+
+def load_batched(spec: EngineSpec, model: ModelInfo) -> BatchedRunner | None:
+    """The batched runner, if it is wanted and the model fits."""
+    try:
+        if spec.device != "cpu":
+            raise DoesNotFit(f"it runs on CPUs, not yet on {spec.device}")
+        graph = read_decoder_graph(Path(spec.model_dir))
+    except DoesNotFit as reason:
+        log.info(
+            "requests run one by one on device %s, for the batched runner cannot have this model: %s",
+            spec.device,
+            reason,
+        )
+        return None
+    limits = BatchLimits(spec.max_batch_size, min(spec.max_length, model.context_length))
+    return BatchedRunner(graph, open_session(graph, spec.threads), model, limits)
 
 
 def _private_standard_output() -> BinaryIO:

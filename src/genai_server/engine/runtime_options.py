@@ -1,9 +1,10 @@
 """The two runtime options of onnxruntime-genai for a whole device: their state, and applying it to sequences."""
 
+import sys
 from collections.abc import Iterable
 
 from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder, wait_for_next_file_name
-from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sequence import Sequence
 from genai_server.messages import ProfiledRequest, RuntimeOptions
 
@@ -14,12 +15,15 @@ PROFILING = "enable_profiling"
 class RuntimeOptionState:
     """Which sequences are profiled, and whether the device's session is terminated.
 
-    `sequence.profile` holds the prefix that a sequence is profiled under, or "0".
+    `sequence.profile` holds the prefix that a sequence is profiled under, or "0". Profiles are made on Generators only;
+    so that not a whole batch falls apart into them, a switch for the device concerns at most `max_rows` sequences at a
+    time, those that have run longest. Where all are on Generators anyway, it concerns all.
     """
 
-    def __init__(self, runner: Runner, folder: ProfileFolder) -> None:
+    def __init__(self, runners: RunnerPair, folder: ProfileFolder, *, max_rows: int) -> None:
         self.terminated = False
-        self._runner = runner
+        self._runners = runners
+        self._max_rows = max_rows if runners.batched is not None else sys.maxsize
         self._folder = folder
         self._device_profile = "0"
         self._stopped: str | None = None
@@ -35,26 +39,43 @@ class RuntimeOptionState:
         if whole_device:
             self._device_profile = prefix
         for sequence in sequences:
-            sequence.profile, sequence.profiled_from = prefix, sequence.num_produced
+            if prefix == "0" or not whole_device:
+                _profile(sequence, prefix)
+            elif sequence.profile != "0":
+                sequence.profile = prefix
 
     def report_failure(self, reason: str) -> None:
         """Say why nothing is profiled."""
         self._stopped = reason
 
-    def admit(self, sequence: Sequence) -> None:
-        """Give a new sequence the device's options."""
-        sequence.profile = self._device_profile
+    def choose(self, running: list[Sequence]) -> None:
+        """While the device is profiled, let the next ones take the places of those that have ended."""
+        if self._device_profile != "0":
+            free = self._max_rows - sum(sequence.profile != "0" for sequence in running)
+            for sequence in [sequence for sequence in running if sequence.profile == "0"][: max(0, free)]:
+                _profile(sequence, self._device_profile)
+
+    def move(self, sequence: Sequence) -> None:
+        """Have a running sequence on the runner that it needs. Raises RunnerFailed."""
+        if sequence.profile == "0":
+            self._runners.to_batch(sequence)
+        else:
+            self._runners.to_generator(sequence)
 
     def before_pass(self, sequence: Sequence) -> None:
-        """Switch the library's profiling for a sequence's next forward pass."""
-        if sequence.profile != sequence.active_profile:
-            value = "0" if sequence.profile == "0" else self._folder.path_prefix(sequence.profile)
-            self._runner.set_runtime_option(sequence.id, PROFILING, value)
-            sequence.active_profile = sequence.profile
+        """Switch the library's profiling for a sequence's next forward pass, but not where it reads its past anew."""
+        if sequence.batched:
+            return
+        reads_anew = sequence.is_prefilling and sequence.num_produced > 0
+        profile = "0" if reads_anew else sequence.profile
+        if profile != sequence.active_profile:
+            value = "0" if profile == "0" else self._folder.path_prefix(profile)
+            self._runners.set_runtime_option(sequence, PROFILING, value)
+            sequence.active_profile = profile
 
     def after_pass(self, sequence: Sequence, running: Iterable[Sequence]) -> None:
         """Account for the file that a profiled pass has written; at a limit all profiling stops."""
-        if sequence.active_profile == "0":
+        if sequence.batched or sequence.active_profile == "0":
             return
         wait_for_next_file_name()
         reached = self._folder.limit_reached()
@@ -78,3 +99,7 @@ class RuntimeOptionState:
             profile_bytes=size,
             profile_stopped=self._stopped,
         )
+
+
+def _profile(sequence: Sequence, prefix: str) -> None:
+    sequence.profile, sequence.profiled_from = prefix, sequence.num_produced

@@ -28,7 +28,13 @@ class Scheduler:
     """
 
     def __init__(
-        self, *, max_running: int, max_waiting: int, prefill_chunk: int, idle_chunk: int | None = None, exact: bool = False
+        self,
+        *,
+        max_running: int,
+        max_waiting: int,
+        prefill_chunk: int,
+        idle_chunk: int | None = None,
+        exact: bool = False,
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []

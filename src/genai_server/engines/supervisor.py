@@ -103,6 +103,7 @@ class Supervisor:
             max_batch_size=settings.max_batch_size,
             max_queue=settings.max_queue,
             prefill_chunk=settings.prefill_chunk,
+            max_length=settings.max_length,
             profile_dir=str(settings.profile_dir),
             profile_max_files=settings.profile_max_files,
             profile_max_bytes=settings.profile_max_bytes,

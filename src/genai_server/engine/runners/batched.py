@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from genai_server.engine.cores import usable_cores
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_slots import KvSlots
 from genai_server.engine.runners.base import Interrupted, Logits
@@ -29,6 +30,13 @@ class BatchLimits:
     num_slots: int
     max_length: int
     exact: bool = False
+
+
+def open_session(graph: DecoderGraph, threads: int) -> Any:
+    """An ONNX Runtime session on the CPU; `threads` 0 takes the physical cores that the process may use."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or usable_cores()
+    return onnxruntime.InferenceSession(str(graph.path), options, providers=["CPUExecutionProvider"])
 
 
 class CpuBuffers:
@@ -62,7 +70,9 @@ class CpuBuffers:
 
     def read(self, slot: int, length: int) -> dict[str, np.ndarray[Any, Any]]:
         """The keys and values of a slot, by the names of the graph's present outputs."""
-        return {present: a[slot : slot + 1, :, :length] for (_, present), a in zip(self._names, self._arrays, strict=True)}
+        return {
+            present: a[slot : slot + 1, :, :length] for (_, present), a in zip(self._names, self._arrays, strict=True)
+        }
 
     def write(self, slot: int, present: str, values: np.ndarray[Any, Any]) -> None:
         """Put keys or values of the first tokens into a slot."""

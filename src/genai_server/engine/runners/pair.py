@@ -32,7 +32,6 @@ class RunnerPair:
         reading = [s.tokens[s.num_read : s.num_read + step.num_tokens] for s in step.sequences]
         if step.sequences[0].is_prefilling:
             (sequence,) = step.sequences
-            # What the model itself has produced counts as decoded, though it is read anew.
             logits = runner.prefill(sequence.id, reading[0])[np.newaxis]
         else:
             logits = runner.decode([s.id for s in step.sequences], [tokens[0] for tokens in reading])
@@ -45,6 +44,7 @@ class RunnerPair:
         if sequence.batched:
             self.close(sequence)
             self._open_on(sequence, batched=False)
+            sequence.active_profile = "0"
 
     def to_batch(self, sequence: Sequence) -> None:
         """Go on in the batch, with the keys and values that the generator has."""
@@ -75,6 +75,6 @@ class RunnerPair:
     def _open_on(self, sequence: Sequence, *, batched: bool) -> None:
         sequence.batched = batched
         reuse = sequence.request.cache_prompt
-        sequence.num_read = self._runner(sequence).open(
-            sequence.id, sequence.tokens, sequence.max_length, reuse=reuse
-        )
+        sequence.num_read = self._runner(sequence).open(sequence.id, sequence.tokens, sequence.max_length, reuse=reuse)
+        if not sequence.num_produced:
+            sequence.num_cached = sequence.num_read
