@@ -12,6 +12,7 @@ import selectors
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from itertools import count
 from queue import SimpleQueue
 from typing import cast
@@ -20,7 +21,7 @@ import msgspec
 
 from genai_server.engine.loop import Connected, Disconnected, Inbox
 from genai_server.generation import ModelInfo
-from genai_server.messages import Hello, ToApi, Welcome, encode_frame, engine_decoder
+from genai_server.messages import Hello, Submit, ToApi, Welcome, encode_frame, engine_decoder
 
 log = logging.getLogger(__name__)
 # An API process that has left this much unread is stuck; it is cut off so that the others' tokens need no room here.
@@ -69,13 +70,17 @@ class Connection:
 class Connections:
     """Listens at `address` (a Unix socket's path, or "" for a free TCP port on loopback) and feeds `inbox`.
 
+    `interrupt` is called when a message has come that shall not wait for a long pass to end.
     Only who knows the secret is let in: any local user can open a TCP port.
     """
 
-    def __init__(self, address: str, secret: str, model: ModelInfo) -> None:
+    def __init__(
+        self, address: str, secret: str, model: ModelInfo, interrupt: Callable[[], None] = lambda: None
+    ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self._secret = secret
         self._model = model
+        self._interrupt = interrupt
         self._connections: dict[int, Connection] = {}
         self._numbers = count()
         self._listener, self.address = _listen(address)
@@ -137,6 +142,8 @@ class Connections:
             for message in connection.decoder.feed(data):
                 if connection.is_welcome and not isinstance(message, Hello):
                     self.inbox.put((number, message))
+                    if not isinstance(message, Submit):
+                        self._interrupt()
                 elif isinstance(message, Hello) and hmac.compare_digest(message.secret, self._secret):
                     connection.is_welcome = True
                     self.send(number, [Welcome(os.getpid(), self._model)])

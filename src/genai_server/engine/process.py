@@ -30,7 +30,7 @@ from genai_server.messages import EngineReport, EngineSpec
 
 log = logging.getLogger(__name__)
 # Prompt tokens read at once while nobody waits for a token.
-IDLE_CHUNK = 512
+IDLE_CHUNK = 256
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
     except Exception as error:  # whatever the library raises: the operator must read it
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
-    connections = Connections(spec.address, spec.secret, runners.generator.model)
+    connections = Connections(spec.address, spec.secret, runners.generator.model, runners.interrupt)
     loop = EngineLoop(
         runners,
         Scheduler(
@@ -82,11 +82,7 @@ def load_batched(spec: EngineSpec, model: ModelInfo) -> BatchedRunner | None:
             raise DoesNotFit(f"it runs on CPUs, not yet on {spec.device}")
         graph = read_decoder_graph(Path(spec.model_dir))
     except DoesNotFit as reason:
-        log.info(
-            "requests run one by one on device %s, for the batched runner cannot have this model: %s",
-            spec.device,
-            reason,
-        )
+        log.info("device %s runs requests one by one; the batched runner cannot, because %s", spec.device, reason)
         return None
     limits = BatchLimits(spec.max_batch_size, min(spec.max_length, model.context_length))
     return BatchedRunner(graph, open_session(graph, spec.threads), model, limits)

@@ -68,12 +68,6 @@ class CpuBuffers:
             binding.bind_input(past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
             binding.bind_output(present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
 
-    def read(self, slot: int, length: int) -> dict[str, np.ndarray[Any, Any]]:
-        """The keys and values of a slot, by the names of the graph's present outputs."""
-        return {
-            present: a[slot : slot + 1, :, :length] for (_, present), a in zip(self._names, self._arrays, strict=True)
-        }
-
     def write(self, slot: int, present: str, values: np.ndarray[Any, Any]) -> None:
         """Put keys or values of the first tokens into a slot."""
         index = next(i for i, (_, name) in enumerate(self._names) if name == present)
@@ -98,7 +92,8 @@ class BatchedRunner:
         self.slots = KvSlots(num_slots, self._buffers, exact=limits.exact)
         self._max_rows = limits.num_slots
         self._bindings: dict[tuple[int, int], Any] = {}
-        self._run_options: Any = None
+        # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
+        self._reading: Any = None
 
     @property
     def model(self) -> ModelInfo:
@@ -116,7 +111,8 @@ class BatchedRunner:
         length = len(self.slots.slots[index].tokens) + len(tokens)
         logits = self._run(np.array([tokens], np.int64), index, np.array([length]))
         self.slots.append(sequence, list(tokens), prefilled=True)
-        return logits[0, -1]
+        last: Logits = logits[0, -1]
+        return last
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
         for sequence in sequences:
@@ -150,9 +146,9 @@ class BatchedRunner:
         self.slots.append(sequence, read[num_prefilled:], prefilled=False)
 
     def interrupt(self) -> None:
-        running = self._run_options
-        if running is not None:
-            running.terminate = True
+        reading = self._reading
+        if reading is not None:
+            reading.terminate = True
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         raise RunnerFailed(f"the batched runner has no runtime option {option}")
@@ -171,15 +167,16 @@ class BatchedRunner:
             binding.bind_cpu_input(self._graph.position_ids, lengths[:, None] - new + np.arange(new))
         logits = np.empty((rows, new, self._model.vocab_size), self._graph.logits_type)
         binding.bind_output(self._graph.logits, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
-        self._run_options = onnxruntime.RunOptions()
+        options = onnxruntime.RunOptions()
+        self._reading = options if new > 1 else None
         try:
-            self._session.run_with_iobinding(binding, self._run_options)
+            self._session.run_with_iobinding(binding, options)
         except RuntimeError as error:
             if _INTERRUPTED_MESSAGE in str(error):
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
         finally:
-            self._run_options = None
+            self._reading = None
         return logits.astype(np.float32, copy=False)
 
     def _binding(self, first: int, rows: int) -> Any:
