@@ -1,8 +1,8 @@
 """Which sequences take part in the next forward pass: pure policy, without model, thread or clock.
 
 A round takes every decoding sequence one token further – the batched ones in one pass together, each other one in a
-pass of its own – and then reads one chunk of prompt of the sequence that has waited longest for its first token. So a long
-prompt costs a running stream one chunk's time for each token, however many prompts wait.
+pass of its own – and then reads one chunk of prompt of the sequence that has waited longest for its first token. So a
+long prompt costs a running stream one chunk's time for each token, however many prompts wait.
 """
 
 from collections.abc import Iterator
