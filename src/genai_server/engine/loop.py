@@ -6,12 +6,12 @@ waits for at most one decode step or one prefill chunk.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
-from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import Runner, Terminated
 from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
@@ -60,7 +60,7 @@ class EngineLoop:
         self,
         runner: Runner,
         scheduler: Scheduler,
-        profiles: ProfileFolder,
+        options: RuntimeOptionState,
         *,
         inbox: Inbox,
         send: Send,
@@ -73,7 +73,7 @@ class EngineLoop:
         self._send = send
         self._prefill_chunk = prefill_chunk
         self._clock = clock
-        self._options = RuntimeOptionState(runner, profiles)
+        self._options = options
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._loads: dict[int, Load] = {}
         self._next_id = 0
@@ -164,33 +164,36 @@ class EngineLoop:
         if sequence in self._scheduler.waiting:
             self._finish(sequence, FinishReason.TERMINATED)
             return
-        self._runner.set_runtime_option(sequence.id, TERMINATE, "1")
-        self._forward(sequence)
+        with self._failing(sequence):
+            self._runner.set_runtime_option(sequence.id, TERMINATE, "1")
+            self._forward(sequence)
 
     # forward, sample, deliver
 
     def _open(self, sequence: Sequence) -> None:
-        try:
+        with self._failing(sequence):
             self._runner.open(sequence.id, sequence.max_length)
-        except RunnerFailed as error:
-            self._fail(sequence, error)
 
     def _forward(self, sequence: Sequence) -> None:
-        try:
+        with self._failing(sequence):
             self._options.before_pass(sequence)
             logits = self._runner.forward(sequence.id, sequence.take(self._prefill_chunk))
             self._options.after_pass(sequence, self._sequences.values())
-            token = None if len(sequence.unread) else sequence.sampler.sample(logits)
+            if not len(sequence.unread):
+                self._deliver(sequence, sequence.sampler.sample(logits))
+
+    @contextmanager
+    def _failing(self, sequence: Sequence) -> Iterator[None]:
+        """What goes wrong for one sequence ends that sequence and no other."""
+        try:
+            yield
         except Terminated:
             self._finish(sequence, FinishReason.TERMINATED)
         except RunnerFailed as error:
             self._fail(sequence, error)
-        except Exception:  # a mistake of ours that this request has met shall end no other
+        except Exception:
             log.exception("request %s met an internal error", sequence.request.request_id)
             self._fail(sequence, RunnerFailed("internal error; the server's log has more"))
-        else:
-            if token is not None:
-                self._deliver(sequence, token)
 
     def _deliver(self, sequence: Sequence, token: int) -> None:
         if token in self._runner.model.eos_token_ids and not sequence.request.ignore_eos:
