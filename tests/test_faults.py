@@ -6,6 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -110,6 +111,22 @@ def test_running_answers_go_on_when_the_server_is_asked_to_stop(own_folder: Path
             last = json.loads(list(reader)[-1])
         assert last["finish_reason"] == "stop"
         assert server.process.wait(10) == 0
+
+
+def test_what_outlasts_the_drain_ends_with_an_error(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "1") as server:
+        plain: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: plain.append(server.chat("delay 0.02; count 1000")))
+        asking.start()
+        with server.stream("delay 0.02; count 1000") as events:
+            next(iter(events))
+            wait_until(lambda: server.device("scripted")["running"] == 2)
+            server.process.send_signal(signal.SIGTERM)
+            last = json.loads(list(events)[-1])
+        asking.join(10)
+        assert last["error"]["code"] == "server_stopping"
+        assert plain[0].status_code == 503
+        assert plain[0].json()["error"]["code"] == "server_stopping"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

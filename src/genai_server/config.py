@@ -81,6 +81,13 @@ class Settings(BaseModel):
     max_body_bytes: Positive = Field(
         1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Largest request body, in bytes."
     )
+    drain_timeout: int = Field(
+        30,
+        alias="GENAI_DRAIN_TIMEOUT",
+        ge=0,
+        le=86400,
+        description="Seconds that running answers may go on when the server is told to stop.",
+    )
     admin_api_key: str | None = Field(
         None,
         alias="GENAI_ADMIN_API_KEY",

@@ -27,8 +27,6 @@ from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
-# How long running answers may go on after the order to stop, in seconds.
-_DRAIN_SECONDS = 30
 # Connections that may wait to be accepted.
 _BACKLOG = 2048
 
@@ -134,5 +132,5 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         log_level=settings.log_level,
         access_log=settings.log_level == "debug",
         proxy_headers=False,
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        timeout_graceful_shutdown=settings.drain_timeout,
     )
