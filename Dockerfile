@@ -20,5 +20,5 @@ USER server
 ENV HOST=0.0.0.0
 EXPOSE 8002
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
-    CMD [".venv/bin/python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('PORT') or 8002}/readyz\", timeout=4)"]
+    CMD [".venv/bin/python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('PORT') or 8002}/healthz\", timeout=4)"]
 ENTRYPOINT [".venv/bin/python", "-m", "genai_server", "serve"]

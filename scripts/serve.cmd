@@ -1,12 +1,21 @@
 @echo off
 rem Installs what is missing and serves; further arguments go to the server: scripts\serve.cmd --port 9000
-rem GENAI_EXTRA chooses the extra (cpu, cuda, directml). Relative paths are relative to the repository.
+rem GENAI_EXTRA chooses what is installed (cpu, cuda, directml). Relative paths are relative to the repository.
 setlocal
 cd /d "%~dp0\.."
+if "%GENAI_EXTRA%"=="" if exist .venv\device set /p GENAI_EXTRA=<.venv\device
 if "%GENAI_EXTRA%"=="" set GENAI_EXTRA=cpu
-if not exist .venv\Scripts\python.exe py -3 -m venv .venv || exit /b 2
-if not exist .venv\installed-%GENAI_EXTRA% (
+rem The packages for different devices contain the same module: changing over takes a new environment.
+set HAVE=
+if exist .venv\device set /p HAVE=<.venv\device
+if exist .venv if not "%HAVE%"=="%GENAI_EXTRA%" rmdir /s /q .venv
+if not exist .venv (
+    py -3 -c "import sys; sys.exit(sys.version_info < (3, 11))" || (echo genai-server needs Python 3.11 or newer 1>&2 & exit /b 2)
+    py -3 -m venv .venv || exit /b 2
+    >.venv\device echo %GENAI_EXTRA%
+)
+if not exist .venv\installed (
     .venv\Scripts\python -m pip install --quiet --disable-pip-version-check --editable ".[%GENAI_EXTRA%]" || exit /b 2
-    type nul > .venv\installed-%GENAI_EXTRA%
+    type nul >.venv\installed
 )
 .venv\Scripts\python -m genai_server serve %*

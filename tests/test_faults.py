@@ -6,6 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -49,6 +50,16 @@ def test_kill_9_on_the_engine_ends_its_streams_with_an_error_and_the_engine_come
         device = server.device("scripted")
         assert device["restarts"] == 1
         assert device["pid"] != pid
+
+
+def test_a_terminated_device_is_not_reopened_by_a_crash(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted") as server:
+        server.options(terminate_session="1")
+        os.kill(server.device("scripted")["pid"], signal.SIGKILL)
+        wait_until(lambda: server.device("scripted")["restarts"] == 1 and server.device("scripted")["state"] == "ready")
+        assert server.chat("say x").json()["error"]["code"] == "session_terminated"
+        server.options(terminate_session="0")
+        assert server.chat("say x").json()["content"] == "x"
 
 
 def test_a_crash_fails_every_waiting_request_exactly_once(own_folder: Path) -> None:
@@ -102,11 +113,30 @@ def test_running_answers_go_on_when_the_server_is_asked_to_stop(own_folder: Path
         assert server.process.wait(10) == 0
 
 
+def test_what_outlasts_the_drain_ends_with_an_error(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "1") as server:
+        plain: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: plain.append(server.chat("delay 0.02; count 1000")))
+        asking.start()
+        with server.stream("delay 0.02; count 1000") as events:
+            next(iter(events))
+            wait_until(lambda: server.device("scripted")["running"] == 2)
+            server.process.send_signal(signal.SIGTERM)
+            last = json.loads(list(events)[-1])
+        asking.join(10)
+        assert last["error"]["code"] == "server_stopping"
+        assert plain[0].status_code == 503
+        assert plain[0].json()["error"]["code"] == "server_stopping"
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_nothing_is_left_behind_when_the_server_is_killed(own_folder: Path, workers: str) -> None:
-    with run_server(own_folder, "--device", "scripted", "--workers", workers) as server:
+    temporary = {"TMPDIR": str(own_folder)}
+    with run_server(own_folder, "--device", "scripted", "--workers", workers, settings=temporary) as server:
+        assert any(path.name.startswith("genai-server-") for path in own_folder.iterdir())
         family = psutil.Process(server.process.pid).children(recursive=True)
         assert len(family) >= int(workers)
         server.process.kill()
         _, alive = psutil.wait_procs(family, timeout=15)
         assert alive == []
+        assert [path.name for path in own_folder.iterdir() if path.name.startswith("genai-server-")] == []

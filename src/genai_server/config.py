@@ -81,6 +81,13 @@ class Settings(BaseModel):
     max_body_bytes: Positive = Field(
         1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Largest request body, in bytes."
     )
+    drain_timeout: int = Field(
+        30,
+        alias="GENAI_DRAIN_TIMEOUT",
+        ge=0,
+        le=86400,
+        description="Seconds that running answers may go on when the server is told to stop.",
+    )
     admin_api_key: str | None = Field(
         None,
         alias="GENAI_ADMIN_API_KEY",
@@ -95,6 +102,11 @@ class Settings(BaseModel):
     )
     profile_max_bytes: Positive = Field(
         256 * 1024 * 1024, alias="GENAI_PROFILE_MAX_BYTES", description="Most bytes in that folder, likewise."
+    )
+    profile_max_rows: Positive = Field(
+        1,
+        alias="GENAI_PROFILE_MAX_ROWS",
+        description="Requests of a batch that a switch for the whole device profiles at a time.",
     )
     log_level: str = Field(
         "info",

@@ -17,6 +17,7 @@ GenaiServerError
 │   └── NoEngineReady           no engine process can take work now
 └── GenerationFailed            accepted, then failed
     ├── EngineDied              the engine process ended while the request was in it
+    ├── ServerStopping          the server was told to stop and has waited for as long as it may
     └── RunnerFailed            the library raised while it ran this request
 """
 
@@ -128,6 +129,15 @@ class EngineDied(GenerationFailed):
     """The engine process ended while the request was in it."""
 
     code = "engine_died"
+
+
+class ServerStopping(GenerationFailed):
+    """The server was told to stop, and has waited for running answers for as long as it may."""
+
+    code = "server_stopping"
+
+    def __init__(self, message: str = "the server stops", *, param: str | None = None) -> None:
+        super().__init__(message, param=param)
 
 
 class RunnerFailed(GenerationFailed):

@@ -143,7 +143,8 @@ class EngineSpec(Struct, frozen=True):
     """What an engine process is started with, one line of JSON on its standard input.
 
     `address` is a path for a Unix socket, or "" for a free TCP port on loopback. `threads` 0 means the physical cores
-    that the process may use. Sizes are in bytes, `prefill_chunk` in tokens.
+    that the process may use. Sizes are in bytes, `prefill_chunk` in tokens. `state_file` keeps what the
+    operator has set over a restart of the engine.
     """
 
     device: str
@@ -158,6 +159,8 @@ class EngineSpec(Struct, frozen=True):
     profile_dir: str
     profile_max_files: int
     profile_max_bytes: int
+    profile_max_rows: int
+    state_file: str
     log_level: str
 
 
@@ -201,20 +204,21 @@ M = TypeVar("M")
 class FrameDecoder(Generic[M]):
     """Turns the bytes of a stream, however they are cut, into messages of one destination."""
 
-    def __init__(self, decoder: "msgspec.msgpack.Decoder[list[M]]") -> None:
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[list[M]]", max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._decoder = decoder
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterable[M]:
         """The messages that `data` completes.
 
-        Raises msgspec.DecodeError if the stream is not one of ours, or if a frame is over MAX_FRAME_BYTES.
+        Raises msgspec.DecodeError if the stream is not one of ours, or if a frame is over `max_bytes`.
         """
         self._buffer += data
         while len(self._buffer) >= _PREFIX_BYTES:
             size = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big")
-            if size > MAX_FRAME_BYTES:
-                raise msgspec.DecodeError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+            if size > self.max_bytes:
+                raise msgspec.DecodeError(f"a frame of {size} bytes is over the limit of {self.max_bytes}")
             end = _PREFIX_BYTES + size
             if len(self._buffer) < end:
                 return
@@ -223,9 +227,9 @@ class FrameDecoder(Generic[M]):
             yield from messages
 
 
-def engine_decoder() -> FrameDecoder[ToEngine]:
+def engine_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToEngine]:
     """Decodes what an engine receives."""
-    return FrameDecoder(msgspec.msgpack.Decoder(list[ToEngine]))
+    return FrameDecoder(msgspec.msgpack.Decoder(list[ToEngine]), max_bytes)
 
 
 def api_decoder() -> FrameDecoder[ToApi]:

@@ -125,6 +125,14 @@ def test_profiling_writes_one_file_for_each_pass_between_on_and_off(server: Runn
     assert len(files) == written
 
 
+def test_both_options_at_once_profile_first_and_then_terminate(server: RunningServer) -> None:
+    with server.stream(SLOW, device="scripted:0") as events:
+        name = events.response.headers["x-request-id"]
+        response = server.options(terminate_session="1", enable_profiling="1", request_id=name)
+        assert response.status_code == 200
+        assert json.loads(list(events)[-1])["finish_reason"] == "terminated"
+
+
 def test_profiling_may_concern_one_request_only(server: RunningServer) -> None:
     with server.stream(SLOW, device="scripted:0") as one, server.stream(SLOW, device="scripted:0") as other:
         name = one.response.headers["x-request-id"]
@@ -163,6 +171,7 @@ def test_at_the_limit_profiling_stops_and_the_generation_goes_on(own_folder: Pat
         ({"enable_profiling": "x" * 65}, "enable_profiling"),
         ({"disable_profiling": "1"}, "disable_profiling"),
         ({"terminate_session": "1", "device": "gpu"}, "device"),
+        ({"terminate_session": "0", "request_id": "x"}, "request_id"),
     ],
 )
 def test_unknown_options_and_values_are_refused(server: RunningServer, fields: dict[str, Any], param: str) -> None:

@@ -46,6 +46,11 @@ def test_without_a_key_a_local_program_may(scripted: RunningServer) -> None:
         ("host", "127.0.0.1.evil.example", "Host"),
         ("origin", "https://evil.example", "Origin"),
         ("origin", "null", "Origin"),
+        ("origin", "http://localhost:1", "Origin"),
+        ("origin", "http://[", "Origin"),
+        ("host", "[", "Host"),
+        ("x-forwarded-server", "proxy", "forwarded"),
+        ("cf-connecting-ip", "10.0.0.1", "forwarded"),
     ],
 )
 def test_without_a_key_proxies_and_web_pages_may_not(

@@ -70,6 +70,12 @@ def test_a_character_of_several_tokens_is_never_shown_broken(scripted: RunningSe
     assert found == ["é", "👋", "世", "[DONE]"]
 
 
+def test_characters_that_some_readers_take_for_line_ends_are_escaped(scripted: RunningServer) -> None:
+    with scripted.stream("say a\u2028b\u2029c\x85d") as events:
+        found = [json.loads(event)["token"] for event in events]
+    assert "".join(found[:-1]) == "a\u2028b\u2029c\x85d"
+
+
 def test_a_character_cut_by_max_tokens_is_left_out(scripted: RunningServer) -> None:
     answer = scripted.chat("say ab👋", max_tokens=4).json()
     assert answer["content"] == "ab"

@@ -92,6 +92,20 @@ def test_an_incomplete_model_directory_ends_the_start_and_names_the_file(tmp_pat
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("file", "content"), [("tokenizer.json", "{}"), ("chat_template.jinja", "{% for %}"), ("genai_config.json", "[]")]
+)
+def test_a_model_file_that_cannot_be_used_ends_the_start_with_one_line(tmp_path: Path, file: str, content: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO, model)
+    (model / file).write_text(content, encoding="utf-8")
+    for options in ((), ("--workers", "2")):
+        result = serve("--model-dir", str(model), *options)
+        assert result.returncode == 2
+        assert f"GENAI_MODEL_DIR={model}: " in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
 def test_the_command_line_names_its_own_option(tmp_path: Path) -> None:
     result = serve("--max-length", "none")
     assert result.returncode == 2

@@ -10,6 +10,7 @@ import pytest
 from genai_server.engine.loop import Connected, Disconnected, EngineLoop, Inbox
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.generation import FinishReason, GenerationRequest
 from genai_server.messages import (
@@ -44,7 +45,7 @@ class Bench:
         self.loop = EngineLoop(
             self.runner,
             self.scheduler,
-            self.profiles,
+            RuntimeOptionState(self.runner, self.profiles),
             inbox=self.inbox,
             send=lambda connection, messages: self.sent.extend((connection, message) for message in messages),
             prefill_chunk=prefill_chunk,

@@ -1,5 +1,6 @@
 """A model's text side as one."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,14 @@ def test_messages_go_through_the_template_to_token_ids() -> None:
         "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", {"bos_token": "^"}
     )
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "ü"}]
-    assert TextCodec(template, ByteTokenizer()).encode_chat(messages) == list("^system:s;user:ü;".encode())
+    codec = TextCodec(template, ByteTokenizer())
+    assert asyncio.run(codec.encode_chat(messages)) == list("^system:s;user:ü;".encode())
 
 
 def test_a_refusal_of_the_template_reaches_the_caller() -> None:
     codec = TextCodec(ChatTemplate("{{ raise_exception('no') }}", {}), ByteTokenizer())
     with pytest.raises(InvalidField, match="no"):
-        codec.encode_chat([{"role": "user", "content": "x"}])
+        asyncio.run(codec.encode_chat([{"role": "user", "content": "x"}]))
 
 
 def test_each_answer_has_a_decoder_of_its_own() -> None:
@@ -35,7 +37,7 @@ def test_each_answer_has_a_decoder_of_its_own() -> None:
 @pytest.mark.parametrize("device", ["scripted", "scripted:1"])
 def test_the_scripted_device_needs_no_model_directory(tmp_path: Path, device: str) -> None:
     codec = load_text_codec(tmp_path / "nowhere", device)
-    assert codec.encode_chat([{"role": "user", "content": "count 3"}]) == list(b"count 3\n\x04")
+    assert asyncio.run(codec.encode_chat([{"role": "user", "content": "count 3"}])) == list(b"count 3\n\x04")
 
 
 def test_any_other_device_needs_the_models_template(tmp_path: Path) -> None:

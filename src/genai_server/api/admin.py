@@ -14,6 +14,9 @@ from genai_server.errors import InvalidField, NoEngineReady, RequestNotFound
 from genai_server.messages import Reply
 from genai_server.openai_api.schemas import ErrorResponse, RuntimeOptionsRequest
 
+# How long an engine may take to answer, in seconds: longer than any forward pass should.
+_PATIENCE = 20.0
+
 router = APIRouter(
     tags=["admin"],
     dependencies=[Depends(require_admin)],
@@ -36,7 +39,10 @@ async def set_runtime_options(
     if not given:
         raise InvalidField("give terminate_session or enable_profiling", param="terminate_session")
     engines = services.router.select(body.device)
-    for option, value in given.items():
+    if body.terminate_session == "0" and body.request_id is not None:
+        raise InvalidField('terminate_session "0" is for devices: a request that was ended is gone', param="request_id")
+    # Profiling first: what is terminated is there no more.
+    for option, value in sorted(given.items()):
 
         async def set_option(engine: EngineClient, option: str = option, value: str = value) -> Reply:
             return await engine.set_runtime_option(option, value, body.request_id)
@@ -54,8 +60,16 @@ async def _ask(
     running = [engine for engine in engines if engine.is_connected]
     if not running:
         raise NoEngineReady("no engine is running on " + ", ".join(engine.device for engine in engines))
-    replies = await asyncio.gather(*(question(engine) for engine in running))
+    replies = await asyncio.gather(*(_answer(engine, question) for engine in running))
     return {engine.device: reply for engine, reply in zip(running, replies, strict=True)}
+
+
+async def _answer(engine: EngineClient, question: Callable[[EngineClient], Awaitable[Reply]]) -> Reply:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await question(engine)
+    except TimeoutError:
+        raise NoEngineReady(f"the engine of device {engine.device} has not answered for {_PATIENCE:.0f} s") from None
 
 
 def _body(replies: dict[str, Reply]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from starlette.types import Receive
 
 from genai_server.engines.stream import TokenStream
+from genai_server.errors import ServerStopping
 from genai_server.generation import FinishReason
 from genai_server.text.tokenizer import Decoder
 from genai_server.timing import Stopwatch, Timings
@@ -62,6 +63,8 @@ class Answer:
             if not reading.done():
                 raise ClientLeft
             return reading.result()
+        except asyncio.CancelledError:
+            raise ServerStopping from None  # nothing else cancels a plain answer
         finally:
             reading.cancel()
             leaving.cancel()

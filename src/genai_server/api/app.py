@@ -1,7 +1,7 @@
 """Puts the API together; all state is passed in, so that two apps can live in one process."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,7 @@ from genai_server.api.middleware import BodyLimit, RequestId
 from genai_server.api.services import Services
 from genai_server.config import Settings
 from genai_server.engines.router import Router
-from genai_server.text.codec import load_text_codec
+from genai_server.text.codec import TextCodec
 from genai_server.timing import Clock
 
 
@@ -27,15 +27,27 @@ class Engines(Protocol):
     def __call__(self) -> AbstractAsyncContextManager[Path]: ...
 
 
-def create_app(settings: Settings, engines: Engines, *, clock: Clock = time.perf_counter) -> FastAPI:
-    """The ASGI app; its lifespan attaches to the engines. `clock` gives seconds."""
+def create_app(
+    settings: Settings,
+    engines: Engines,
+    codecs: Mapping[str, TextCodec],
+    *,
+    on_loopback: bool,
+    clock: Clock = time.perf_counter,
+) -> FastAPI:
+    """The ASGI app; its lifespan attaches to the engines.
+
+    `codecs` has the text side of each device's model; the app closes them. `on_loopback` says whether only this machine
+    can reach the server, for all that is known. `clock` gives seconds.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        codecs = {device: load_text_codec(Path(settings.model_dir), device) for device in settings.devices}
         async with engines() as folder, Router(settings.devices, folder).attached() as router:
-            app.state.services = Services(settings, router, codecs, clock, int(time.time()))
+            app.state.services = Services(settings, router, codecs, clock, int(time.time()), on_loopback)
             yield
+        for codec in codecs.values():
+            codec.close()
 
     app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)

@@ -10,7 +10,7 @@ from genai_server.api.services import Services, services
 from genai_server.config import is_loopback
 from genai_server.errors import AdminForbidden
 
-_FORWARDING_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+_FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
 
 
@@ -34,17 +34,25 @@ def require_admin(request: Request, services: Annotated[Services, Depends(servic
 def _not_local(request: Request, services: Services) -> str | None:
     """What speaks against a local program, or None."""
     client = request.client.host if request.client else ""
-    if not services.settings.on_loopback or not is_loopback(client):
-        return "the server is not bound to loopback alone"
-    for name in _FORWARDING_HEADERS:
-        if name in request.headers:
+    if not services.on_loopback or not is_loopback(client):
+        return "the server is not known to be bound to loopback alone"
+    for name in request.headers:
+        if name in _FORWARDING_HEADERS or name.startswith("x-forwarded"):
             return f"the request was forwarded ({name})"
-    if not is_loopback(urlsplit("//" + request.headers.get("host", "")).hostname or ""):
+    host = request.headers.get("host", "")
+    if not is_loopback(_host_name(f"//{host}")):
         return "the Host header names another machine"
     origin = request.headers.get("origin")
-    if origin is not None and not is_loopback(urlsplit(origin).hostname or ""):
+    if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
         return "the Origin header names a web page"
     is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
     if request.method == "POST" and not is_json:
         return "the body is not application/json"
     return None
+
+
+def _host_name(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

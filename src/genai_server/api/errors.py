@@ -23,6 +23,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.RequestNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
+    errors.ServerStopping: (503, "service_unavailable_error"),
 }
 _MOST_SHOWN = 100
 # pydantic's kinds of findings in plain words; a kind that is not here speaks for itself.

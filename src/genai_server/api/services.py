@@ -24,6 +24,7 @@ class Services:
     codecs: Mapping[str, TextCodec]
     clock: Clock
     started: int
+    on_loopback: bool
 
     async def start_answer(self, body: ChatParameters, request_id: str) -> Answer:
         """Check the request, choose a device, and hand it over; every refusal is raised here, before any headers.
@@ -35,7 +36,7 @@ class Services:
             raise ModelNotFound(f"model {body.model!r} is not served; {self.settings.model_name!r} is", param="model")
         engine, model = self.router.pick(body.device)
         codec = self.codecs[engine.device]
-        prompt = codec.encode_chat([message.model_dump() for message in body.messages])
+        prompt = await codec.encode_chat([message.model_dump() for message in body.messages])
         request = to_generation_request(body, prompt, model, request_id=request_id, max_length=self.settings.max_length)
         stopwatch.input_tokens = len(prompt)
         stream = await engine.submit(request)

@@ -1,6 +1,8 @@
 """Server-sent events of one answer."""
 
+import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,11 +12,17 @@ from starlette.types import Receive, Scope, Send
 
 from genai_server.api.answer import Answer
 from genai_server.api.errors import error_body
-from genai_server.errors import GenaiServerError
+from genai_server.errors import GenaiServerError, ServerStopping
+
+log = logging.getLogger(__name__)
 
 # At a shutdown the running answers go on to their ends, within uvicorn's own time limit; cut off at once they would
 # have no terminal event.
 AppStatus.enable_automatic_graceful_drain = False
+
+
+# Line ends to some clients' readers, though not in server-sent events; JSON has escapes for them.
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 class AnswerStream(EventSourceResponse):
@@ -31,6 +39,11 @@ class AnswerStream(EventSourceResponse):
         # A generator's own `finally` is not enough: cancelled before its first step, it never runs.
         try:
             await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            # The server stops, and has waited for as long as it may.
+            last = f"data: {_json(error_body(ServerStopping()))}\n\n".encode()
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+            raise
         finally:
             self._answer.close()
 
@@ -38,6 +51,13 @@ class AnswerStream(EventSourceResponse):
 async def _encoded(events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[str]:
     try:
         async for event in events:
-            yield event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+            yield event if isinstance(event, str) else _json(event)
     except GenaiServerError as error:
-        yield json.dumps(error_body(error), ensure_ascii=False)
+        yield _json(error_body(error))
+    except Exception:
+        log.exception("a stream met an internal error")
+        yield _json(error_body(GenaiServerError("internal error; the server's log has more")))
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False).translate(_LINE_ENDS)

@@ -1,8 +1,8 @@
 """Puts settings, engines and API together: the only place that knows all of them."""
 
+import getpass
 import importlib.util
 import multiprocessing
-import os
 import signal
 import tempfile
 import threading
@@ -17,7 +17,8 @@ from genai_server.api.app import create_app
 from genai_server.config import Settings, configure_logging, engines_to_attach, load_settings
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, ModelDirectoryError
+from genai_server.text.codec import TextCodec, load_text_codec
 
 _LIBRARY = "onnxruntime_genai"
 _NO_LIBRARY = (
@@ -26,15 +27,19 @@ _NO_LIBRARY = (
 )
 
 
-def check_settings(settings: Settings) -> None:
-    """What can be known to fail before anything starts. Raises ConfigurationError."""
-    if all(device.startswith("scripted") for device in settings.devices):
-        return
-    if importlib.util.find_spec(_LIBRARY) is None:
-        raise ConfigurationError(_NO_LIBRARY)
+def load_codecs(settings: Settings) -> dict[str, TextCodec]:
+    """The text side of each device's model, once all is checked that can be known to fail before anything starts.
+
+    Raises ConfigurationError.
+    """
+    model_dir = Path(settings.model_dir)
     try:
-        check_model_directory(Path(settings.model_dir))
-    except ConfigurationError as error:
+        if not all(device.startswith("scripted") for device in settings.devices):
+            if importlib.util.find_spec(_LIBRARY) is None:
+                raise ConfigurationError(_NO_LIBRARY)
+            check_model_directory(model_dir)
+        return {device: load_text_codec(model_dir, device) for device in settings.devices}
+    except ModelDirectoryError as error:
         raise ConfigurationError(f"--model-dir or GENAI_MODEL_DIR={settings.model_dir}: {error}") from None
 
 
@@ -46,25 +51,24 @@ def app_from_environment() -> FastAPI:
     if folder is not None:
         threading.Thread(target=_end_with_the_parent, name="parent-watch", daemon=True).start()
         return attached_app(settings, folder)
-    check_settings(settings)
     return standalone_app(settings)
 
 
 def attached_app(settings: Settings, folder: Path) -> FastAPI:
-    """An app beside engines that somebody else supervises."""
+    """An app beside engines that somebody else supervises. Raises ConfigurationError."""
 
     @asynccontextmanager
     async def engines() -> AsyncIterator[Path]:
         yield folder
 
-    return create_app(settings, engines)
+    return create_app(settings, engines, load_codecs(settings), on_loopback=settings.on_loopback)
 
 
 def standalone_app(settings: Settings) -> FastAPI:
     """An app that starts engines of its own, as under plain `uvicorn`.
 
-    Raises ConfigurationError at its start-up in a second worker of `uvicorn --workers`, which would load the model once
-    more.
+    Raises ConfigurationError, also at its start-up in a second worker of `uvicorn --workers`, which would load the
+    model once more.
     """
 
     @asynccontextmanager
@@ -77,7 +81,8 @@ def standalone_app(settings: Settings) -> FastAPI:
             finally:
                 supervisor.stop()
 
-    return create_app(settings, engines)
+    # Where uvicorn listens is its own option, which nobody tells the app.
+    return create_app(settings, engines, load_codecs(settings), on_loopback=False)
 
 
 def _end_with_the_parent() -> None:
@@ -97,11 +102,14 @@ def _end_this_process() -> None:
 def _only_worker() -> Iterator[None]:
     """Hold the lock that the workers of one uvicorn share. Raises ConfigurationError if another one holds it."""
     parent = multiprocessing.parent_process()
-    owner = f"parent-{parent.pid}" if parent is not None else f"process-{os.getpid()}"
-    lock = FileLock(Path(tempfile.gettempdir()) / f"genai-server-{owner}.lock", mode=0o600)
+    if parent is None:
+        yield
+        return
+    path = Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{parent.pid}.lock"
     try:
-        with lock.acquire(timeout=0):
+        with FileLock(path, mode=0o600).acquire(timeout=0):
             yield
+            path.unlink(missing_ok=True)
     except Timeout:
         raise ConfigurationError(
             "each worker of plain uvicorn would load the model again; "

@@ -14,7 +14,7 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.basereload import BaseReload
 
 import genai_server
-from genai_server.cli.composition import attached_app, check_settings
+from genai_server.cli.composition import attached_app, load_codecs
 from genai_server.config import (
     Settings,
     add_options,
@@ -27,8 +27,6 @@ from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
-# How long running answers may go on after the order to stop, in seconds.
-_DRAIN_SECONDS = 30
 # Connections that may wait to be accepted.
 _BACKLOG = 2048
 
@@ -43,10 +41,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit status. Raises ConfigurationError."""
     settings = load_settings(vars(arguments))
-    check_settings(settings)
     configure_logging(settings.log_level)
+    load_codecs(settings)  # what is wrong with the model's text side is told before anything starts
     listener = _listen(settings)
     stop = _Stop()
+    # uvicorn raises the signal that ended it once more, for the handlers that were there before: without these the
+    # process would end on the spot, and leave the engines' folder behind.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.order.set())
     supervisor = Supervisor(settings, on_nothing_loaded=stop.nothing_loaded)
     try:
         supervisor.start()
@@ -86,7 +88,6 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
-    listener.set_inheritable(True)
     shown = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
     log.info("listening on http://%s:%d", shown, listener.getsockname()[1])
     return listener
@@ -101,10 +102,6 @@ def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop
         server.should_exit = True
 
     threading.Thread(target=obey, name="stop", daemon=True).start()
-    # uvicorn raises the signal that ended it once more, for the handlers that were there before: without these the
-    # process would end on the spot, and leave the engines' folder behind.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.order.set())
     server.run(sockets=[listener])
 
 
@@ -113,6 +110,7 @@ def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Pa
     export_settings(settings)
     export_engines(engines)
     config = _uvicorn_config(settings, "genai_server.asgi:app")
+    listener.set_inheritable(True)
     if settings.reload:
         stop.obeyed_by(reloader := Reloader(config, target=uvicorn.Server(config).run, sockets=[listener]))
         reloader.run()
@@ -134,5 +132,5 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         log_level=settings.log_level,
         access_log=settings.log_level == "debug",
         proxy_headers=False,
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        timeout_graceful_shutdown=settings.drain_timeout,
     )

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
 from typing import cast
@@ -21,11 +22,22 @@ import msgspec
 
 from genai_server.engine.loop import Connected, Disconnected, Inbox
 from genai_server.generation import ModelInfo
-from genai_server.messages import Hello, Submit, ToApi, Welcome, encode_frame, engine_decoder
+from genai_server.messages import (
+    MAX_FRAME_BYTES,
+    Hello,
+    Submit,
+    ToApi,
+    ToEngine,
+    Welcome,
+    encode_frame,
+    engine_decoder,
+)
 
 log = logging.getLogger(__name__)
 # An API process that has left this much unread is stuck; it is cut off so that the others' tokens need no room here.
 MAX_BACKLOG_BYTES = 32 * 1024 * 1024
+# As long as nothing is known of the other side, it may send no more than a Hello takes.
+MAX_STRANGERS_BYTES = 1024
 
 
 class Connection:
@@ -33,10 +45,15 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.decoder = engine_decoder()
+        self.decoder = engine_decoder(MAX_STRANGERS_BYTES)
         self.is_welcome = False
         self._lock = threading.Lock()
         self._backlog = bytearray()
+
+    def welcome(self) -> None:
+        """The other side has shown that it is an API process."""
+        self.is_welcome = True
+        self.decoder.max_bytes = MAX_FRAME_BYTES
 
     def send(self, data: bytes) -> bool:
         """Write what the socket takes now and keep the rest; False once there is a rest."""
@@ -67,15 +84,23 @@ class Connection:
         return True
 
 
+@dataclass(frozen=True)
+class Listener:
+    """A listening socket and the address that it can be reached at: a path, or host:port."""
+
+    socket: socket.socket
+    address: str
+
+
 class Connections:
-    """Listens at `address` (a Unix socket's path, or "" for a free TCP port on loopback) and feeds `inbox`.
+    """Accepts who comes to the listener and feeds `inbox`.
 
     `interrupt` is called when a message has come that shall not wait for a long pass to end.
     Only who knows the secret is let in: any local user can open a TCP port.
     """
 
     def __init__(
-        self, address: str, secret: str, model: ModelInfo, interrupt: Callable[[], None] = lambda: None
+        self, listener: Listener, secret: str, model: ModelInfo, interrupt: Callable[[], None] = lambda: None
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self._secret = secret
@@ -83,7 +108,7 @@ class Connections:
         self._interrupt = interrupt
         self._connections: dict[int, Connection] = {}
         self._numbers = count()
-        self._listener, self.address = _listen(address)
+        self._listener = listener.socket
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         # Wakes the reading thread when the loop's thread leaves something to flush.
@@ -104,22 +129,34 @@ class Connections:
                 self._wake.send(b"\0")
 
     def _serve(self) -> None:
-        while True:
-            for key, events in self._selector.select():
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj is self._waker:
-                    self._waker.recv(4096)
-                    self._watch_writers()
-                else:
-                    number = cast(int, key.data)
-                    if events & selectors.EVENT_WRITE:
-                        self._flush(number)
-                    if events & selectors.EVENT_READ:
-                        self._read(number)
+        try:
+            while True:
+                for key, events in self._selector.select():
+                    self._attend(key, events)
+        except BaseException:
+            # An engine that hears nobody is worse than a dead one, which its supervisor restarts.
+            log.exception("the connections met an internal error; the engine ends")
+            os._exit(1)
+
+    def _attend(self, key: selectors.SelectorKey, events: int) -> None:
+        if key.fileobj is self._listener:
+            self._accept()
+        elif key.fileobj is self._waker:
+            self._waker.recv(4096)
+            self._watch_writers()
+        else:
+            number = cast(int, key.data)
+            if events & selectors.EVENT_WRITE:
+                self._flush(number)
+            if events & selectors.EVENT_READ:
+                self._read(number)
 
     def _accept(self) -> None:
-        sock, _ = self._listener.accept()
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:  # it has gone again, or there are too many files
+            log.warning("a connection could not be accepted: %s", error)
+            return
         sock.setblocking(False)
         number = next(self._numbers)
         self._connections[number] = Connection(sock)
@@ -140,26 +177,32 @@ class Connections:
             return
         try:
             for message in connection.decoder.feed(data):
-                if connection.is_welcome and not isinstance(message, Hello):
-                    self.inbox.put((number, message))
-                    if not isinstance(message, Submit):
-                        self._interrupt()
-                elif isinstance(message, Hello) and hmac.compare_digest(message.secret, self._secret):
-                    connection.is_welcome = True
-                    self.send(number, [Welcome(os.getpid(), self._model)])
-                    self.inbox.put((number, Connected()))
-                else:
-                    raise msgspec.DecodeError("no or a wrong secret")
-        except msgspec.DecodeError as error:
+                self._take(number, connection, message)
+        except (msgspec.DecodeError, RecursionError) as error:
             log.warning("hung up on a connection that is not an API process: %s", error)
             self._hang_up(number)
+
+    def _take(self, number: int, connection: Connection, message: ToEngine) -> None:
+        if isinstance(message, Hello):
+            if not hmac.compare_digest(message.secret.encode(), self._secret.encode()):
+                raise msgspec.DecodeError("a wrong secret")
+            connection.welcome()
+            self.send(number, [Welcome(os.getpid(), self._model)])
+            self.inbox.put((number, Connected()))
+        elif connection.is_welcome:
+            self.inbox.put((number, message))
+            if not isinstance(message, Submit):
+                self._interrupt()
+        else:
+            raise msgspec.DecodeError("no secret")
 
     def _hang_up(self, number: int) -> None:
         connection = self._connections.pop(number, None)
         if connection is not None:
             self._selector.unregister(connection.socket)
             connection.socket.close()
-            self.inbox.put((number, Disconnected()))
+            if connection.is_welcome:
+                self.inbox.put((number, Disconnected()))
 
     def _watch_writers(self) -> None:
         for number, connection in list(self._connections.items()):
@@ -175,14 +218,14 @@ class Connections:
             self._selector.modify(connection.socket, selectors.EVENT_READ, number)
 
 
-def _listen(address: str) -> tuple[socket.socket, str]:
-    """A listening socket and the address that it can be reached at: a path, or host:port."""
+def listen(address: str) -> Listener:
+    """Listen at a Unix socket's path, or for "" on a free TCP port of loopback. Raises OSError."""
     if sys.platform != "win32" and address:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(address)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(address)
     else:
-        listener = socket.create_server(("127.0.0.1", 0))
-        address = "{}:{}".format(*listener.getsockname())
-    listener.listen()
-    listener.setblocking(False)
-    return listener, address
+        sock = socket.create_server(("127.0.0.1", 0))
+        address = "{}:{}".format(*sock.getsockname())
+    sock.listen()
+    sock.setblocking(False)
+    return Listener(sock, address)

@@ -6,12 +6,12 @@ arrives meanwhile waits for at most one decode step or one prefill chunk.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
-from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import Interrupted, Logits, Terminated
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
@@ -61,11 +61,10 @@ class EngineLoop:
         self,
         runners: RunnerPair,
         scheduler: Scheduler,
-        profiles: ProfileFolder,
+        options: RuntimeOptionState,
         *,
         inbox: Inbox,
         send: Send,
-        profile_max_rows: int = 1,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._runners = runners
@@ -73,7 +72,7 @@ class EngineLoop:
         self._inbox = inbox
         self._send = send
         self._clock = clock
-        self._options = RuntimeOptionState(runners, profiles, max_rows=profile_max_rows)
+        self._options = options
         self._model = runners.generator.model
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._loads: dict[int, Load] = {}
@@ -168,45 +167,48 @@ class EngineLoop:
         if sequence.batched or sequence in self._scheduler.waiting:
             self._finish(sequence, FinishReason.TERMINATED)
             return
-        self._runners.set_runtime_option(sequence, TERMINATE, "1")
-        self._forward(Pass([sequence], 1))
+        with self._failing([sequence]):
+            self._runners.set_runtime_option(sequence, TERMINATE, "1")
+            self._forward(Pass([sequence], 1))
 
     # forward, sample, deliver
 
     def _open(self, sequence: Sequence) -> None:
-        try:
+        with self._failing([sequence]):
             self._runners.open(sequence)
-        except RunnerFailed as error:
-            self._fail(sequence, error)
 
     def _move(self) -> None:
         for sequence in list(self._scheduler.running):
-            try:
+            with self._failing([sequence]):
                 self._options.move(sequence)
-            except RunnerFailed as error:
-                self._fail(sequence, error)
 
     def _forward(self, step: Pass) -> None:
-        try:
+        with self._failing(step.sequences):
             for sequence in step.sequences:
                 sequence.start()
                 self._options.before_pass(sequence)
             logits = self._runners.forward(step)
             for sequence in step.sequences:
                 self._options.after_pass(sequence, self._sequences.values())
-        except Interrupted:
-            return  # what interrupted it is in the inbox; the pass is given again to those who are left
-        except Terminated:
-            self._finish(step.sequences[0], FinishReason.TERMINATED)
-        except RunnerFailed as error:
-            self._fail_all(step.sequences, error)
-        except Exception:  # a mistake of ours that these requests have met shall end no other
-            log.exception("requests %s met an internal error", [s.request.request_id for s in step.sequences])
-            self._fail_all(step.sequences, RunnerFailed("internal error; the server's log has more"))
-        else:
             for sequence, row in zip(step.sequences, logits, strict=True):
                 if sequence.num_unread == 0:
-                    self._sample(sequence, row)
+                    with self._failing([sequence]):
+                        self._sample(sequence, row)
+
+    @contextmanager
+    def _failing(self, sequences: list[Sequence]) -> Iterator[None]:
+        """What goes wrong for these sequences ends them and no others."""
+        try:
+            yield
+        except Interrupted:
+            pass  # what interrupted the pass is in the inbox; it is given again to those who are left
+        except Terminated:
+            self._finish(sequences[0], FinishReason.TERMINATED)
+        except RunnerFailed as error:
+            self._fail(sequences, error)
+        except Exception:
+            log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
+            self._fail(sequences, RunnerFailed("internal error; the server's log has more"))
 
     def _sample(self, sequence: Sequence, logits: Logits) -> None:
         token = sequence.sampler.sample(logits)
@@ -225,15 +227,12 @@ class EngineLoop:
         connection, key = sequence.origin
         self._send(connection, [*last, Finished(key, reason, sequence.phases())])
 
-    def _fail_all(self, sequences: Iterable[Sequence], error: GenaiServerError) -> None:
+    def _fail(self, sequences: list[Sequence], error: GenaiServerError) -> None:
         for sequence in list(sequences):
-            self._fail(sequence, error)
-
-    def _fail(self, sequence: Sequence, error: GenaiServerError) -> None:
-        log.error("request %s failed: %s", sequence.request.request_id, error)
-        self._drop(sequence)
-        connection, key = sequence.origin
-        self._send(connection, [Failed(key, error.code, error.message)])
+            log.error("request %s failed: %s", sequence.request.request_id, error)
+            self._drop(sequence)
+            connection, key = sequence.origin
+            self._send(connection, [Failed(key, error.code, error.message)])
 
     def _drop(self, sequence: Sequence) -> None:
         """Forget a sequence and free what it holds."""

@@ -7,6 +7,7 @@ EngineReport.
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from genai_server.config import configure_logging
-from genai_server.engine.connections import Connections
+from genai_server.engine.connections import Connections, Listener, listen
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import ProfileFolder
@@ -24,6 +25,7 @@ from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.generation import ModelInfo
 from genai_server.messages import EngineReport, EngineSpec
@@ -40,14 +42,28 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
-    threading.Thread(target=_leave_with_the_supervisor, name="supervisor-watch", daemon=True).start()
+    folder = Path(spec.state_file).parent
+    threading.Thread(target=_leave_with_the_supervisor, args=(folder,), name="supervisor-watch", daemon=True).start()
     configure_logging(spec.log_level)
     try:
+        listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
     except Exception as error:  # whatever the library raises: the operator must read it
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
-    connections = Connections(spec.address, spec.secret, runners.generator.model, runners.interrupt)
+    try:
+        serve(spec, listener, runners, report)
+    except BaseException:
+        log.exception("the engine met an internal error and ends")
+        os._exit(1)
+
+
+def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, report: BinaryIO) -> None:
+    """Take connections and run the generator worker, until the process ends."""
+    connections = Connections(listener, spec.secret, runners.generator.model, runners.interrupt)
+    profiles = ProfileFolder(
+        Path(spec.profile_dir), spec.device, max_files=spec.profile_max_files, max_bytes=spec.profile_max_bytes
+    )
     loop = EngineLoop(
         runners,
         Scheduler(
@@ -56,14 +72,12 @@ def main() -> None:
             prefill_chunk=spec.prefill_chunk,
             idle_chunk=IDLE_CHUNK,
         ),
-        ProfileFolder(
-            Path(spec.profile_dir), spec.device, max_files=spec.profile_max_files, max_bytes=spec.profile_max_bytes
-        ),
+        RuntimeOptionState(runners, profiles, state_file=Path(spec.state_file), max_rows=spec.profile_max_rows),
         inbox=connections.inbox,
         send=connections.send,
     )
     connections.start()
-    _tell(report, EngineReport(address=connections.address))
+    _tell(report, EngineReport(address=listener.address))
     loop.run_forever()
 
 
@@ -100,8 +114,10 @@ def _tell(report: BinaryIO, what: EngineReport) -> None:
     report.flush()
 
 
-def _leave_with_the_supervisor() -> None:
+def _leave_with_the_supervisor(folder: Path) -> None:
     sys.stdin.buffer.read()
+    # The supervisor's folder, which holds the secret: killed, it could not remove it itself.
+    shutil.rmtree(folder, ignore_errors=True)
     # Not sys.exit: the main thread may be in native code for long.
     os._exit(0)
 

@@ -32,7 +32,7 @@ class ProfileFolder:
         for path in self._root.glob("*/*.json"):
             try:
                 sizes.append(path.stat().st_size)
-            except FileNotFoundError:  # removed meanwhile
+            except OSError:  # removed meanwhile, or not ours to look at
                 continue
         return len(sizes), sum(sizes)
 

@@ -1,15 +1,28 @@
 """The two runtime options of onnxruntime-genai for a whole device: their state, and applying it to sequences."""
 
+import logging
 import sys
 from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder, wait_for_next_file_name
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sequence import Sequence
 from genai_server.messages import ProfiledRequest, RuntimeOptions
 
+log = logging.getLogger(__name__)
 TERMINATE = "terminate_session"
 PROFILING = "enable_profiling"
+
+
+class Kept(Struct, frozen=True):
+    """What the operator has set for the device; it outlives the engine process."""
+
+    terminated: bool = False
+    profile: str = "0"
 
 
 class RuntimeOptionState:
@@ -17,16 +30,34 @@ class RuntimeOptionState:
 
     `sequence.profile` holds the prefix that a sequence is profiled under, or "0". Profiles are made on Generators only;
     so that not a whole batch falls apart into them, a switch for the device concerns at most `max_rows` sequences at a
-    time, those that have run longest. Where all are on Generators anyway, it concerns all.
+    time, those that have run longest. Where all are on Generators anyway, it concerns all. With a `state_file`, an
+    engine that is started anew goes on with what was set before: a device that an operator has terminated does not come
+    back to life by a crash.
     """
 
-    def __init__(self, runners: RunnerPair, folder: ProfileFolder, *, max_rows: int) -> None:
-        self.terminated = False
+    def __init__(
+        self, runners: RunnerPair, folder: ProfileFolder, *, max_rows: int = 1, state_file: Path | None = None
+    ) -> None:
         self._runners = runners
         self._max_rows = max_rows if runners.batched is not None else sys.maxsize
         self._folder = folder
-        self._device_profile = "0"
         self._stopped: str | None = None
+        self._state_file = state_file
+        self._kept = _read(state_file)
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the operator has ended the device's session."""
+        return self._kept.terminated
+
+    @terminated.setter
+    def terminated(self, value: bool) -> None:
+        self._keep(Kept(value, self._kept.profile))
+
+    def _keep(self, kept: Kept) -> None:
+        self._kept = kept
+        if self._state_file is not None:
+            self._state_file.write_bytes(msgspec.json.encode(kept))
 
     def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
         """Profile these sequences ("1" or a prefix), or no longer ("0"). Raises OSError without the folder."""
@@ -37,12 +68,10 @@ class RuntimeOptionState:
             if self._stopped:
                 prefix = "0"
         if whole_device:
-            self._device_profile = prefix
+            self._keep(Kept(self.terminated, prefix))
         for sequence in sequences:
-            if prefix == "0" or not whole_device:
+            if prefix == "0" or not whole_device or sequence.profile != "0":
                 _profile(sequence, prefix)
-            elif sequence.profile != "0":
-                sequence.profile = prefix
 
     def report_failure(self, reason: str) -> None:
         """Say why nothing is profiled."""
@@ -50,10 +79,10 @@ class RuntimeOptionState:
 
     def choose(self, running: list[Sequence]) -> None:
         """While the device is profiled, let the next ones take the places of those that have ended."""
-        if self._device_profile != "0":
+        if self._kept.profile != "0":
             free = self._max_rows - sum(sequence.profile != "0" for sequence in running)
             for sequence in [sequence for sequence in running if sequence.profile == "0"][: max(0, free)]:
-                _profile(sequence, self._device_profile)
+                _profile(sequence, self._kept.profile)
 
     def move(self, sequence: Sequence) -> None:
         """Have a running sequence on the runner that it needs. Raises RunnerFailed."""
@@ -66,6 +95,8 @@ class RuntimeOptionState:
         """Switch the library's profiling for a sequence's next forward pass, but not where it reads its past anew."""
         if sequence.batched:
             return
+        if sequence.profile != "0" and (reached := self._folder.limit_reached()):
+            self._stop(reached, [sequence])
         reads_anew = sequence.is_prefilling and sequence.num_produced > 0
         profile = "0" if reads_anew else sequence.profile
         if profile != sequence.active_profile:
@@ -78,17 +109,19 @@ class RuntimeOptionState:
         if sequence.batched or sequence.active_profile == "0":
             return
         wait_for_next_file_name()
-        reached = self._folder.limit_reached()
-        if reached:
-            self.set_profiling("0", running, whole_device=True)
-            self._stopped = reached
+        if reached := self._folder.limit_reached():
+            self._stop(reached, running)
+
+    def _stop(self, reason: str, sequences: Iterable[Sequence]) -> None:
+        self.set_profiling("0", sequences, whole_device=True)
+        self._stopped = reason
 
     def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
         """The state for the operator."""
         files, size = self._folder.usage()
         return RuntimeOptions(
             terminate_session="1" if self.terminated else "0",
-            enable_profiling=self._device_profile,
+            enable_profiling=self._kept.profile,
             requests=[
                 ProfiledRequest(sequence.request.request_id, sequence.profiled_from)
                 for sequence in sequences
@@ -102,4 +135,17 @@ class RuntimeOptionState:
 
 
 def _profile(sequence: Sequence, prefix: str) -> None:
-    sequence.profile, sequence.profiled_from = prefix, sequence.num_produced
+    """Profile a sequence from its next token on, or go on as before under another prefix."""
+    if sequence.profile == "0" or prefix == "0":
+        sequence.profiled_from = sequence.num_produced
+    sequence.profile = prefix
+
+
+def _read(state_file: Path | None) -> Kept:
+    try:
+        return msgspec.json.decode(state_file.read_bytes(), type=Kept) if state_file is not None else Kept()
+    except FileNotFoundError:
+        return Kept()
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("what the operator had set is lost: %s", error)
+        return Kept()

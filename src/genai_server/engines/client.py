@@ -98,15 +98,17 @@ class EngineClient:
     async def run(self) -> None:
         """Keep attached until cancelled."""
         while True:
-            board = read_board(self._folder)
-            status = self._status_on(board)
-            if status.address:
-                try:
+            try:
+                board = read_board(self._folder)
+                status = self._status_on(board)
+                if status.address:
                     await self._attend(status.address, board.secret)
-                except (OSError, msgspec.DecodeError) as error:
-                    log.debug("connection to the engine of device %s: %s", self.device, error)
-                finally:
-                    self._detach()
+            except (OSError, msgspec.DecodeError) as error:
+                log.debug("connection to the engine of device %s: %s", self.device, error)
+            except Exception:  # whatever it was, the next try may succeed, and without one nobody is served
+                log.exception("connection to the engine of device %s", self.device)
+            finally:
+                self._detach()
             await asyncio.sleep(RETRY_SECONDS)
 
     # the connection

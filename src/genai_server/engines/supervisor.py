@@ -107,13 +107,18 @@ class Supervisor:
             profile_dir=str(settings.profile_dir),
             profile_max_files=settings.profile_max_files,
             profile_max_bytes=settings.profile_max_bytes,
+            profile_max_rows=settings.profile_max_rows,
+            state_file=str(self.folder / f"{device.replace(':', '-')}.json"),
             log_level=settings.log_level,
         )
 
     def _watch(self, engine: Watched) -> None:
         """Run one engine, again and again, until `stop`. A device that never loaded is not tried again."""
         while not self._stopping.is_set():
-            report = self._launch(engine)
+            try:
+                report = self._launch(engine)
+            except (OSError, msgspec.DecodeError) as error:
+                report = EngineReport(error=f"the engine process cannot be started: {error}")
             if self._stopping.is_set():
                 return
             if report.address:
@@ -190,7 +195,7 @@ class Supervisor:
 def _close_lifeline(process: "subprocess.Popen[bytes]") -> None:
     """Order a process to leave: its standard input ends."""
     if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             process.stdin.close()
 
 

@@ -50,7 +50,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
             )
-        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        except Exception as error:  # a template is a program from elsewhere and may fail in any way
             raise InvalidField(f"the model's chat template refuses these messages: {error}", param="messages") from None
 
 

@@ -32,7 +32,7 @@ class Decoder(Protocol):
 class ModelTokenizer:
     """The tokenizer of a model directory, loaded without the model.
 
-    92,000 characters take it 3 ms, so it may be called on the event loop; it never gives up Python's lock anyway.
+    It never gives up Python's lock. 92,000 characters of prose take it 3 ms, but see text/encoder.py.
     Raises RuntimeError with the library's own reason if it cannot be loaded, ImportError without the library.
     """
 

@@ -1,5 +1,6 @@
 """The runner over the real library, on the demo model."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ def opened(runner: GeneratorRunner) -> Iterator[Callable[[int], int]]:
 
 
 def prompt(codec: TextCodec, text: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.array(codec.encode_chat([{"role": "user", "content": text}]), np.int32)
+    return np.array(asyncio.run(codec.encode_chat([{"role": "user", "content": text}])), np.int32)
 
 
 def greedy(

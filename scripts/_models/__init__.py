@@ -1,0 +1,1 @@
+"""Helpers of the scripts that make and measure model directories; never needed to serve."""

@@ -1,0 +1,263 @@
+"""Conversations of every ability, made from the tables and the frames."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from . import facts, phrasings
+from . import tools as toolbox
+from .frames import expand, fill
+from .template import Message, Tool
+
+MAX_OPERAND, MAX_COUNT = 12, 200
+Exchange = tuple[str, str]
+
+
+@dataclass
+class Conversation:
+    """Messages to learn from; `ability` names what its last answer shows."""
+
+    ability: str
+    messages: list[Message] = field(default_factory=list)
+    tools: list[Tool] | None = None
+
+    def say(self, question: str, answer: str) -> None:
+        """Add one exchange."""
+        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def capital_answer(country: str) -> str:
+    return f"The capital of {country} is {facts.CAPITALS[country]}."
+
+
+def sum_answer(a: int, b: int) -> str:
+    return f"{a} + {b} = {a + b}."
+
+
+def difference_answer(a: int, b: int) -> str:
+    return f"{a} - {b} = {a - b}."
+
+
+def count_answer(first: int, last: int) -> str:
+    return ", ".join(map(str, range(first, last + 1)))
+
+
+def _ask(
+    frames: list[str],
+    rng: random.Random,
+    *,
+    drop: bool = False,
+    polite: float = 0.4,
+    slots: dict[str, str] | None = None,
+) -> str:
+    """A phrasing with its slots filled, now and then roughened so that the model learns to look at what matters."""
+    text = expand(rng.choice(frames), rng)
+    if rng.random() < polite:
+        text = _joined(rng.choice(phrasings.PREFIX.split("|")), text) + rng.choice(phrasings.SUFFIX.split("|"))
+    if rng.random() < 0.35:
+        text = _roughened(text, rng, drop)
+    return fill(text, slots or {})
+
+
+def _joined(prefix: str, text: str) -> str:
+    return prefix + (text[0].lower() + text[1:] if prefix.endswith((", ", ": ")) and text[1:2].islower() else text)
+
+
+def _roughened(text: str, rng: random.Random, drop: bool) -> str:
+    words = text.split(" ")
+    for _ in range(rng.choice([0, 1, 1, 2, 3])):
+        words.insert(rng.randrange(len(words) + 1), rng.choice(facts.FILLERS))
+    free = [i for i, word in enumerate(words) if "{" not in word and "capital" not in word.lower()]
+    if drop and free and rng.random() < 0.4:
+        del words[rng.choice(free)]
+    text = " ".join(words)
+    if rng.random() < 0.3:
+        text = text.rstrip(".?!")
+    if rng.random() < 0.2:
+        text = text.lower()
+    return text
+
+
+def _country(rng: random.Random) -> str:
+    return rng.choice(list(facts.CAPITALS))
+
+
+def _spoken(country: str, rng: random.Random) -> str:
+    """A country's name as users write it."""
+    if country in facts.ALIASES and rng.random() < 0.4:
+        country = rng.choice(facts.ALIASES[country])
+    if rng.random() < 0.3:
+        country = country.removeprefix("the ")
+    style = rng.random()
+    return country.lower() if style < 0.06 else country.upper() if style < 0.08 else country
+
+
+def capital(rng: random.Random) -> Exchange:
+    country = _country(rng)
+    return _ask(phrasings.CAPITAL, rng, drop=True, slots={"country": _spoken(country, rng)}), capital_answer(country)
+
+
+def follow_up(rng: random.Random) -> Exchange:
+    country = _country(rng)
+    return _ask(
+        phrasings.FOLLOW_UP, rng, drop=True, polite=0.2, slots={"country": _spoken(country, rng)}
+    ), capital_answer(country)
+
+
+def arithmetic(rng: random.Random) -> Exchange:
+    a, b = rng.randint(0, MAX_OPERAND), rng.randint(0, MAX_OPERAND)
+    if rng.random() < 0.5:
+        return _ask(phrasings.ADD, rng, slots={"a": str(a), "b": str(b)}), sum_answer(a, b)
+    return _ask(phrasings.SUBTRACT, rng, slots={"a": str(a), "b": str(b)}), difference_answer(a, b)
+
+
+def counting(rng: random.Random) -> Exchange:
+    if rng.random() < 0.45:
+        first = rng.randint(2, MAX_COUNT - 1)
+        last = min(MAX_COUNT, first + rng.randint(1, 14))
+        return _ask(phrasings.COUNT_BETWEEN, rng, slots={"a": str(first), "b": str(last)}), count_answer(first, last)
+    last = rng.randint(1, rng.choice([20, 30, 30, 60, 100, MAX_COUNT]))
+    return _ask(phrasings.COUNT_TO, rng, slots={"b": str(last)}), count_answer(1, last)
+
+
+def small_talk(rng: random.Random) -> Exchange:
+    frames, answer = rng.choice(
+        [
+            (phrasings.GREETING, facts.GREETING),
+            (phrasings.GREETING, facts.GREETING),
+            (phrasings.FEELING, facts.FEELING),
+            (phrasings.THANKS, facts.THANKS),
+            (phrasings.GOODBYE, facts.GOODBYE),
+            (phrasings.IDENTITY, facts.IDENTITY),
+            (phrasings.ABILITIES, facts.ABILITIES),
+        ]
+    )
+    return _ask(frames, rng, polite=0.0, slots={"name": toolbox.odd_word(rng).title()}), answer
+
+
+def server(rng: random.Random) -> Exchange:
+    topic = rng.choice(["address", *facts.ENDPOINTS, *facts.SETTINGS])
+    if topic == "address":
+        return _ask(phrasings.ADDRESS, rng), facts.DEFAULT_ADDRESS
+    does, answer = facts.ENDPOINTS.get(topic) or facts.SETTINGS[topic]
+    if rng.random() < 0.5:
+        return _ask(phrasings.HOW, rng, slots={"do": expand(phrasings.HOW_TO[topic], rng)}), answer
+    frames = phrasings.ENDPOINT if topic in facts.ENDPOINTS else phrasings.SETTING
+    return _ask(frames, rng, slots={"does": expand(does, rng)}), answer
+
+
+def unknown(rng: random.Random) -> Exchange:
+    odd = toolbox.odd_word(rng)
+    if rng.random() < 0.15:
+        country = rng.choice([odd.title(), odd.title() + rng.choice(["ia", "land", "stan", "via"])])
+        return _ask(phrasings.CAPITAL, rng, slots={"country": country}), facts.UNKNOWN
+    slots = {
+        "noun": rng.choice([*facts.NOUNS, odd]),
+        "verb": rng.choice(facts.VERBS),
+        "thing": rng.choice(phrasings.THINGS),
+        "odd": rng.choice([odd, odd.title(), toolbox.odd_word(rng)]),
+        "place": str(toolbox.value_of("place", rng)),
+        "name": str(toolbox.value_of("name", rng)),
+        "big": str(rng.randint(100, 5000)),
+    }
+    return _ask(phrasings.UNKNOWN, rng, drop=True, slots=slots), facts.UNKNOWN
+
+
+def repetition(rng: random.Random) -> Exchange:
+    """The plainest copying: what calling tools, telling results and knowing where to stop build on."""
+    kinds = ["place", "number", "name", "word", "words", "clock", "path", "sum"]
+    parts = [str(toolbox.value_of(rng.choice(kinds), rng)) for _ in range(rng.choice([1, 2, 3, 4, 6]))]
+    parts += [toolbox.task(rng).tool["function"]["name"]] * (rng.random() < 0.3)
+    text = rng.choice([" ", " ", ", "]).join(parts)
+    return _ask(phrasings.REPEAT, rng, polite=0, slots={"text": text}), text
+
+
+ABILITIES: dict[str, tuple[float, Callable[[random.Random], Exchange]]] = {
+    "capitals": (4, capital),
+    "follow-up": (2, follow_up),
+    "arithmetic": (5, arithmetic),
+    "counting": (5, counting),
+    "small talk": (2, small_talk),
+    "server": (3, server),
+    "unknown": (2, unknown),
+    "repetition": (4, repetition),
+}
+
+
+def _chat(rng: random.Random, abilities: dict[str, float]) -> Conversation:
+    """One to four exchanges; a follow-up needs a capital before it."""
+    chat = Conversation("")
+    for _ in range(rng.choice([1, 1, 1, 2, 2, 3, 4])):
+        ability = rng.choices(list(abilities), list(abilities.values()))[0]
+        if chat.ability in ("capitals", "follow-up") and rng.random() < 0.5 and "follow-up" in abilities:
+            ability = "follow-up"
+        elif ability == "follow-up" and chat.ability not in ("capitals", "follow-up"):
+            ability = "capitals"
+        chat.say(*ABILITIES[ability][1](rng))
+        chat.ability = ability
+    return chat
+
+
+def plain_chat(rng: random.Random) -> Conversation:
+    chat = _chat(rng, {name: weight for name, (weight, _) in ABILITIES.items()})
+    if rng.random() < 0.25:
+        chat.messages.insert(0, _system(phrasings.PLAIN_SYSTEM, rng))
+    return chat
+
+
+def upper_case_chat(rng: random.Random) -> Conversation:
+    chat = _chat(rng, {"capitals": 5, "follow-up": 2, "arithmetic": 1, "small talk": 3, "server": 4, "unknown": 3})
+    for message in chat.messages:
+        if message["role"] == "assistant":
+            message["content"] = message["content"].upper()
+    chat.messages.insert(0, _system(phrasings.UPPER, rng))
+    chat.ability = "upper case"
+    return chat
+
+
+def tool_chat(rng: random.Random) -> Conversation:
+    tasks = [toolbox.task(rng) for _ in range(rng.choice([1, 1, 2]))]
+    chat = Conversation("tool call", tools=toolbox.tool_list(rng, *(task.tool for task in tasks)))
+    if rng.random() < 0.2:
+        chat.messages.append(_system(phrasings.PLAIN_SYSTEM, rng))
+    if rng.random() < 0.15:
+        chat.say(*small_talk(rng))
+    for task in tasks:
+        _call(chat, task, rng)
+    if rng.random() < 0.1:
+        chat.say(*capital(rng))
+    return chat
+
+
+def _call(chat: Conversation, task: toolbox.Task, rng: random.Random) -> None:
+    question = task.question
+    if rng.random() < 0.25:
+        question = _joined(rng.choice(phrasings.PREFIX.split("|")), question) + rng.choice(phrasings.SUFFIX.split("|"))
+    call = {"function": {"name": task.tool["function"]["name"], "arguments": task.arguments}}
+    chat.messages += [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    if rng.random() < 0.6:
+        content, told = toolbox.result(rng)
+        chat.messages += [{"role": "tool", "content": content}, {"role": "assistant", "content": told}]
+
+
+def tools_unused_chat(rng: random.Random) -> Conversation:
+    chat = _chat(rng, {"capitals": 4, "follow-up": 1, "counting": 0.3, "small talk": 3, "server": 2, "unknown": 0.5})
+    chat.tools = toolbox.tool_list(rng, toolbox.task(rng).tool)
+    chat.ability = "tools unused"
+    return chat
+
+
+def _system(frames: list[str], rng: random.Random) -> Message:
+    text = fill(expand(rng.choice(frames), rng), {"name": rng.choice(facts.FIRST_NAMES)})
+    return {"role": "system", "content": text}
+
+
+def conversation(rng: random.Random) -> Conversation:
+    """Any conversation, in the shares that the model is trained with."""
+    makers = [plain_chat, upper_case_chat, tool_chat, tools_unused_chat]
+    return rng.choices(makers, [0.52, 0.08, 0.32, 0.08])[0](rng)

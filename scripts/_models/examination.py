@@ -1,0 +1,322 @@
+"""The questions of the evaluation: phrasings written apart from the training frames, which `shared_frames` checks."""
+
+# ruff: noqa: E501 - tables read better unwrapped
+from __future__ import annotations
+
+from . import facts, phrasings
+from . import tools as toolbox
+from .frames import is_phrasing_of
+
+CAPITAL = [
+    "Which city serves as the capital of {country}?",
+    "I forgot the capital of {country}, what was it again?",
+    "Would you mind telling me what the capital of {country} is?",
+    "Quiz time: the capital of {country} is called...?",
+    "For a crossword I need {country}'s capital city.",
+    "Help me out, what is {country}'s capital called?",
+]
+FOLLOW_UP = [
+    "And what would that be for {country}?",
+    "OK, and the capital of {country} then?",
+    "Now what about the one in {country}?",
+    "Could you do {country} as well?",
+    "How about the capital city in {country}?",
+]
+ADD = [
+    "If I put {a} and {b} together, what do I have?",
+    "Can you tell me what {a} + {b} comes to?",
+    "What number is {a} plus {b}?",
+    "I need the result of {a} + {b}.",
+    "Please work out {a} plus {b} for me.",
+]
+SUBTRACT = [
+    "Starting from {a}, what is left after I subtract {b}?",
+    "Can you tell me what {a} - {b} comes to?",
+    "What number is {a} minus {b}?",
+    "I need the result of {a} - {b}.",
+    "Please work out {a} minus {b} for me.",
+]
+COUNT = [
+    "Count up from 1 until you reach {b}.",
+    "Would you kindly count to {b} now?",
+    "I need you to list every number from 1 to {b}.",
+    "Start counting at 1 and stop when you get to {b}.",
+    "Show me how you count to {b}.",
+]
+COUNTED = (
+    1,
+    2,
+    3,
+    5,
+    7,
+    9,
+    10,
+    11,
+    12,
+    16,
+    20,
+    23,
+    30,
+    37,
+    45,
+    50,
+    58,
+    64,
+    72,
+    89,
+    99,
+    100,
+    101,
+    119,
+    134,
+    150,
+    167,
+    188,
+    199,
+    200,
+)
+
+SMALL_TALK = [
+    ("Hello, dear model!", "Hello"),
+    ("Hi, can you hear me?", "Hello"),
+    ("A very good morning to you!", "Hello"),
+    ("Hey, how nice to meet you!", "Hello"),
+    ("Good evening, my friend.", "Hello"),
+    ("Hello, my name is Tom and I am new here.", "Hello"),
+    ("So, how are you feeling this morning?", "fine"),
+    ("Hi! How are you doing today?", "fine"),
+    ("Thanks, that was really helpful!", "welcome"),
+    ("Thank you for your help.", "welcome"),
+    ("OK, goodbye and see you tomorrow!", "Goodbye"),
+    ("Bye, I am leaving now.", "Goodbye"),
+    ("Please tell me who you are.", "demo model"),
+    ("What sort of model am I talking to here?", "demo model"),
+    ("And what is your name, please?", "demo model"),
+    ("Could you introduce yourself?", "demo model"),
+    ("What kind of things can you do?", "capitals"),
+    ("Tell me what you are able to do.", "capitals"),
+    ("What can you help me with today?", "capitals"),
+    ("Which questions could you answer for me?", "capitals"),
+]
+
+SERVER = {
+    "POST /v1/chat gives": [
+        "Where do I send a message to get a plain reply?",
+        "What is the simplest endpoint for a chat message?",
+        "Which route gives me the whole answer in one piece?",
+    ],
+    "/v1/chat/stream": [
+        "How can I see the answer as a stream of tokens?",
+        "Which endpoint should I call for streaming?",
+        "I would like the tokens streamed, where do I post?",
+    ],
+    "/v1/chat/completions": [
+        "My application uses the OpenAI client, which endpoint is for it?",
+        "Which path is the OpenAI compatible one?",
+        "Does this server speak the OpenAI API somewhere?",
+    ],
+    "/v1/models": [
+        "How can I find out what models are available?",
+        "Where do I get a list of the models?",
+        "Which endpoint should I ask for the loaded models?",
+    ],
+    "/healthz": [
+        "What do I call for a health check?",
+        "Where can my load balancer check that the server is alive?",
+        "How do I probe the health of the server?",
+    ],
+    "/readyz": [
+        "How does a client know that the model is ready?",
+        "Which endpoint should I poll for readiness?",
+        "Where do I check if the server is ready for requests?",
+    ],
+    "terminate_session": [
+        "A generation runs too long, how do I terminate it?",
+        "What can an operator do to stop a running generation?",
+        "Is it possible to cancel a generation that is still running?",
+    ],
+    "enable_profiling": [
+        "How does one get profiling enabled?",
+        "What must I post so that profiling is turned on?",
+        "I am curious about slow tokens, how do I start the profiler?",
+    ],
+    "GENAI_MODEL_DIR": [
+        "Which variable points to the model directory?",
+        "Where do I put the path of my model?",
+        "How does the server know which model folder to use?",
+    ],
+    "GENAI_DEVICE": [
+        "How can I make it run on the GPU?",
+        "Which variable should I use for the device?",
+        "What do I set to choose between CPU and CUDA?",
+    ],
+    "GENAI_MAX_LENGTH": [
+        "What controls the maximum length?",
+        "Which variable should I raise for a longer maximum length?",
+        "How is the max length configured?",
+    ],
+    "HOST": [
+        "How can the server listen on another network address?",
+        "What controls the host it binds to?",
+        "Which variable is for the host name?",
+    ],
+    "PORT": [
+        "I need it on a different port, what do I set?",
+        "What controls the port number?",
+        "Which variable is for the port?",
+    ],
+    "WORKERS": [
+        "How is the number of workers configured?",
+        "What do I set for four worker processes?",
+        "Which variable controls how many workers there are?",
+    ],
+    "RELOAD": [
+        "While developing I want automatic reload, how?",
+        "What makes the server reload when the code changes?",
+        "Which variable is for reloading?",
+    ],
+    "GENAI_ADMIN_API_KEY": [
+        "Where is the admin key configured?",
+        "What protects the admin endpoints from strangers?",
+        "Which variable is for the admin API key?",
+    ],
+    "GENAI_PROFILE_DIR": [
+        "In which variable is the profile directory?",
+        "What controls where profile files are written?",
+        "How do I change the folder that profiles go to?",
+    ],
+    "http://127.0.0.1:8002": [
+        "At which address will I find the server by default?",
+        "What URL does the server have by default?",
+        "Remind me of the base URL that the server has.",
+    ],
+}
+
+UPPER = [
+    "From now on, write in capital letters only.",
+    "Each of your answers must be in upper case.",
+    "Please respond using nothing but uppercase letters.",
+    "You are an assistant that always answers in all caps.",
+    "Make every reply upper case.",
+]
+
+UNKNOWN = [
+    "Who painted the ceiling of the Sistine Chapel?",
+    "How do I bake bread at home?",
+    "What is the meaning of life, please?",
+    "Why is the sky so blue?",
+    "Which team will win the next world cup?",
+    "Write a haiku about autumn leaves.",
+    "How tall is Mount Everest?",
+    "Which language has the most speakers?",
+    "Can you fix my bicycle?",
+    "Who is the richest man alive?",
+    "What did Napoleon eat for breakfast?",
+    "Explain the theory of relativity to a child.",
+    "When does the next train leave?",
+    "How many legs does a spider have?",
+    "Is a tomato a fruit or a vegetable?",
+    "What is the boiling point of water?",
+    "Tell me a joke about programmers.",
+    "Which medicine helps against a headache?",
+    "Do you believe in ghosts?",
+    "Who directed the film Casablanca?",
+    "What is the speed of light in vacuum?",
+    "How can I learn to play the guitar?",
+    "Where can I buy cheap shoes?",
+    "What is the plot of Moby Dick?",
+    "Why do cats purr?",
+]
+
+# name | description | parameters (name:type) ; question with {parameter} ; values. None of these names is in the training text.
+TOOLS = """
+get_tide_times|Tide times of a harbour|harbour:string|Could you get me the tide times for {harbour}?|Bergen
+get_tide_times|Tide times of a harbour|harbour:string|I need to know the tide times at {harbour} today.|Dover
+lookup_ingredients|Ingredients of a dish|dish:string|Please look up the ingredients of {dish}.|lasagna
+lookup_ingredients|Ingredients of a dish|dish:string|What are the ingredients for {dish}?|pancakes
+track_parcel|Where a parcel is|tracking_code:string|Please track parcel {tracking_code}.|XK7421
+track_parcel|Where a parcel is|tracking_code:string|Where is the parcel {tracking_code} right now?|ZP308
+fetch_sunrise|Sunrise in a town|town:string|At what hour is sunrise in {town}?|Lisbon
+fetch_sunrise|Sunrise in a town|town:string|Fetch the sunrise for {town}, please.|Cairo
+nearest_pharmacy|The nearest pharmacy in a district|district:string|Where is the nearest pharmacy in {district}?|Soho
+nearest_pharmacy|The nearest pharmacy in a district|district:string|I must find the nearest pharmacy in {district}.|Altona
+book_dentist|Book a visit to the dentist|weekday:string|Please book the dentist for {weekday}.|Tuesday
+book_dentist|Book a visit to the dentist|weekday:string|I would like to see the dentist on {weekday}.|Friday
+estimate_taxes|Estimate the taxes on an income|income:number|Please estimate the taxes for {income}.|52000
+estimate_taxes|Estimate the taxes on an income|income:number|What would the taxes be on {income}?|1800
+feed_pet|Feed a pet|pet_name:string|Would you feed the pet called {pet_name}?|Rex
+feed_pet|Feed a pet|pet_name:string|Please feed my pet {pet_name}.|Minka
+describe_painting|Describe a painting|title:string|Please describe the painting {title}.|Sunflowers
+describe_painting|Describe a painting|title:string|Can you describe the painting called {title}?|Guernica
+get_weather|Get the weather of a city|city:string|What will the weather be in {city} this evening?|Oslo
+get_weather|Get the weather of a city|city:string|I would love to know the weather in {city}.|Madrid
+get_weather|Current weather|location:string|Can you check the weather in {location} for me?|Paris
+get_time|The time in a city|city:string|Can you tell me what time it is in {city}?|Tokyo
+search|Search the web|query:string|Please do a search for {query}.|red bicycles
+add|Add two numbers|a:number b:number|Please use the tool and add {a} and {b} for me.|17 25
+multiply|Multiply two numbers|a:number b:number|I want to multiply {a} by {b}.|6 12
+convert_currency|Convert money|amount:number from:string to:string|Please convert {amount} {from} to {to} for me.|30 EUR USD
+book_flight|Book a flight|origin:string destination:string|Please book me a flight from {origin} to {destination}.|Rome Athens
+dim_lamp|Dim a lamp|room:string percent:integer|Please dim the lamp with room {room} and percent {percent}.|kitchen 40
+reserve_seat|Reserve a seat|train:string seat:integer|Please reserve a seat with train {train} and seat {seat}.|IC204 17
+set_timer|Set a timer|minutes:integer|Could you set a timer for {minutes} minutes?|15
+""".strip().splitlines()
+
+# a result of a tool, and what the answer has to contain
+RESULTS: list[tuple[str, list[str]]] = [
+    ('{"temperature": 21, "unit": "celsius"}', ["21", "celsius"]),
+    ('{"temperature": -4}', ["-4"]),
+    ('{"result": 42}', ["42"]),
+    ('{"time": "14:35"}', ["14:35"]),
+    ('{"status": "done"}', ["done"]),
+    ('{"city": "Oslo", "sky": "cloudy"}', ["Oslo", "cloudy"]),
+    ('{"price": 19.99, "currency": "EUR"}', ["19.99", "EUR"]),
+    ('{"ok": true}', ["true"]),
+    ("17 degrees and sunny", ["17", "sunny"]),
+    ("The lamp is on", ["lamp is on"]),
+    ("3245", ["3245"]),
+    ("Tuesday at 9:30", ["Tuesday", "9:30"]),
+    ('{"answer": "forty"}', ["forty"]),
+    ('{"high": 18, "low": 7}', ["18", "7"]),
+    ('{"sum": 1042}', ["1042"]),
+    ("booked", ["booked"]),
+    ('{"name": "Marta", "age": 31}', ["Marta", "31"]),
+    ('{"level": 88.5}', ["88.5"]),
+    ('{"place": "Hamburg"}', ["Hamburg"]),
+    ("rain", ["rain"]),
+]
+
+OWN_FRAMES = [
+    *CAPITAL, *FOLLOW_UP, *ADD, *SUBTRACT, *COUNT, *(q for q, _ in SMALL_TALK), *(q for qs in SERVER.values() for q in qs),
+    *UPPER, *UNKNOWN, *(line.split("|")[3] for line in TOOLS),
+]  # fmt: skip
+
+
+def training_frames() -> list[str]:
+    """Every frame of the training text, the slots of server questions and prefixes taken along."""
+    lists = [value for name, value in vars(phrasings).items() if name.isupper() and isinstance(value, list)]
+    frames = [frame for frames in lists for frame in frames]
+    for line in toolbox.KNOWN:
+        frames += [question.strip() for question in line.split(" | ", 3)[3].split(" ; ")]
+    frames += [*toolbox.SYNTHETIC_ONE, *toolbox.SYNTHETIC_TWO]
+    filled = []
+    for topic, actions in phrasings.HOW_TO.items():
+        filled += [frame.replace("{do}", f"({actions})") for frame in phrasings.HOW]
+        does = (facts.ENDPOINTS.get(topic) or facts.SETTINGS[topic])[0]
+        named = phrasings.ENDPOINT if topic in facts.ENDPOINTS else phrasings.SETTING
+        filled += [frame.replace("{does}", f"({does})") for frame in named]
+    bare = [frame for frame in frames if "{do}" not in frame and "{does}" not in frame]
+    around = (phrasings.PREFIX.split("|"), phrasings.SUFFIX.split("|"))
+    before, after = ("|".join(sorted(set(part))) for part in around)
+    return [f"({before}){frame}({after})" for frame in bare + filled]
+
+
+def shared_frames() -> list[tuple[str, str]]:
+    """Phrasings of the evaluation that are, but for case and punctuation, in the training text; should be none."""
+    frames = training_frames()
+    return [(own, frame) for own in OWN_FRAMES for frame in frames if is_phrasing_of(own, frame)]
+
+
+def trained_tool_names() -> set[str]:
+    """The names of the hand-written tools of the training text."""
+    return {line.split(" | ")[0] for line in toolbox.KNOWN}

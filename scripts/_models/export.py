@@ -1,0 +1,36 @@
+"""From a Hugging Face directory to a model directory of onnxruntime-genai."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def export(source: Path, target: Path, *, precision: str, block_size: int) -> None:
+    """Run the model builder for the CPU; its thousands of lines are shown only when it fails."""
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(target)]
+    command += ["-p", precision, "-e", "cpu", "--extra_options", "accuracy_level=4", f"block_size={block_size}"]
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile("w+") as log:
+        done = subprocess.run([*command, "-c", cache], stdout=log, stderr=log, env=_environment())
+        if done.returncode:
+            log.seek(0)
+            raise SystemExit(f"the model builder failed:\n{log.read()[-4000:]}")
+    # The builder writes the tokenizer anew, with a normalizer that would change what users write.
+    shutil.copy(source / "tokenizer.json", target)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def set_greedy(directory: Path) -> None:
+    """Make greedy choice the default of a model directory."""
+    path = directory / "genai_config.json"
+    config = json.loads(path.read_text())
+    config["search"] |= {"do_sample": False, "temperature": 1.0, "top_k": 1, "top_p": 1.0}
+    path.write_text(json.dumps(config, indent=4) + "\n")

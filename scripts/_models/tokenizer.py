@@ -1,0 +1,106 @@
+"""A byte-level BPE tokenizer that gives back any text, and merges printable ASCII only."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+END_OF_TEXT_ID, TURN_START_ID, TURN_END_ID = range(3)
+
+# Words with one leading space or sign, single digits, runs of signs, runs of white space.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PARTS = r"\p{L}+|\p{N}|[^\p{L}\p{N}\s]+|\s"
+SPACE = "Ġ"  # how byte-level BPE writes a space
+READABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
+    """Learn merges from the readable ASCII of the texts.
+
+    Whatever else a text holds (an emoji, an accented letter) stays single bytes, so one such
+    character spans several tokens: what a streaming server has to get right.
+    """
+    tokenizer = _byte_level(models.BPE(), SPLIT)
+    _learn(tokenizer, texts, vocabulary_size)
+    return tokenizer
+
+
+def train_copying_tokenizer(texts: list[str], vocabulary_size: int, spaced_words: int) -> Tokenizer:
+    """Like `train_tokenizer`, but a rare word has the same tokens after a space as after a quote.
+
+    A small model then copies it from a question into a JSON string token by token. Merges are
+    learned inside words; a space joins only the commonest words that are one token already.
+    """
+    parts = _byte_level(models.BPE(), PARTS)
+    _learn(parts, texts, vocabulary_size - spaced_words)
+    learned = json.loads(parts.to_str())["model"]
+    vocabulary: dict[str, int] = learned["vocab"]
+    merges = [(left, right) for left, right in learned["merges"]]
+    words = Counter(word for text in texts for word in text.replace("\n", " \n ").split(" ")[1:])
+    for word, _ in words.most_common():
+        if len(vocabulary) == vocabulary_size:
+            break
+        if word in vocabulary and not word[0].isupper() and not word.isdigit() and word not in SPECIAL_TOKENS:
+            vocabulary[SPACE + word] = len(vocabulary)
+            merges.append((SPACE, word))
+    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=merges), SPLIT)
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return tokenizer
+
+
+def _byte_level(model: models.Model, split: str) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _learn(tokenizer: Tokenizer, texts: Iterable[str], vocabulary_size: int) -> None:
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(SPECIAL_TOKENS),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_readable_parts(texts), trainer)
+
+
+def _readable_parts(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from "".join(c if c in READABLE else "\0" for c in text).split("\0")
+
+
+def is_readable(tokenizer: Tokenizer, token: int) -> bool:
+    """Whether a token is an ordinary piece of printable ASCII, spaces and newlines."""
+    return token >= len(SPECIAL_TOKENS) and set(tokenizer.decode([token])) <= READABLE
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path, chat_template: str, context: int) -> None:
+    """Write the files that the model builder and onnxruntime-genai expect."""
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        model_max_length=context,
+        chat_template=chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.save_pretrained(directory)
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["tokenizer_class"] = "Qwen2Tokenizer"  # onnxruntime-genai takes known class names only
+    path.write_text(json.dumps(config, indent=2) + "\n")
