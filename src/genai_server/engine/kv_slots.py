@@ -38,7 +38,8 @@ class KvSlots:
     """The slots over one set of buffers.
 
     With `exact`, only keys and values from prefill are given to another sequence, for those from decoding differ from
-    them by rounding, and at least two tokens of a prompt are left to read, for one alone is read by another kernel.
+    them by rounding. At least two tokens of a longer prompt are always left to read, for one alone is read by another
+    kernel, which rounds otherwise: so asking twice gives the same answer twice.
     """
 
     def __init__(self, num_slots: int, buffers: Buffers, *, exact: bool = False) -> None:
@@ -117,7 +118,7 @@ class KvSlots:
 
     def _longest_past(self, prompt: list[int]) -> tuple[Slot | None, int]:
         """The slot that has most of the prompt's beginning, and how many tokens of it may be used."""
-        most = len(prompt) - (2 if self._exact else 1)
+        most = len(prompt) - 2
         best: tuple[Slot | None, int] = (None, 0)
         for slot in self.slots:
             usable = slot.tokens[: slot.num_prefilled] if self._exact else slot.tokens

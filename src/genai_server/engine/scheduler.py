@@ -23,8 +23,9 @@ class Pass:
 class Scheduler:
     """Waiting and running sequences of one device, each kind in order of priority and arrival.
 
-    While others decode, a chunk of prompt has `prefill_chunk` tokens, else `idle_chunk`. With `exact`, no chunk has one
-    token alone unless the whole prompt has, for another kernel reads it.
+    While others decode, a chunk of prompt has `prefill_chunk` tokens, else `idle_chunk`; no chunk has one token alone
+    unless the prompt has, for another kernel reads it. With `exact`, what a sequence has produced itself is read anew
+    token by token, as it was made.
     """
 
     def __init__(
@@ -99,10 +100,10 @@ class Scheduler:
         """How many tokens of a prompt to read at once."""
         others_decode = any(not other.is_prefilling for other in self.running)
         most = self._prefill_chunk if others_decode or not sequence.batched else self._idle_chunk
-        if self._exact and sequence.num_read >= len(sequence.request.prompt):
-            return 1  # its own answer, read anew as it was produced
         left = sequence.num_unread
         if self._exact and sequence.num_produced:
             left = len(sequence.request.prompt) - sequence.num_read
+            if left <= 0:
+                return 1
         chunk = min(most, left)
-        return chunk + 1 if self._exact and left - chunk == 1 else chunk
+        return chunk + 1 if left - chunk == 1 else chunk
