@@ -59,6 +59,23 @@ class Settings(BaseModel):
     max_batch_size: int = Field(
         16, alias="GENAI_MAX_BATCH_SIZE", ge=1, le=1024, description="Requests that a device runs at once; others wait."
     )
+    scheduler: str = Field(
+        "auto",
+        alias="GENAI_SCHEDULER",
+        pattern="^(auto|batched|generator)$",
+        description="`batched`, `generator` (one request after another, token by token), or `auto`: batched if it can.",
+    )
+    kv_cache_bytes: int = Field(
+        0,
+        alias="GENAI_KV_CACHE_BYTES",
+        ge=0,
+        description="Most memory of a batch's keys and values, in bytes; 0 takes half of what is free at the start.",
+    )
+    exact: bool = Field(
+        False,
+        alias="GENAI_EXACT",
+        description="Make every answer bit for bit the same in any company, at some cost.",
+    )
     max_queue: int = Field(
         256,
         alias="GENAI_MAX_QUEUE",

@@ -26,7 +26,8 @@ class GenerationRequest(Struct, frozen=True):
 
     `prompt` are token ids, at least one. `max_tokens` bounds the answer, `max_length` prompt and answer together; both
     count tokens. `request_id` is the client's name for the request and need not be unique. `cache_prompt` lets a past
-    that begins alike be used again; a lower `priority` is served earlier.
+    that begins alike be used again; a lower `priority` is served earlier; an `exact` answer is bit for bit the same in
+    any company.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class GenerationRequest(Struct, frozen=True):
     ignore_eos: bool = False
     cache_prompt: bool = True
     priority: int = 0
+    exact: bool = False
 
 
 class FinishReason(StrEnum):
@@ -55,6 +57,19 @@ class Phases(Struct, frozen=True):
     queue: float = 0.0
     prefill: float = 0.0
     decode: float = 0.0
+
+
+class Batching(Struct, frozen=True):
+    """How an engine runs several sequences.
+
+    `scheduler` is "batched" or "generator", `reason` why it is the latter. `num_slots` run at once. `exact` says whether
+    a sequence alone gives bit for bit what it gives in a batch without further ado; None where nothing is batched.
+    """
+
+    scheduler: str = "generator"
+    reason: str | None = None
+    num_slots: int = 0
+    exact: bool | None = None
 
 
 class ModelInfo(Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases
+from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _PREFIX_BYTES = 4
@@ -50,7 +50,13 @@ class GetRuntimeOptions(Struct, frozen=True, tag=True):
     call: int
 
 
-ToEngine = Hello | Submit | Cancel | SetRuntimeOption | GetRuntimeOptions
+class ResetPrefixCache(Struct, frozen=True, tag=True):
+    """Forget the past of all sequences that have ended."""
+
+    call: int
+
+
+ToEngine = Hello | Submit | Cancel | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache
 
 
 class Welcome(Struct, frozen=True, tag=True):
@@ -58,6 +64,7 @@ class Welcome(Struct, frozen=True, tag=True):
 
     pid: int
     model: ModelInfo
+    batching: Batching
 
 
 class Load(Struct, frozen=True, tag=True):
@@ -91,11 +98,12 @@ class Tokens(Struct, frozen=True, tag=True):
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """The answer is complete; `phases` says what the engine spent on it."""
+    """The answer is complete; `phases` says what the engine spent on it, `num_cached` how much of the prompt it had."""
 
     key: int
     reason: FinishReason
     phases: Phases
+    num_cached: int = 0
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -136,7 +144,14 @@ class Reply(Struct, frozen=True, tag=True):
     matched: bool = True
 
 
-ToApi = Welcome | Load | Accepted | Refused | Tokens | Finished | Failed | Reply
+class CacheReset(Struct, frozen=True, tag=True):
+    """Answers one ResetPrefixCache: so many slots had a past."""
+
+    call: int
+    slots: int
+
+
+ToApi = Welcome | Load | Accepted | Refused | Tokens | Finished | Failed | Reply | CacheReset
 
 
 class EngineSpec(Struct, frozen=True):
@@ -156,6 +171,8 @@ class EngineSpec(Struct, frozen=True):
     max_queue: int
     prefill_chunk: int
     max_length: int
+    scheduler: str
+    kv_cache_bytes: int
     profile_dir: str
     profile_max_files: int
     profile_max_bytes: int

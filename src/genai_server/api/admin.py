@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -13,6 +13,8 @@ from genai_server.engines.client import EngineClient
 from genai_server.errors import InvalidField, NoEngineReady, RequestNotFound
 from genai_server.messages import Reply
 from genai_server.openai_api.schemas import ErrorResponse, RuntimeOptionsRequest
+
+T = TypeVar("T")
 
 # How long an engine may take to answer, in seconds: longer than any forward pass should.
 _PATIENCE = 20.0
@@ -53,9 +55,14 @@ async def set_runtime_options(
     return _body(replies)
 
 
-async def _ask(
-    engines: Sequence[EngineClient], question: Callable[[EngineClient], Awaitable[Reply]]
-) -> dict[str, Reply]:
+@router.post("/v1/admin/reset_prefix_cache")
+async def reset_prefix_cache(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+    """Forget the past of all requests that have ended; answers how many slots of each device had one."""
+    slots = await _ask(services.router.select(None), EngineClient.reset_prefix_cache)
+    return {"devices": {device: {"slots": number} for device, number in slots.items()}}
+
+
+async def _ask(engines: Sequence[EngineClient], question: Callable[[EngineClient], Awaitable[T]]) -> dict[str, T]:
     """The replies of the engines that run, by device. Raises NoEngineReady if none does."""
     running = [engine for engine in engines if engine.is_connected]
     if not running:
@@ -64,7 +71,7 @@ async def _ask(
     return {engine.device: reply for engine, reply in zip(running, replies, strict=True)}
 
 
-async def _answer(engine: EngineClient, question: Callable[[EngineClient], Awaitable[Reply]]) -> Reply:
+async def _answer(engine: EngineClient, question: Callable[[EngineClient], Awaitable[T]]) -> T:
     try:
         async with asyncio.timeout(_PATIENCE):
             return await question(engine)

@@ -46,6 +46,11 @@ class Answer:
         assert self._stream.reason is not None, "pieces() has not ended yet"
         return self._stream.reason
 
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompt that needed not be read, once the answer has ended."""
+        return self._stream.num_cached
+
     def timings(self) -> Timings:
         """The figures, once the answer has ended."""
         return self._stopwatch.timings(self._stream.phases.decode)

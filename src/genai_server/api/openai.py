@@ -53,4 +53,4 @@ async def _chunks(answer: Answer, build: ChatCompletionBuilder, *, with_usage: b
 
 def _usage(answer: Answer) -> dict[str, Any]:
     timings = answer.timings()
-    return usage(timings.input_tokens, timings.output_tokens)
+    return usage(timings.input_tokens, timings.output_tokens, answer.num_cached)

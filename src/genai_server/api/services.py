@@ -10,7 +10,7 @@ from genai_server.config import Settings
 from genai_server.engines.router import Router
 from genai_server.errors import ModelNotFound
 from genai_server.openai_api.schemas import ChatParameters
-from genai_server.openai_api.translate import to_generation_request
+from genai_server.openai_api.translate import Policy, to_generation_request
 from genai_server.text.codec import TextCodec
 from genai_server.timing import Clock, Stopwatch
 
@@ -37,7 +37,8 @@ class Services:
         engine, model = self.router.pick(body.device)
         codec = self.codecs[engine.device]
         prompt = await codec.encode_chat([message.model_dump() for message in body.messages])
-        request = to_generation_request(body, prompt, model, request_id=request_id, max_length=self.settings.max_length)
+        policy = Policy(self.settings.max_length, self.settings.exact)
+        request = to_generation_request(body, prompt, model, request_id=request_id, policy=policy)
         stopwatch.input_tokens = len(prompt)
         stream = await engine.submit(request)
         return Answer(stream, codec.decoder(), stopwatch, request_id=request_id, model=self.settings.model_name)

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
@@ -46,6 +47,8 @@ def device_status(services: Services, device: str) -> dict[str, Any]:
         "waiting": engine.load.waiting,
         "terminated": engine.load.terminated,
     }
+    if engine.is_connected:
+        found["batching"] = msgspec.structs.asdict(engine.batching)
     if status.error is not None:
         found["error"] = status.error
     return found

@@ -21,7 +21,7 @@ from typing import cast
 import msgspec
 
 from genai_server.engine.loop import Connected, Disconnected, Inbox
-from genai_server.generation import ModelInfo
+from genai_server.generation import Batching, ModelInfo
 from genai_server.messages import (
     MAX_FRAME_BYTES,
     Hello,
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 MAX_BACKLOG_BYTES = 32 * 1024 * 1024
 # As long as nothing is known of the other side, it may send no more than a Hello takes.
 MAX_STRANGERS_BYTES = 1024
+_ALONE = Batching()
 
 
 class Connection:
@@ -100,11 +101,17 @@ class Connections:
     """
 
     def __init__(
-        self, listener: Listener, secret: str, model: ModelInfo, interrupt: Callable[[], None] = lambda: None
+        self,
+        listener: Listener,
+        secret: str,
+        model: ModelInfo,
+        batching: Batching = _ALONE,
+        interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self._secret = secret
         self._model = model
+        self._batching = batching
         self._interrupt = interrupt
         self._connections: dict[int, Connection] = {}
         self._numbers = count()
@@ -187,7 +194,7 @@ class Connections:
             if not hmac.compare_digest(message.secret.encode(), self._secret.encode()):
                 raise msgspec.DecodeError("a wrong secret")
             connection.welcome()
-            self.send(number, [Welcome(os.getpid(), self._model)])
+            self.send(number, [Welcome(os.getpid(), self._model, self._batching)])
             self.inbox.put((number, Connected()))
         elif connection.is_welcome:
             self.inbox.put((number, message))

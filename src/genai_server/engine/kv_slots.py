@@ -35,19 +35,13 @@ class Slot:
 
 
 class KvSlots:
-    """The slots over one set of buffers.
+    """The slots over one set of buffers."""
 
-    With `exact`, only keys and values from prefill are given to another sequence, for those from decoding differ from
-    them by rounding. At least two tokens of a longer prompt are always left to read, for one alone is read by another
-    kernel, which rounds otherwise: so asking twice gives the same answer twice.
-    """
-
-    def __init__(self, num_slots: int, buffers: Buffers, *, exact: bool = False) -> None:
+    def __init__(self, num_slots: int, buffers: Buffers) -> None:
         self.slots = [Slot() for _ in range(num_slots)]
         self.num_running = 0
         self.num_decoding = 0
         self._buffers = buffers
-        self._exact = exact
         self._num_released = 0
 
     @property
@@ -59,13 +53,16 @@ class KvSlots:
         """The slot of a running sequence."""
         return next(index for index in range(self.num_running) if self.slots[index].sequence == sequence)
 
-    def acquire(self, sequence: int, prompt: list[int], *, reuse: bool = True) -> int:
-        """Give a sequence the next slot; returns how many tokens of its prompt lie in it already, never all of them.
+    def acquire(self, sequence: int, prompt: list[int], *, reuse: bool = True, exact: bool = False) -> int:
+        """Give a sequence the next slot; returns how many tokens of its prompt lie in it already.
 
+        At least two tokens are always left to read, for one alone is read by another kernel, which rounds otherwise: so
+        asking twice gives the same answer twice. With `exact`, only keys and values from prefill are used again, for
+        those from decoding differ from them by rounding.
         An idle slot that has little beyond the common past is taken over; otherwise the past is copied into the idle
         slot that was released longest ago, so that both can be gone on from.
         """
-        source, length = self._longest_past(prompt) if reuse else (None, 0)
+        source, length = self._longest_past(prompt, exact=exact) if reuse else (None, 0)
         target = self.num_running
         if source is not None and source.sequence is None and 2 * length >= len(source.tokens):
             taken = source
@@ -116,12 +113,12 @@ class KvSlots:
             slot.tokens, slot.num_prefilled, slot.released = [], 0, 0
         return len(idle)
 
-    def _longest_past(self, prompt: list[int]) -> tuple[Slot | None, int]:
+    def _longest_past(self, prompt: list[int], *, exact: bool) -> tuple[Slot | None, int]:
         """The slot that has most of the prompt's beginning, and how many tokens of it may be used."""
         most = len(prompt) - 2
         best: tuple[Slot | None, int] = (None, 0)
         for slot in self.slots:
-            usable = slot.tokens[: slot.num_prefilled] if self._exact else slot.tokens
+            usable = slot.tokens[: slot.num_prefilled] if exact else slot.tokens
             length = min(most, _common_length(prompt, usable))
             if length > best[1]:
                 best = (slot, length)

@@ -21,6 +21,7 @@ from genai_server.errors import GenaiServerError, QueueFull, RunnerFailed, Sessi
 from genai_server.generation import FinishReason
 from genai_server.messages import (
     Accepted,
+    CacheReset,
     Cancel,
     Failed,
     Finished,
@@ -28,6 +29,7 @@ from genai_server.messages import (
     Load,
     Refused,
     Reply,
+    ResetPrefixCache,
     SetRuntimeOption,
     Submit,
     ToApi,
@@ -46,7 +48,7 @@ class Disconnected(Struct, frozen=True):
     """An API process has gone; nobody waits for its requests any more."""
 
 
-Message = Submit | Cancel | SetRuntimeOption | GetRuntimeOptions | Connected | Disconnected
+Message = Submit | Cancel | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache | Connected | Disconnected
 Inbox = SimpleQueue[tuple[int, Message]]
 Send = Callable[[int, list[ToApi]], None]
 
@@ -121,6 +123,8 @@ class EngineLoop:
                 self._set_runtime_option(connection, message)
             case GetRuntimeOptions(call):
                 self._send(connection, [Reply(call, self._options.describe(self._sequences.values()))])
+            case ResetPrefixCache(call):
+                self._send(connection, [CacheReset(call, self._runners.forget())])
             case Connected():
                 self._loads[connection] = Load()
             case Disconnected():
@@ -225,7 +229,7 @@ class EngineLoop:
     def _finish(self, sequence: Sequence, reason: FinishReason, *last: ToApi) -> None:
         self._drop(sequence)
         connection, key = sequence.origin
-        self._send(connection, [*last, Finished(key, reason, sequence.phases())])
+        self._send(connection, [*last, Finished(key, reason, sequence.phases(), sequence.num_cached)])
 
     def _fail(self, sequences: list[Sequence], error: GenaiServerError) -> None:
         for sequence in list(sequences):

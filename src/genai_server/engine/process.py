@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import psutil
 
 from genai_server.config import configure_logging
 from genai_server.engine.connections import Connections, Listener, listen
@@ -60,14 +61,14 @@ def main() -> None:
 
 def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, report: BinaryIO) -> None:
     """Take connections and run the generator worker, until the process ends."""
-    connections = Connections(listener, spec.secret, runners.generator.model, runners.interrupt)
+    connections = Connections(listener, spec.secret, runners.generator.model, runners.batching, runners.interrupt)
     profiles = ProfileFolder(
         Path(spec.profile_dir), spec.device, max_files=spec.profile_max_files, max_bytes=spec.profile_max_bytes
     )
     loop = EngineLoop(
         runners,
         Scheduler(
-            max_running=spec.max_batch_size,
+            max_running=runners.batching.num_slots or spec.max_batch_size,
             max_waiting=spec.max_queue,
             prefill_chunk=spec.prefill_chunk,
             idle_chunk=IDLE_CHUNK,
@@ -84,22 +85,34 @@ def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, report: Bin
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
     if spec.device.startswith("scripted"):
-        return RunnerPair(ScriptedRunner())
+        return RunnerPair(ScriptedRunner(), reason="it is scripted")
     generator = GeneratorRunner(Path(spec.model_dir), spec.device, spec.threads)
-    return RunnerPair(generator, load_batched(spec, generator.model))
-
-
-def load_batched(spec: EngineSpec, model: ModelInfo) -> BatchedRunner | None:
-    """The batched runner, if it is wanted and the model fits."""
     try:
-        if spec.device != "cpu":
-            raise DoesNotFit(f"it runs on CPUs, not yet on {spec.device}")
-        graph = read_decoder_graph(Path(spec.model_dir))
+        return RunnerPair(generator, load_batched(spec, generator.model))
     except DoesNotFit as reason:
-        log.info("device %s runs requests one by one; the batched runner cannot, because %s", spec.device, reason)
-        return None
-    limits = BatchLimits(spec.max_batch_size, min(spec.max_length, model.context_length))
-    return BatchedRunner(graph, open_session(graph, spec.threads), model, limits)
+        if spec.scheduler == "batched":
+            raise
+        log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
+        return RunnerPair(generator, reason=str(reason))
+
+
+def load_batched(spec: EngineSpec, model: ModelInfo) -> BatchedRunner:
+    """The batched runner. Raises DoesNotFit if it is not wanted or cannot run the model."""
+    if spec.scheduler == "generator":
+        raise DoesNotFit("GENAI_SCHEDULER is generator")
+    if spec.device != "cpu":
+        raise DoesNotFit(f"it runs on CPUs, not yet on {spec.device}")
+    graph = read_decoder_graph(Path(spec.model_dir))
+    max_length = min(spec.max_length, model.context_length)
+    slot_bytes = graph.bytes_per_token * (max_length + 1)
+    allowed = spec.kv_cache_bytes or psutil.virtual_memory().available // 2
+    num_slots = min(spec.max_batch_size, allowed // slot_bytes)
+    if num_slots < 1:
+        source = "GENAI_KV_CACHE_BYTES" if spec.kv_cache_bytes else "half of the memory that is free"
+        raise DoesNotFit(
+            f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes, {source} is {allowed}"
+        )
+    return BatchedRunner(graph, open_session(graph, spec.threads), model, BatchLimits(num_slots, max_length))
 
 
 def _private_standard_output() -> BinaryIO:

@@ -81,7 +81,8 @@ class RuntimeOptionState:
         """While the device is profiled, let the next ones take the places of those that have ended."""
         if self._kept.profile != "0":
             free = self._max_rows - sum(sequence.profile != "0" for sequence in running)
-            for sequence in [sequence for sequence in running if sequence.profile == "0"][: max(0, free)]:
+            able = [s for s in running if s.profile == "0" and self._runners.can_profile(s)]
+            for sequence in able[: max(0, free)]:
                 _profile(sequence, self._kept.profile)
 
     def move(self, sequence: Sequence) -> None:

@@ -24,8 +24,8 @@ class Scheduler:
     """Waiting and running sequences of one device, each kind in order of priority and arrival.
 
     While others decode, a chunk of prompt has `prefill_chunk` tokens, else `idle_chunk`; no chunk has one token alone
-    unless the prompt has, for another kernel reads it. With `exact`, what a sequence has produced itself is read anew
-    token by token, as it was made.
+    unless the prompt has, for another kernel reads it. What an exact sequence has produced itself is read anew token by
+    token, as it was made.
     """
 
     def __init__(
@@ -35,7 +35,6 @@ class Scheduler:
         max_waiting: int,
         prefill_chunk: int,
         idle_chunk: int | None = None,
-        exact: bool = False,
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -43,7 +42,6 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
-        self._exact = exact
         self._round: Iterator[Pass] = iter(())
 
     @property
@@ -101,7 +99,7 @@ class Scheduler:
         others_decode = any(not other.is_prefilling for other in self.running)
         most = self._prefill_chunk if others_decode or not sequence.batched else self._idle_chunk
         left = sequence.num_unread
-        if self._exact and sequence.num_produced:
+        if sequence.request.exact and sequence.num_produced:
             left = len(sequence.request.prompt) - sequence.num_read
             if left <= 0:
                 return 1

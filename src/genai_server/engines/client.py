@@ -6,16 +6,18 @@ import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from genai_server.engines.board import read_board
 from genai_server.engines.stream import TokenStream
 from genai_server.errors import EngineDied, NoEngineReady, from_code
-from genai_server.generation import GenerationRequest, ModelInfo
+from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages import (
     Accepted,
     Board,
+    CacheReset,
     Cancel,
     EngineStatus,
     Failed,
@@ -25,6 +27,7 @@ from genai_server.messages import (
     Load,
     Refused,
     Reply,
+    ResetPrefixCache,
     SetRuntimeOption,
     Submit,
     ToApi,
@@ -45,11 +48,12 @@ class EngineClient:
     def __init__(self, device: str, folder: Path) -> None:
         self.device = device
         self.model: ModelInfo | None = None
+        self.batching = Batching()
         self.load = Load()
         self._folder = folder
         self._writer: asyncio.StreamWriter | None = None
         self._streams: dict[int, TokenStream] = {}
-        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._keys = count()
 
     @property
@@ -89,11 +93,18 @@ class EngineClient:
 
     async def set_runtime_option(self, option: str, value: str, request_id: str | None) -> Reply:
         """Set a runtime option; see messages.SetRuntimeOption. Raises NoEngineReady."""
-        return await self._call(lambda call: SetRuntimeOption(call, option, value, request_id))
+        reply: Reply = await self._call(lambda call: SetRuntimeOption(call, option, value, request_id))
+        return reply
 
     async def runtime_options(self) -> Reply:
         """The state of the runtime options. Raises NoEngineReady."""
-        return await self._call(GetRuntimeOptions)
+        reply: Reply = await self._call(GetRuntimeOptions)
+        return reply
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget the past of all sequences that have ended; returns how many slots had one. Raises NoEngineReady."""
+        reset: CacheReset = await self._call(ResetPrefixCache)
+        return reset.slots
 
     async def run(self) -> None:
         """Keep attached until cancelled."""
@@ -138,10 +149,10 @@ class EngineClient:
     def _receive(self, message: ToApi) -> None:
         match message:
             case Welcome():
-                self.model = message.model
+                self.model, self.batching = message.model, message.batching
             case Load():
                 self.load = message
-            case Reply():
+            case Reply() | CacheReset():
                 call = self._calls.pop(message.call, None)
                 if call is not None and not call.done():
                     call.set_result(message)
@@ -159,7 +170,7 @@ class EngineClient:
                 stream.deliver(message.tokens)
                 return
             case Finished():
-                stream.finish(message.reason, message.phases)
+                stream.finish(message.reason, message.phases, message.num_cached)
             case Refused() | Failed():
                 stream.fail(from_code(message.code, message.message))
         del self._streams[message.key]
@@ -169,9 +180,9 @@ class EngineClient:
         if self._streams.pop(key, None) is not None and self._writer is not None:
             self._send([Cancel(key)])
 
-    async def _call(self, message: Callable[[int], ToEngine]) -> Reply:
+    async def _call(self, message: Callable[[int], ToEngine]) -> Any:
         call = next(self._keys)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._send([message(call)])
         self._calls[call] = future
         return await future

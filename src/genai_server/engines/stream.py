@@ -9,7 +9,7 @@ from genai_server.generation import FinishReason, Phases
 
 
 class TokenStream:
-    """Batches of token ids as they arrive; at the end `reason` is set, and `phases` to the engine's times.
+    """Batches of token ids as they arrive; at the end `reason` is set, `phases` and `num_cached`.
 
     Belongs to the event loop. Exactly one of `finish` and `fail` takes effect, the first. Who closes it before the end
     cancels the request in the engine. A slow reader gets several batches as one.
@@ -18,6 +18,7 @@ class TokenStream:
     def __init__(self, on_leave: Callable[[], None]) -> None:
         self.reason: FinishReason | None = None
         self.phases = Phases()
+        self.num_cached = 0
         self._on_leave = on_leave
         self._tokens: deque[int] = deque()
         self._error: GenaiServerError | None = None
@@ -36,10 +37,10 @@ class TokenStream:
         self._tokens.extend(tokens)
         self._changed.set()
 
-    def finish(self, reason: FinishReason, phases: Phases) -> None:
+    def finish(self, reason: FinishReason, phases: Phases, num_cached: int = 0) -> None:
         """The answer is complete."""
         if not self.is_ended:
-            self.reason, self.phases = reason, phases
+            self.reason, self.phases, self.num_cached = reason, phases, num_cached
             self._changed.set()
 
     def fail(self, error: GenaiServerError) -> None:

@@ -104,6 +104,8 @@ class Supervisor:
             max_queue=settings.max_queue,
             prefill_chunk=settings.prefill_chunk,
             max_length=settings.max_length,
+            scheduler=settings.scheduler,
+            kv_cache_bytes=settings.kv_cache_bytes,
             profile_dir=str(settings.profile_dir),
             profile_max_files=settings.profile_max_files,
             profile_max_bytes=settings.profile_max_bytes,

@@ -39,6 +39,9 @@ class ChatParameters(Wire):
     seed: int | None = Field(None, ge=0, le=2**63 - 1)
     max_tokens: int | None = Field(None, ge=1, description="Most tokens of the answer; all that fit if left out.")
     ignore_eos: bool | None = Field(None, description="Go on after the token that ends an answer.")
+    cache_prompt: bool | None = Field(None, description="Use a past that begins alike again; true if left out.")
+    priority: int | None = Field(None, ge=-1000, le=1000, description="Lower is served earlier; 0 if left out.")
+    exact: bool | None = Field(None, description="Bit for bit the same answer in any company.")
 
 
 class ChatRequest(ChatParameters):

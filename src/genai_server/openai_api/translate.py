@@ -1,5 +1,7 @@
 """Between the wire and the vocabulary, without any I/O: requests downwards, chunks and answers upwards."""
 
+from dataclasses import dataclass
+
 from msgspec import structs
 
 from genai_server.errors import InvalidField, PromptTooLong
@@ -11,16 +13,24 @@ _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalt
 _OPENAI_REASONS = {FinishReason.TERMINATED: "length"}
 
 
+@dataclass(frozen=True)
+class Policy:
+    """The operator's: most tokens of prompt and answer together, and whether answers are exact by default."""
+
+    max_length: int
+    exact: bool = False
+
+
 def to_generation_request(
-    body: ChatParameters, prompt: list[int], model: ModelInfo, *, request_id: str, max_length: int
+    body: ChatParameters, prompt: list[int], model: ModelInfo, *, request_id: str, policy: Policy
 ) -> GenerationRequest:
-    """Resolve all defaults. `max_length` is the operator's limit for prompt and answer together, in tokens.
+    """Resolve all defaults.
 
     Raises InvalidField and PromptTooLong, which name field, limit and given value.
     """
-    limit = min(max_length, model.context_length)
+    limit = min(policy.max_length, model.context_length)
     field, max_tokens = _answer_limit(body)
-    source = "GENAI_MAX_LENGTH" if limit == max_length else "the model's context"
+    source = "GENAI_MAX_LENGTH" if limit == policy.max_length else "the model's context"
     if max_tokens is not None and max_tokens > limit:
         raise InvalidField(f"{field} must be at most {limit} ({source}), given {max_tokens}", param=field)
     if not prompt:
@@ -37,6 +47,9 @@ def to_generation_request(
         max_length=limit,
         sampling=to_sampling(body, model.defaults),
         ignore_eos=bool(body.ignore_eos),
+        cache_prompt=body.cache_prompt is not False,
+        priority=body.priority or 0,
+        exact=policy.exact if body.exact is None else body.exact,
     )
 
 
@@ -62,12 +75,13 @@ def openai_reason(reason: FinishReason) -> JsonObject:
     return {"finish_reason": reason.value}
 
 
-def usage(num_prompt: int, num_completion: int) -> JsonObject:
+def usage(num_prompt: int, num_completion: int, num_cached: int = 0) -> JsonObject:
     """OpenAI's usage object, in tokens."""
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
     }
 
 

@@ -1,6 +1,7 @@
 """What the engine's loop asks of a runner: the one place that drives a model."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,6 +10,17 @@ from numpy.typing import NDArray
 from genai_server.generation import ModelInfo
 
 Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a sequence is begun: tokens that it can grow to, whether a past that began alike may be used again, and
+    whether its answer must be bit for bit the same in any company.
+    """
+
+    max_length: int
+    reuse: bool = True
+    exact: bool = False
 
 
 class Terminated(Exception):
@@ -36,12 +48,8 @@ class Runner(Protocol):
         """Sequences that one forward pass can take a token further."""
         ...
 
-    def open(self, sequence: int, prompt: list[int], max_length: int, *, reuse: bool) -> int:
-        """Begin a sequence that grows to at most `max_length` tokens.
-
-        Returns how many tokens of the prompt need not be read, because a past that began alike is still there; 0
-        without `reuse`.
-        """
+    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
+        """Begin a sequence; returns how many tokens of the prompt need not be read, for their past is still there."""
         ...
 
     def prefill(self, sequence: int, tokens: Sequence[int]) -> Logits:

@@ -16,20 +16,21 @@ from numpy.typing import NDArray
 from genai_server.engine.cores import usable_cores
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_slots import KvSlots
-from genai_server.engine.runners.base import Interrupted, Logits
+from genai_server.engine.runners.base import Interrupted, Logits, Opening
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
 
 _INTERRUPTED_MESSAGE = "terminate flag"
+# Prompt of the trial at the start.
+_TRIED_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Sequences at once, tokens of each, and whether answers shall be exact."""
+    """Sequences at once, and tokens of each."""
 
     num_slots: int
     max_length: int
-    exact: bool = False
 
 
 def open_session(graph: DecoderGraph, threads: int) -> Any:
@@ -77,23 +78,24 @@ class CpuBuffers:
 class BatchedRunner:
     """One ONNX Runtime session, and slots in one set of key-value buffers.
 
-    With `exact`, no row runs alone and only prefilled past is used again, so that an answer is bit for bit the same in
-    any company.
+    `lone_row_is_exact` says whether a row alone gives bit for bit what it gives in a batch, as tried at the start: some
+    kernels round otherwise for one row. An exact sequence never runs alone where that differs.
     """
 
     def __init__(self, graph: DecoderGraph, session: Any, model: ModelInfo, limits: BatchLimits) -> None:
         self._graph = graph
         self._session = session
         self._model = model
-        self._exact = limits.exact
-        # Two at least: in exact mode a lone row needs a companion.
+        self._exact: set[int] = set()
+        # Two at least: the lone row of an exact answer needs a companion.
         num_slots = max(2, limits.num_slots)
         self._buffers = CpuBuffers(graph, num_slots, limits.max_length)
-        self.slots = KvSlots(num_slots, self._buffers, exact=limits.exact)
+        self.slots = KvSlots(num_slots, self._buffers)
         self._max_rows = limits.num_slots
         self._bindings: dict[tuple[int, int], Any] = {}
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
         self._reading: Any = None
+        self.lone_row_is_exact = self._try_lone_row()
 
     @property
     def model(self) -> ModelInfo:
@@ -103,8 +105,10 @@ class BatchedRunner:
     def max_rows(self) -> int:
         return self._max_rows
 
-    def open(self, sequence: int, prompt: list[int], max_length: int, *, reuse: bool) -> int:
-        return self.slots.acquire(sequence, prompt, reuse=reuse)
+    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
+        if how.exact:
+            self._exact.add(sequence)
+        return self.slots.acquire(sequence, prompt, reuse=how.reuse, exact=how.exact)
 
     def prefill(self, sequence: int, tokens: Sequence[int]) -> Logits:
         index = self.slots.index(sequence)
@@ -119,8 +123,8 @@ class BatchedRunner:
             if self.slots.index(sequence) >= self.slots.num_decoding:
                 self.slots.start_decoding(sequence)
         rows = self.slots.num_decoding
-        if self._exact and rows == 1:
-            rows = 2
+        if rows == 1 and not self.lone_row_is_exact and sequences[0] in self._exact:
+            rows = 2  # with a companion, which nobody listens to
         ids = np.zeros((rows, 1), np.int64)
         indices = [self.slots.index(sequence) for sequence in sequences]
         ids[indices, 0] = tokens
@@ -136,8 +140,12 @@ class BatchedRunner:
         """The graph's outputs that hold keys and values."""
         return self._graph.present_names
 
-    def adopt(self, sequence: int, read: list[int], num_prefilled: int, past: dict[str, NDArray[Any]]) -> None:
+    def adopt(
+        self, sequence: int, read: list[int], num_prefilled: int, past: dict[str, NDArray[Any]], *, exact: bool = False
+    ) -> None:
         """Take over a sequence with the keys and values [1, kv_heads, …, head_size] of the tokens it has read."""
+        if exact:
+            self._exact.add(sequence)
         self.slots.acquire(sequence, read, reuse=False)
         index = self.slots.index(sequence)
         for name, values in past.items():
@@ -154,7 +162,19 @@ class BatchedRunner:
         raise RunnerFailed(f"the batched runner has no runtime option {option}")
 
     def close(self, sequence: int) -> None:
+        self._exact.discard(sequence)
         self.slots.release(sequence)
+
+    def _try_lone_row(self) -> bool:
+        """Whether one row gives the same logits alone and beside another; leaves the slots as they were."""
+        prompt = np.arange(_TRIED_TOKENS, dtype=np.int64)[np.newaxis] % self._model.vocab_size
+        for slot in range(2):
+            self._run(prompt, slot, np.array([_TRIED_TOKENS]))
+        following = np.ones((2, 1), np.int64)
+        lengths = np.full(2, _TRIED_TOKENS + 1)
+        together = self._run(following, 0, lengths)
+        alone = self._run(following[:1], 0, lengths[:1])
+        return bool(np.array_equal(together[0], alone[0]))
 
     def _run(self, ids: NDArray[np.int64], first: int, lengths: NDArray[np.int64]) -> Logits:
         """One pass of `ids` [rows, new] over the slots from `first` on, whose rows are `lengths` long after it."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from genai_server.config import disable_telemetry
 from genai_server.engine.cores import usable_cores
 from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.runners.base import Logits, Terminated
+from genai_server.engine.runners.base import Logits, Opening, Terminated
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
 
@@ -52,11 +52,11 @@ class GeneratorRunner:
     def max_rows(self) -> int:
         return 1
 
-    def open(self, sequence: int, prompt: list[int], max_length: int, *, reuse: bool) -> int:
+    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         with self._translated():
             parameters = self._library.GeneratorParams(self._model)
             # The sampler is ours; the library's only must not do work of its own.
-            parameters.set_search_options(max_length=max_length, batch_size=1, num_beams=1, do_sample=False)
+            parameters.set_search_options(max_length=how.max_length, batch_size=1, num_beams=1, do_sample=False)
             self._generators[sequence] = self._library.Generator(self._model, parameters)
         return 0
 

@@ -6,22 +6,41 @@ the sequence's tokens anew; on the way back its keys and values are copied into 
 
 import numpy as np
 
-from genai_server.engine.runners.base import ExportingRunner, Logits, Runner
+from genai_server.engine.runners.base import ExportingRunner, Logits, Opening, Runner
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
+from genai_server.generation import Batching
 
 
 class RunnerPair:
-    """Where each sequence runs. Without a batched runner, all are on the generator's."""
+    """Where each sequence runs. Without a batched runner, for the reason given, all are on the generator's."""
 
-    def __init__(self, generator: ExportingRunner, batched: BatchedRunner | None = None) -> None:
+    def __init__(
+        self, generator: ExportingRunner, batched: BatchedRunner | None = None, *, reason: str | None = None
+    ) -> None:
         self.generator = generator
         self.batched = batched
+        self._reason = reason
+
+    @property
+    def batching(self) -> Batching:
+        """What the API processes tell of it."""
+        if self.batched is None:
+            return Batching(reason=self._reason)
+        return Batching("batched", None, self.batched.max_rows, self.batched.lone_row_is_exact)
+
+    def forget(self) -> int:
+        """Forget the past of all sequences that have ended; returns how many slots had one."""
+        return 0 if self.batched is None else self.batched.slots.forget()
 
     def open(self, sequence: Sequence) -> None:
         """Begin a sequence. Raises RunnerFailed."""
         self._open_on(sequence, batched=self.batched is not None and sequence.profile == "0")
+
+    def can_profile(self, sequence: Sequence) -> bool:
+        """Whether a sequence may go over to a Generator, where it runs alone."""
+        return self.batched is None or self.batched.lone_row_is_exact or not sequence.request.exact
 
     def forward(self, step: Pass) -> Logits:
         """Run a pass; returns the logits [sequences, vocab_size] after the last token of each.
@@ -53,7 +72,8 @@ class RunnerPair:
         read = sequence.tokens[: sequence.num_read]
         past = self.generator.export(sequence.id, self.batched.present_names) if read else {}
         self.close(sequence)
-        self.batched.adopt(sequence.id, read, num_prefilled=min(len(read), len(sequence.request.prompt)), past=past)
+        num_prefilled = min(len(read), len(sequence.request.prompt))
+        self.batched.adopt(sequence.id, read, num_prefilled, past, exact=sequence.request.exact)
         sequence.batched = True
 
     def set_runtime_option(self, sequence: Sequence, option: str, value: str) -> None:
@@ -74,7 +94,7 @@ class RunnerPair:
 
     def _open_on(self, sequence: Sequence, *, batched: bool) -> None:
         sequence.batched = batched
-        reuse = sequence.request.cache_prompt
-        sequence.num_read = self._runner(sequence).open(sequence.id, sequence.tokens, sequence.max_length, reuse=reuse)
+        how = Opening(sequence.max_length, reuse=sequence.request.cache_prompt, exact=sequence.request.exact)
+        sequence.num_read = self._runner(sequence).open(sequence.id, sequence.tokens, how)
         if not sequence.num_produced:
             sequence.num_cached = sequence.num_read

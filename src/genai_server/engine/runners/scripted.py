@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.base import Logits, Terminated
+from genai_server.engine.runners.base import Logits, Opening, Terminated
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo, Sampling
 
@@ -104,7 +104,7 @@ class ScriptedRunner:
     def max_rows(self) -> int:
         return 1
 
-    def open(self, sequence: int, prompt: list[int], max_length: int, *, reuse: bool) -> int:
+    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         self._sequences[sequence] = ScriptedSequence()
         return 0
 
