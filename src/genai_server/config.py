@@ -13,6 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+import platformdirs
 from dotenv import dotenv_values
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -95,6 +96,11 @@ class Settings(BaseModel):
         le=1024,
         description="Threads of a CPU operator; 0 takes the physical cores that the process may use.",
     )
+    cache_dir: str = Field(
+        "",
+        alias="GENAI_CACHE_DIR",
+        description="Folder for packed weights that all engines share; empty takes the user's, `none` does without.",
+    )
     max_body_bytes: Positive = Field(
         1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Largest request body, in bytes."
     )
@@ -147,6 +153,13 @@ class Settings(BaseModel):
     def devices(self) -> list[str]:
         """The configured devices, in order."""
         return self.device.split(",")
+
+    @property
+    def cache_path(self) -> Path | None:
+        """The folder for packed weights, None to do without."""
+        if self.cache_dir == "none":
+            return None
+        return Path(self.cache_dir) if self.cache_dir else platformdirs.user_cache_path("genai-server")
 
     @property
     def on_loopback(self) -> bool:

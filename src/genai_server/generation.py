@@ -62,8 +62,8 @@ class Phases(Struct, frozen=True):
 class Batching(Struct, frozen=True):
     """How an engine runs several sequences.
 
-    `scheduler` is "batched" or "generator", `reason` why it is the latter. `num_slots` run at once. `exact` says whether
-    a sequence alone gives bit for bit what it gives in a batch without further ado; None where nothing is batched.
+    `scheduler` is "batched" or "generator", `reason` why it is the latter. `num_slots` run at once. `exact` says
+    whether a sequence alone gives bit for bit what it gives in a batch as it is; None where nothing is batched.
     """
 
     scheduler: str = "generator"

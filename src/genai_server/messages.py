@@ -173,6 +173,7 @@ class EngineSpec(Struct, frozen=True):
     max_length: int
     scheduler: str
     kv_cache_bytes: int
+    cache_dir: str
     profile_dir: str
     profile_max_files: int
     profile_max_bytes: int

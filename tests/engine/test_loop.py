@@ -1,4 +1,4 @@
-"""The generator worker, turn by turn, without threads or processes."""
+"""The generator worker, step by step, without threads or processes."""
 
 from itertools import count
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 
 from genai_server.engine.loop import Connected, Disconnected, EngineLoop, Inbox
 from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
@@ -38,17 +39,17 @@ class Bench:
     def __init__(self, folder: Path, *, max_running: int = 4, max_waiting: int = 4, prefill_chunk: int = 8) -> None:
         self.inbox: Inbox = SimpleQueue()
         self.sent: list[tuple[int, ToApi]] = []
-        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting)
+        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting, prefill_chunk=prefill_chunk)
         self.profiles = ProfileFolder(folder, "scripted", max_files=100, max_bytes=10**6)
         clock = count()
         self.runner = ScriptedRunner()
+        runners = RunnerPair(self.runner)
         self.loop = EngineLoop(
-            self.runner,
+            runners,
             self.scheduler,
-            RuntimeOptionState(self.runner, self.profiles),
+            RuntimeOptionState(runners, self.profiles),
             inbox=self.inbox,
             send=lambda connection, messages: self.sent.extend((connection, message) for message in messages),
-            prefill_chunk=prefill_chunk,
             clock=lambda: float(next(clock)),
         )
         self.inbox.put((API, Connected()))
@@ -58,15 +59,15 @@ class Bench:
         values: dict[str, Any] = {"request_id": f"r{key}", "max_tokens": 500, "max_length": 1000} | fields
         self.inbox.put((connection, Submit(key, GenerationRequest(prompt=prompt, **values))))
 
-    def turns(self, number: int) -> None:
+    def steps(self, number: int) -> None:
         for _ in range(number):
-            self.loop.run_one_turn()
+            self.loop.run_one_step()
 
     def run(self) -> None:
         """Until nothing is left to do."""
-        self.turns(1)
+        self.steps(1)
         while not self.scheduler.is_idle:
-            self.turns(1)
+            self.steps(1)
 
     def of(self, key: int) -> list[ToApi]:
         """What was sent about one request, runs of tokens as one."""
@@ -117,10 +118,10 @@ def test_each_running_request_gets_a_token_in_turn(bench: Bench) -> None:
 
 def test_a_long_prompt_does_not_stop_the_others(bench: Bench) -> None:
     bench.submit(1, "count 100")
-    bench.turns(4)
+    bench.steps(4)
     bench.sent.clear()
     bench.submit(2, " " * 800 + "say x")
-    bench.turns(60)
+    bench.steps(60)
     tokens = [message.key for _, message in bench.sent if isinstance(message, Tokens)]
     assert tokens.count(1) >= 29
     assert tokens.count(2) == 0
@@ -147,7 +148,7 @@ def test_more_than_may_run_wait_in_order_of_arrival(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1, max_waiting=2)
     for key in (1, 2, 3):
         bench.submit(key, "say ab")
-    bench.turns(1)
+    bench.steps(1)
     assert (API, Load(running=1, waiting=2)) in bench.sent
     bench.run()
     ends = [message.key for _, message in bench.sent if isinstance(message, Finished)]
@@ -166,12 +167,12 @@ def test_more_than_may_wait_are_refused_with_the_limit(tmp_path: Path) -> None:
     assert [len(bench.ends(key)) for key in (1, 2)] == [1, 1]
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 5])
-def test_a_cancelled_request_leaves_at_once_and_silently(bench: Bench, turns: int) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_a_cancelled_request_leaves_at_once_and_silently(bench: Bench, steps: int) -> None:
     bench.submit(1, "say hello" + " " * 12)
-    bench.turns(turns)
+    bench.steps(steps)
     bench.inbox.put((API, Cancel(1)))
-    bench.turns(1) if turns else bench.loop.run_one_turn()
+    bench.steps(1)
     assert bench.scheduler.is_idle
     assert bench.ends(1) == []
 
@@ -189,10 +190,10 @@ def test_the_requests_of_an_api_process_that_died_are_dropped(bench: Bench) -> N
     bench.inbox.put((OTHER_API, Connected()))
     bench.submit(1, "count 20")
     bench.submit(1, "count 20", connection=OTHER_API)
-    bench.turns(4)
+    bench.steps(4)
     assert (API, Load(running=2, others=1)) in bench.sent
     bench.inbox.put((OTHER_API, Disconnected()))
-    bench.turns(1)
+    bench.steps(1)
     assert len(bench.scheduler.running) == 1
     bench.sent.clear()
     bench.run()
@@ -216,14 +217,14 @@ def test_a_failing_request_gets_its_error_and_the_others_go_on(bench: Bench) -> 
 
 
 def test_a_mistake_of_the_server_in_one_request_ends_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = bench.runner.forward
+    prefill = bench.runner.prefill
 
     def broken(sequence: int, tokens: Any) -> Any:
         if sequence == 0:
             raise ZeroDivisionError
-        return forward(sequence, tokens)
+        return prefill(sequence, tokens)
 
-    monkeypatch.setattr(bench.runner, "forward", broken)
+    monkeypatch.setattr(bench.runner, "prefill", broken)
     bench.submit(1, "say abc")
     bench.submit(2, "say abc")
     bench.run()
@@ -237,10 +238,10 @@ def test_terminate_ends_running_and_waiting_and_refuses_until_recovery(tmp_path:
     bench = Bench(tmp_path, max_running=1)
     bench.submit(1, "count 50")
     bench.submit(2, "count 50")
-    bench.turns(5)
+    bench.steps(5)
     bench.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1")))
     bench.submit(3, "say c")
-    bench.turns(1)
+    bench.steps(1)
     assert bench.reason(1) == bench.reason(2) == FinishReason.TERMINATED
     assert "1, 2".startswith(bench.text(1)) and bench.text(1)
     (refused,) = bench.of(3)
@@ -252,22 +253,22 @@ def test_terminate_ends_running_and_waiting_and_refuses_until_recovery(tmp_path:
     assert bench.text(4) == "d"
 
 
-def test_terminate_then_recover_before_the_next_turn_still_ends_what_ran(bench: Bench) -> None:
+def test_terminate_then_recover_before_the_next_step_still_ends_what_ran(bench: Bench) -> None:
     bench.submit(1, "count 50")
-    bench.turns(3)
+    bench.steps(3)
     bench.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1")))
     bench.inbox.put((API, SetRuntimeOption(8, "terminate_session", "0")))
-    bench.turns(1)
+    bench.steps(1)
     assert bench.reason(1) == FinishReason.TERMINATED
 
 
 def test_terminating_by_request_id_says_whether_it_matched(bench: Bench) -> None:
     bench.submit(1, "count 50")
     bench.submit(2, "count 50")
-    bench.turns(3)
+    bench.steps(3)
     bench.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1", "r2")))
     bench.inbox.put((API, SetRuntimeOption(8, "terminate_session", "1", "r9")))
-    bench.turns(1)
+    bench.steps(1)
     replies = {message.call: message for _, message in bench.sent if isinstance(message, Reply)}
     assert (replies[7].matched, replies[8].matched) == (True, False)
     assert replies[7].options.terminate_session == "0"
@@ -277,9 +278,9 @@ def test_terminating_by_request_id_says_whether_it_matched(bench: Bench) -> None
 
 def test_profiling_writes_one_file_for_each_pass_from_the_named_token_on(bench: Bench, tmp_path: Path) -> None:
     bench.submit(1, "say abcdefghij")
-    bench.turns(5)  # two chunks of prompt, the second of which gives token 0, and tokens 1 to 3
+    bench.steps(5)  # two chunks of prompt, the second of which gives token 0, and tokens 1 to 3
     bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
-    bench.turns(3)
+    bench.steps(3)
     bench.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "0")))
     bench.run()
     replies = {message.call: message.options for _, message in bench.sent if isinstance(message, Reply)}
@@ -293,9 +294,9 @@ def test_profiling_writes_one_file_for_each_pass_from_the_named_token_on(bench: 
 def test_requests_that_come_later_are_profiled_from_their_first_token(bench: Bench, tmp_path: Path) -> None:
     bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "1")))
     bench.submit(1, "say ab")
-    bench.turns(1)
+    bench.steps(1)
     bench.inbox.put((API, GetRuntimeOptions(8)))
-    bench.turns(1)
+    bench.steps(1)
     (reply,) = [message for _, message in bench.sent if isinstance(message, Reply) and message.call == 8]
     assert reply.options.enable_profiling == "onnxruntime_run_profile"
     assert [request.from_token for request in reply.options.requests] == [0]

@@ -21,6 +21,7 @@ from genai_server.config import configure_logging
 from genai_server.engine.connections import Connections, Listener, listen
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.loop import EngineLoop
+from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
 from genai_server.engine.runners.generator import GeneratorRunner
@@ -86,9 +87,12 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
     if spec.device.startswith("scripted"):
         return RunnerPair(ScriptedRunner(), reason="it is scripted")
-    generator = GeneratorRunner(Path(spec.model_dir), spec.device, spec.threads)
+    model_dir = Path(spec.model_dir)
+    if spec.device == "cpu":
+        model_dir = prepacked_model(model_dir, Path(spec.cache_dir) if spec.cache_dir else None, {})
+    generator = GeneratorRunner(model_dir, spec.device, spec.threads)
     try:
-        return RunnerPair(generator, load_batched(spec, generator.model))
+        return RunnerPair(generator, load_batched(spec, model_dir, generator.model))
     except DoesNotFit as reason:
         if spec.scheduler == "batched":
             raise
@@ -96,13 +100,13 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         return RunnerPair(generator, reason=str(reason))
 
 
-def load_batched(spec: EngineSpec, model: ModelInfo) -> BatchedRunner:
+def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> BatchedRunner:
     """The batched runner. Raises DoesNotFit if it is not wanted or cannot run the model."""
     if spec.scheduler == "generator":
         raise DoesNotFit("GENAI_SCHEDULER is generator")
     if spec.device != "cpu":
         raise DoesNotFit(f"it runs on CPUs, not yet on {spec.device}")
-    graph = read_decoder_graph(Path(spec.model_dir))
+    graph = read_decoder_graph(model_dir)
     max_length = min(spec.max_length, model.context_length)
     slot_bytes = graph.bytes_per_token * (max_length + 1)
     allowed = spec.kv_cache_bytes or psutil.virtual_memory().available // 2
@@ -112,7 +116,12 @@ def load_batched(spec: EngineSpec, model: ModelInfo) -> BatchedRunner:
         raise DoesNotFit(
             f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes, {source} is {allowed}"
         )
-    return BatchedRunner(graph, open_session(graph, spec.threads), model, BatchLimits(num_slots, max_length))
+    return BatchedRunner(
+        graph,
+        open_session(graph, spec.threads, optimized=str(model_dir) != spec.model_dir),
+        model,
+        BatchLimits(num_slots, max_length),
+    )
 
 
 def _private_standard_output() -> BinaryIO:

@@ -106,6 +106,7 @@ class Supervisor:
             max_length=settings.max_length,
             scheduler=settings.scheduler,
             kv_cache_bytes=settings.kv_cache_bytes,
+            cache_dir=str(settings.cache_path or ""),
             profile_dir=str(settings.profile_dir),
             profile_max_files=settings.profile_max_files,
             profile_max_bytes=settings.profile_max_bytes,

@@ -36,7 +36,7 @@ def opened(runner: GeneratorRunner) -> Iterator[Callable[[int], int]]:
 
     def open_one(max_length: int = 512) -> int:
         sequences.append(len(sequences))
-        runner.open(sequences[-1], max_length)
+        assert runner.open(sequences[-1], [], max_length, reuse=True) == 0
         return sequences[-1]
 
     yield open_one
@@ -44,22 +44,18 @@ def opened(runner: GeneratorRunner) -> Iterator[Callable[[int], int]]:
         runner.close(sequence)
 
 
-def prompt(codec: TextCodec, text: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.array(asyncio.run(codec.encode_chat([{"role": "user", "content": text}])), np.int32)
+def prompt(codec: TextCodec, text: str) -> list[int]:
+    return asyncio.run(codec.encode_chat([{"role": "user", "content": text}]))
 
 
-def greedy(
-    runner: GeneratorRunner, sequence: int, tokens: np.ndarray[Any, np.dtype[np.int32]], steps: int
-) -> list[int]:
-    found: list[int] = []
-    for _ in range(steps):
-        token = int(runner.forward(sequence, tokens).argmax())
-        found.append(token)
-        tokens = np.array([token], np.int32)
+def greedy(runner: GeneratorRunner, sequence: int, tokens: list[int], steps: int) -> list[int]:
+    found = [int(runner.prefill(sequence, tokens).argmax())]
+    while len(found) < steps:
+        found.append(int(runner.decode([sequence], found[-1:]).argmax()))
     return found
 
 
-def reference(tokens: np.ndarray[Any, np.dtype[np.int32]], steps: int) -> list[int]:
+def reference(tokens: list[int], steps: int) -> list[int]:
     """The library's own greedy loop, as its documentation shows it."""
     disable_telemetry()
     import onnxruntime_genai as og
@@ -67,7 +63,7 @@ def reference(tokens: np.ndarray[Any, np.dtype[np.int32]], steps: int) -> list[i
     parameters = og.GeneratorParams(og.Model(str(DEMO)))
     parameters.set_search_options(max_length=512, do_sample=False)
     generator = og.Generator(og.Model(str(DEMO)), parameters)
-    generator.append_tokens(tokens)
+    generator.append_tokens(np.array(tokens, np.int32))
     for _ in range(steps):
         generator.generate_next_token()
     return [int(token) for token in generator.get_sequence(0)[len(tokens) :]]
@@ -91,12 +87,12 @@ def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(
     runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
 ) -> None:
     tokens = prompt(codec, "What is the capital of France? " * 5)
-    whole = runner.forward(opened(), tokens).copy()
+    whole = runner.prefill(opened(), tokens).copy()
     chunked = opened()
     for begin in range(0, len(tokens) - len(tokens) % 7, 7):
-        logits = runner.forward(chunked, tokens[begin : begin + 7])
+        logits = runner.prefill(chunked, tokens[begin : begin + 7])
     rest = tokens[len(tokens) - len(tokens) % 7 :]
-    logits = runner.forward(chunked, rest) if len(rest) else logits
+    logits = runner.prefill(chunked, rest) if len(rest) else logits
     assert int(logits.argmax()) == int(whole.argmax())
 
 
@@ -107,9 +103,9 @@ def test_sequences_do_not_mix(runner: GeneratorRunner, codec: TextCodec, opened:
     found: dict[int, list[int]] = {first: [], second: []}
     for _ in range(10):
         for sequence in (first, second):
-            token = int(runner.forward(sequence, tokens[sequence]).argmax())
+            token = int(runner.prefill(sequence, tokens[sequence]).argmax())
             found[sequence].append(token)
-            tokens[sequence] = np.array([token], np.int32)
+            tokens[sequence] = [token]
     assert found[first] == greedy(runner, opened(), one, 10)
     assert found[second] == greedy(runner, opened(), other, 10)
 
@@ -122,9 +118,9 @@ def test_terminate_raises_at_the_next_pass_and_recovers_where_it_was(
     expected = greedy(runner, opened(), tokens, 6)
     assert greedy(runner, sequence, tokens, 3) == expected[:3]
     runner.set_runtime_option(sequence, "terminate_session", "1")
-    last = np.array([expected[2]], np.int32)
+    last = [expected[2]]
     with pytest.raises(Terminated):
-        runner.forward(sequence, last)
+        runner.decode([sequence], last)
     runner.set_runtime_option(sequence, "terminate_session", "0")
     assert greedy(runner, sequence, last, 3) == expected[3:]
 
@@ -133,11 +129,11 @@ def test_profiling_writes_one_file_for_each_pass_and_none_after(
     runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int], tmp_path: Path
 ) -> None:
     sequence = opened()
-    last = np.array(greedy(runner, sequence, prompt(codec, "Count from 1 to 150."), 2)[-1:], np.int32)
+    last = greedy(runner, sequence, prompt(codec, "Count from 1 to 150."), 2)[-1:]
     runner.set_runtime_option(sequence, "enable_profiling", str(tmp_path / "mine"))
-    runner.forward(sequence, last)
+    runner.decode([sequence], last)
     runner.set_runtime_option(sequence, "enable_profiling", "0")
-    runner.forward(sequence, last)
+    runner.decode([sequence], last)
     (file,) = tmp_path.iterdir()
     assert file.name.startswith("mine_")
     assert any(event.get("cat") == "Node" for event in json.loads(file.read_text()))
@@ -146,7 +142,7 @@ def test_profiling_writes_one_file_for_each_pass_and_none_after(
 def test_what_the_library_refuses_is_translated(runner: GeneratorRunner, opened: Callable[[int], int]) -> None:
     sequence = opened(16)
     with pytest.raises(RunnerFailed, match="max length"):
-        runner.forward(sequence, np.ones(17, np.int32))
+        runner.prefill(sequence, [1] * 17)
 
 
 def test_a_device_that_is_not_there_raises_the_librarys_reason() -> None:

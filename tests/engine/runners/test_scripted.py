@@ -14,24 +14,23 @@ from genai_server.engine.runners.scripted import EOS, ScriptedRunner
 from genai_server.errors import RunnerFailed
 
 
-def _tokens(data: bytes) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-    return np.frombuffer(data, np.uint8).astype(np.int32)
-
-
 class Session:
     """One sequence of a runner, answered greedily."""
 
     def __init__(self, script: str, runner: ScriptedRunner | None = None, id: int = 0) -> None:
         self.runner = runner or ScriptedRunner()
         self.id = id
-        self._unread = _tokens(f"{script}\n\x04".encode())
-        self.runner.open(id, 1000)
+        self._prompt = list(f"{script}\n\x04".encode())
+        self._last: int | None = None
+        self.runner.open(id, self._prompt, 1000, reuse=True)
 
     def step(self) -> int:
-        logits = self.runner.forward(self.id, self._unread)
-        token = int(logits.argmax())
-        self._unread = np.array([token], np.int32)
-        return token
+        if self._last is None:
+            logits = self.runner.prefill(self.id, self._prompt)
+        else:
+            (logits,) = self.runner.decode([self.id], [self._last])
+        self._last = int(logits.argmax())
+        return self._last
 
     def answer(self) -> str:
         """What is left of the answer, up to its end."""
@@ -85,17 +84,19 @@ def test_the_answer_goes_on_ending() -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_a_prompt_may_come_in_chunks(chunk: int) -> None:
     runner = ScriptedRunner()
-    runner.open(0, 1000)
-    prompt = _tokens(b"say hi\n\x04")
-    logits = [runner.forward(0, prompt[start : start + chunk]) for start in range(0, len(prompt), chunk)]
+    prompt = list(b"say hi\n\x04")
+    runner.open(0, prompt, 1000, reuse=True)
+    logits = [runner.prefill(0, prompt[start : start + chunk]) for start in range(0, len(prompt), chunk)]
     assert int(logits[-1].argmax()) == ord("h")
 
 
 def test_the_models_vocabulary_has_its_end_token_and_the_logits_its_size() -> None:
     runner = ScriptedRunner(context_length=77)
-    runner.open(0, 10)
-    logits = runner.forward(0, _tokens(b"x\n\x04"))
+    prompt = list(b"x\n\x04")
+    assert runner.open(0, prompt, 10, reuse=True) == 0
+    logits = runner.prefill(0, prompt)
     assert logits.shape == (runner.model.vocab_size,)
+    assert runner.decode([0], [ord("x")]).shape == (1, runner.model.vocab_size)
     assert logits.dtype == np.float32
     assert runner.model.eos_token_ids == [EOS]
     assert runner.model.context_length == 77
@@ -148,12 +149,12 @@ def test_the_lock_is_held_once_before_its_token(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_crash_ends_the_process_without_a_word() -> None:
     program = (
-        "import atexit, numpy\n"
+        "import atexit\n"
         "from genai_server.engine.runners.scripted import ScriptedRunner\n"
         "atexit.register(print, 'left in order')\n"
-        "runner = ScriptedRunner(); runner.open(0, 10)\n"
-        "script = numpy.frombuffer(b'crash at 0\\n\\x04', numpy.uint8).astype(numpy.int32)\n"
-        "runner.forward(0, script)\n"
+        "script = list(b'crash at 0\\n\\x04')\n"
+        "runner = ScriptedRunner(); runner.open(0, script, 20, reuse=True)\n"
+        "runner.prefill(0, script)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (70, b"", b"")

@@ -33,9 +33,14 @@ class BatchLimits:
     max_length: int
 
 
-def open_session(graph: DecoderGraph, threads: int) -> Any:
-    """An ONNX Runtime session on the CPU; `threads` 0 takes the physical cores that the process may use."""
+def open_session(graph: DecoderGraph, threads: int, *, optimized: bool) -> Any:
+    """An ONNX Runtime session on the CPU; `threads` 0 takes the physical cores that the process may use.
+
+    `optimized` says that the graph has been optimized already.
+    """
     options = onnxruntime.SessionOptions()
+    if optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads or usable_cores()
     return onnxruntime.InferenceSession(str(graph.path), options, providers=["CPUExecutionProvider"])
 

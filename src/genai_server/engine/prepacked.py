@@ -1,0 +1,117 @@
+"""ONNX Runtime's pre-packed weights, written once and mapped into memory by everybody who runs the model.
+
+A session packs its weights for the kernels that it has chosen, into memory of its own. Saved beside the optimized graph
+(session options `session.save_external_prepacked_constant_initializers` and
+`session.optimized_model_external_initializers_file_name`), the packed weights are mapped instead: the two sessions of
+an engine, and the engines of a host, share the pages. What is saved depends on model, version and processor, which
+make the name of its folder.
+"""
+
+import hashlib
+import json
+import logging
+import platform
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+from filelock import FileLock
+
+from genai_server.engine.model_files import CONFIG, external_files
+
+log = logging.getLogger(__name__)
+_MANIFEST = "manifest.json"
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def prepacked_model(model_dir: Path, cache_dir: Path | None, session_options: dict[str, Any]) -> Path:
+    """A directory like `model_dir` whose weights are packed; `model_dir` itself if that cannot be had.
+
+    `session_options` are those that change what is packed. The model directory is never written to.
+    """
+    if cache_dir is None:
+        return model_dir
+    target = cache_dir / _key(model_dir, session_options)
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(target) + ".lock"):
+            if not _is_whole(target):
+                shutil.rmtree(target, ignore_errors=True)
+                _write(model_dir, target)
+    except (OSError, RuntimeError, ValueError) as error:
+        log.warning("weights are not shared, for they cannot be kept in %s: %s", cache_dir, error)
+        return model_dir
+    return target
+
+
+def _write(model_dir: Path, target: Path) -> None:
+    """Pack beside the target, and put it in its place when it is whole."""
+    log.info("packing the weights of %s once, into %s", model_dir, target)
+    decoder = _decoder(model_dir)
+    left_out = {decoder, *external_files(model_dir / decoder)}
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as making:
+        fresh = Path(making) / "model"
+        fresh.mkdir()
+        for file in model_dir.iterdir():
+            if file.is_file() and file.name not in left_out:
+                shutil.copy(file, fresh)
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(fresh / decoder)
+        for name, value in (
+            ("session.optimized_model_external_initializers_file_name", f"{decoder}.data"),
+            ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+            ("session.save_external_prepacked_constant_initializers", "1"),
+        ):
+            options.add_session_config_entry(name, value)
+        onnxruntime.InferenceSession(str(model_dir / decoder), options, providers=["CPUExecutionProvider"])
+        (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
+        fresh.replace(target)
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether the folder holds what was written there, as far as sizes and samples of the contents tell."""
+    try:
+        written = json.loads((target / _MANIFEST).read_text(encoding="utf-8"))
+        return bool(written == _fingerprints(target))
+    except (OSError, ValueError):
+        return False
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    return {file.name: _fingerprint(file) for file in sorted(folder.iterdir()) if file.name != _MANIFEST}
+
+
+def _fingerprint(file: Path) -> str:
+    """Size and a hash of evenly spread samples: to read it all would take as long as to load it."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as stream:
+        for sample in range(_SAMPLES):
+            stream.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _key(model_dir: Path, session_options: dict[str, Any]) -> str:
+    """Names the folder by all that what is packed depends on."""
+    files = {f.name: (f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model_dir.iterdir()) if f.is_file()}
+    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), session_options]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return f"{model_dir.resolve().name}-{digest[:16]}"
+
+
+def _processor() -> str:
+    """What kind of processor this is, down to its instruction sets where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    told = ("model name", "flags", "Features", "CPU part")
+    return " ".join(sorted({line for line in lines if line.startswith(told)}))
+
+
+def _decoder(model_dir: Path) -> str:
+    config = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))
+    return str(config["model"]["decoder"]["filename"])
