@@ -30,7 +30,7 @@ def shown(default: object) -> str:
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_the_readme_has_a_row_for_each_setting(name: str) -> None:
     field = Settings.model_fields[name]
-    default = f"`{shown(field.default)}` " if field.default is not None else ""
+    default = f"`{shown(field.default)}` " if field.default not in (None, "") else ""
     row = f"| `{environment_variable(name)}` | `{option(name)}` | {default}| {field.description} |"
     assert row in README
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: order of arrival, one token each, then one chunk of the oldest prompt."""
+"""Which pass is next: a token for all that decode, in order of arrival, then one chunk of the oldest prompt."""
 
 import pytest
 
@@ -8,36 +8,69 @@ from genai_server.errors import QueueFull
 from genai_server.generation import GenerationRequest
 
 
-def _sequence(name: str, *, decoding: bool = False) -> Sequence:
-    sequence = Sequence(0, (0, 0), GenerationRequest(name, [1], 10, 20), lambda: 0.0)
+CHUNK = 8
+IDLE_CHUNK = 20
+
+
+def _sequence(
+    name: str, *, decoding: bool = False, batched: bool = False, num_prompt: int = 1, priority: int = 0
+) -> Sequence:
+    sequence = Sequence(
+        0, (0, 0), GenerationRequest(name, [1] * num_prompt, 10, 2000, priority=priority), lambda: 0.0
+    )
+    sequence.batched = batched
     if decoding:
-        sequence.append(5)
+        _produce(sequence)
     return sequence
+
+
+def _produce(sequence: Sequence) -> None:
+    """The rest is read and gives a token."""
+    sequence.num_read = len(sequence.tokens)
+    sequence.append(5)
 
 
 def _names(sequences: list[Sequence]) -> list[str]:
     return [sequence.request.request_id for sequence in sequences]
 
 
-def _turns(scheduler: Scheduler, count: int) -> str:
-    """The next turns, by one-letter name; "-" is nobody."""
-    turns = (scheduler.next_turn() for _ in range(count))
-    return "".join("-" if turn is None else turn.request.request_id for turn in turns)
+def _passes(scheduler: Scheduler, count: int) -> str:
+    """The next passes, by one-letter name, those of a batch in brackets; "-" is none. Nothing is really read."""
+    found = ""
+    for _ in range(count):
+        step = scheduler.next_pass()
+        names = "-" if step is None else "".join(_names(step.sequences))
+        found += names if len(names) == 1 else f"({names})"
+    return found
 
 
-def _running(*sequences: Sequence) -> Scheduler:
-    scheduler = Scheduler(max_running=16, max_waiting=16)
+def _running(*sequences: Sequence, exact: bool = False) -> Scheduler:
+    scheduler = Scheduler(
+        max_running=16, max_waiting=16, prefill_chunk=CHUNK, idle_chunk=IDLE_CHUNK, exact=exact
+    )
     for sequence in sequences:
         scheduler.add(sequence)
     scheduler.admit()
     return scheduler
 
 
+def _chunks(scheduler: Scheduler, sequence: Sequence) -> list[int]:
+    """The passes that this sequence has while it prefills, as numbers of tokens that they read."""
+    found = []
+    while sequence.is_prefilling and sequence.num_unread:
+        step = scheduler.next_pass()
+        assert step is not None
+        if step.sequences == [sequence]:
+            found.append(step.num_tokens)
+            sequence.num_read += step.num_tokens
+    return found
+
+
 # waiting and running
 
 
 def test_sequences_are_admitted_in_order_of_arrival_while_there_is_room() -> None:
-    scheduler = Scheduler(max_running=2, max_waiting=5)
+    scheduler = Scheduler(max_running=2, max_waiting=5, prefill_chunk=CHUNK)
     for name in "abc":
         scheduler.add(_sequence(name))
     assert _names(scheduler.admit()) == ["a", "b"]
@@ -46,7 +79,7 @@ def test_sequences_are_admitted_in_order_of_arrival_while_there_is_room() -> Non
 
 
 def test_who_leaves_makes_room_for_the_next() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=5)
+    scheduler = Scheduler(max_running=1, max_waiting=5, prefill_chunk=CHUNK)
     a, b, c = (_sequence(name) for name in "abc")
     for sequence in (a, b, c):
         scheduler.add(sequence)
@@ -58,7 +91,7 @@ def test_who_leaves_makes_room_for_the_next() -> None:
 
 @pytest.mark.parametrize("admitted_first", [True, False])
 def test_as_many_as_may_run_and_wait_are_taken_and_no_more(admitted_first: bool) -> None:
-    scheduler = Scheduler(max_running=2, max_waiting=1)
+    scheduler = Scheduler(max_running=2, max_waiting=1, prefill_chunk=CHUNK)
     for name in "abc":
         scheduler.add(_sequence(name))
         if admitted_first:
@@ -68,7 +101,7 @@ def test_as_many_as_may_run_and_wait_are_taken_and_no_more(admitted_first: bool)
 
 
 def test_a_queue_of_none_still_lets_requests_run() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=0)
+    scheduler = Scheduler(max_running=1, max_waiting=0, prefill_chunk=CHUNK)
     a = _sequence("a")
     scheduler.add(a)
     with pytest.raises(QueueFull):
@@ -79,8 +112,16 @@ def test_a_queue_of_none_still_lets_requests_run() -> None:
     assert _names(scheduler.admit()) == ["b"]
 
 
+def test_the_lowest_priority_number_is_admitted_first_and_equals_in_order_of_arrival() -> None:
+    scheduler = Scheduler(max_running=3, max_waiting=5, prefill_chunk=CHUNK)
+    for name, priority in zip("abcde", (0, 5, 0, -1, 5), strict=True):
+        scheduler.add(_sequence(name, priority=priority))
+    assert _names(scheduler.waiting) == ["d", "a", "c", "b", "e"]
+    assert _names(scheduler.admit()) == ["d", "a", "c"]
+
+
 def test_a_refused_sequence_is_not_kept() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=0)
+    scheduler = Scheduler(max_running=1, max_waiting=0, prefill_chunk=CHUNK)
     a = _sequence("a")
     scheduler.add(a)
     with pytest.raises(QueueFull):
@@ -90,7 +131,7 @@ def test_a_refused_sequence_is_not_kept() -> None:
 
 
 def test_there_is_something_to_do_while_anything_waits_or_runs() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=1)
+    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=CHUNK)
     a = _sequence("a")
     idle = [scheduler.is_idle]
     scheduler.add(a)
@@ -102,69 +143,162 @@ def test_there_is_something_to_do_while_anything_waits_or_runs() -> None:
     assert idle == [True, False, False, True]
 
 
-# turns
+# passes of sequences that run one by one
 
 
-def test_nobody_has_a_turn_where_nothing_runs() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=1)
-    assert scheduler.next_turn() is None
+def test_there_is_no_pass_where_nothing_runs() -> None:
+    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=CHUNK)
+    assert scheduler.next_pass() is None
     scheduler.add(_sequence("a"))
-    assert scheduler.next_turn() is None
+    assert scheduler.next_pass() is None
 
 
 def test_decoding_sequences_take_turns_in_order_of_arrival() -> None:
-    assert _turns(_running(*(_sequence(name, decoding=True) for name in "abc")), 7) == "abcabca"
+    assert _passes(_running(*(_sequence(name, decoding=True) for name in "abc")), 7) == "abcabca"
 
 
-def test_a_prompt_has_all_turns_when_it_is_alone() -> None:
-    assert _turns(_running(_sequence("p")), 3) == "ppp"
+def test_a_prompt_has_all_passes_when_it_is_alone() -> None:
+    assert _passes(_running(_sequence("p")), 3) == "ppp"
 
 
 def test_of_several_prompts_the_oldest_is_read_to_its_end_first() -> None:
     first, second = _sequence("p"), _sequence("q")
     scheduler = _running(first, second)
-    assert _turns(scheduler, 3) == "ppp"
-    first.append(5)
-    assert _turns(scheduler, 4) == "pqpq"
+    assert _passes(scheduler, 3) == "ppp"
+    _produce(first)
+    assert _passes(scheduler, 4) == "pqpq"
 
 
 def test_however_many_prompts_wait_a_stream_pauses_for_one_chunk() -> None:
     # The prompts came first, and still every round has one chunk only.
     scheduler = _running(*(_sequence(name) for name in "pqr"), *(_sequence(name, decoding=True) for name in "ab"))
-    assert _turns(scheduler, 9) == "abpabpabp"
+    assert _passes(scheduler, 9) == "abpabpabp"
 
 
 def test_a_sequence_that_arrives_within_a_round_waits_for_the_next() -> None:
     scheduler = _running(*(_sequence(name, decoding=True) for name in "ab"))
-    assert _turns(scheduler, 1) == "a"
+    assert _passes(scheduler, 1) == "a"
     scheduler.add(_sequence("p"))
     scheduler.admit()
-    assert _turns(scheduler, 4) == "babp"
+    assert _passes(scheduler, 4) == "babp"
 
 
 def test_a_finished_prompt_joins_the_decoding_ones_in_the_next_round() -> None:
     prompt = _sequence("p")
     scheduler = _running(_sequence("a", decoding=True), prompt)
-    assert _turns(scheduler, 2) == "ap"
-    prompt.append(5)
-    assert _turns(scheduler, 4) == "apap"
+    assert _passes(scheduler, 2) == "ap"
+    _produce(prompt)
+    assert _passes(scheduler, 4) == "apap"
 
 
-def test_who_leaves_within_a_round_has_no_turn_any_more() -> None:
+def test_who_leaves_within_a_round_has_no_pass_any_more() -> None:
     a, b, c = (_sequence(name, decoding=True) for name in "abc")
     scheduler = _running(a, b, c)
-    assert _turns(scheduler, 1) == "a"
+    assert _passes(scheduler, 1) == "a"
     scheduler.remove(b)
-    assert _turns(scheduler, 4) == "caca"
+    assert _passes(scheduler, 4) == "caca"
 
 
-def test_nobody_has_a_turn_when_all_have_left_within_a_round() -> None:
+def test_there_is_no_pass_when_all_have_left_within_a_round() -> None:
     a, b = (_sequence(name, decoding=True) for name in "ab")
     scheduler = _running(a, b)
-    assert _turns(scheduler, 1) == "a"
+    assert _passes(scheduler, 1) == "a"
     scheduler.remove(a)
     scheduler.remove(b)
-    assert _turns(scheduler, 1) == "-"
+    assert _passes(scheduler, 1) == "-"
     scheduler.add(_sequence("c"))
     scheduler.admit()
-    assert _turns(scheduler, 2) == "cc"
+    assert _passes(scheduler, 2) == "cc"
+
+
+# batches
+
+
+def test_the_batched_ones_that_decode_have_one_pass_together_each_other_one_its_own() -> None:
+    scheduler = _running(
+        *(_sequence(name, decoding=True, batched=name in "acd") for name in "abcde"), _sequence("p", batched=True)
+    )
+    assert _passes(scheduler, 8) == "(acd)bep(acd)bep"
+
+
+def test_one_that_still_reads_is_not_in_the_batch_until_it_has_produced_a_token() -> None:
+    prompt = _sequence("p", batched=True, num_prompt=3)
+    scheduler = _running(_sequence("a", decoding=True, batched=True), prompt)
+    assert _passes(scheduler, 3) == "apa"
+    _produce(prompt)
+    assert _passes(scheduler, 2) == "p(ap)" or _passes(scheduler, 1) == "(ap)"
+
+
+def test_a_pass_that_decodes_reads_one_token_of_each() -> None:
+    scheduler = _running(*(_sequence(name, decoding=True, batched=True) for name in "ab"))
+    step = scheduler.next_pass()
+    assert step is not None
+    assert step.num_tokens == 1
+
+
+def test_who_leaves_is_not_in_the_next_batch() -> None:
+    a, b, c = (_sequence(name, decoding=True, batched=True) for name in "abc")
+    scheduler = _running(a, b, c)
+    assert _passes(scheduler, 1) == "(abc)"
+    scheduler.remove(b)
+    assert _passes(scheduler, 1) == "(ac)"
+
+
+def test_who_changes_over_to_the_batch_within_a_round_has_no_second_pass_in_it() -> None:
+    a, b, c = (_sequence(name, decoding=True) for name in "abc")
+    scheduler = _running(a, b, c)
+    assert _passes(scheduler, 1) == "a"
+    b.batched = True
+    assert _passes(scheduler, 3) == "cba"
+
+
+# chunks
+
+
+def test_a_chunk_is_longer_while_nobody_waits_for_a_token() -> None:
+    prompt = _sequence("p", batched=True, num_prompt=50)
+    assert _chunks(_running(prompt), prompt) == [20, 20, 10]
+    prompt = _sequence("p", batched=True, num_prompt=50)
+    assert _chunks(_running(prompt, _sequence("a", decoding=True, batched=True)), prompt) == [8, 8, 8, 8, 8, 8, 2]
+
+
+def test_other_prompts_that_wait_do_not_shorten_a_chunk() -> None:
+    first, second = (_sequence(name, batched=True, num_prompt=40) for name in "pq")
+    assert _chunks(_running(first, second), first) == [20, 20]
+
+
+def test_a_pass_that_cannot_be_interrupted_is_short_even_when_nobody_waits() -> None:
+    prompt = _sequence("p", num_prompt=20)
+    assert _chunks(_running(prompt), prompt) == [8, 8, 4]
+
+
+@pytest.mark.parametrize("num_prompt", range(1, 40))
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_prompt_is_read_once_and_no_chunk_is_one_token_unless_the_prompt_is(num_prompt: int, batched: bool) -> None:
+    prompt = _sequence("p", batched=batched, num_prompt=num_prompt)
+    chunks = _chunks(_running(prompt), prompt)
+    assert sum(chunks) == num_prompt
+    assert min(chunks) > 1 or num_prompt == 1
+
+
+def test_reading_begins_behind_what_came_from_the_cache() -> None:
+    prompt = _sequence("p", batched=True, num_prompt=30)
+    prompt.num_read = 21
+    assert _chunks(_running(prompt), prompt) == [9]
+
+
+def _read_anew(*, exact: bool) -> list[int]:
+    sequence = _sequence("p", num_prompt=10)
+    for _ in range(7):
+        sequence.append(5)
+    return _chunks(_running(sequence, exact=exact), sequence)
+
+
+def test_what_was_produced_is_read_anew_in_chunks() -> None:
+    assert sum(_read_anew(exact=False)) in (16, 17)
+    assert len(_read_anew(exact=False)) < 4
+
+
+def test_in_exact_mode_what_was_produced_is_read_anew_token_by_token() -> None:
+    # The last of the seven is read by a pass that decodes, as at any time.
+    assert _read_anew(exact=True) == [10, 1, 1, 1, 1, 1, 1] or _read_anew(exact=True) == [8, 2, 1, 1, 1, 1, 1, 1]

@@ -26,8 +26,11 @@ def _sequence(
     return Sequence(0, (0, 0), request, clock or HandClock())
 
 
-def _take(sequence: Sequence, most: int) -> list[int]:
-    tokens: list[int] = sequence.take(most).tolist()
+def _read(sequence: Sequence, most: int) -> list[int]:
+    """A pass, as the runners' pair does it: what it reads."""
+    sequence.start()
+    tokens = sequence.tokens[sequence.num_read : sequence.num_read + most]
+    sequence.num_read += len(tokens)
     return tokens
 
 
@@ -36,33 +39,45 @@ def _take(sequence: Sequence, most: int) -> list[int]:
 
 def test_the_prompt_is_read_in_chunks_each_token_once() -> None:
     sequence = _sequence(5)
-    assert [_take(sequence, 2), _take(sequence, 2), _take(sequence, 2)] == [[10, 11], [12, 13], [14]]
-    assert len(sequence.unread) == 0
+    assert sequence.num_unread == 5
+    assert [_read(sequence, 2), _read(sequence, 2), _read(sequence, 2)] == [[10, 11], [12, 13], [14]]
+    assert sequence.num_unread == 0
     assert sequence.num_read == 5
-
-
-def test_a_chunk_may_be_longer_than_the_prompt() -> None:
-    assert _take(_sequence(2), 128) == [10, 11]
 
 
 def test_after_the_prompt_the_model_reads_what_it_has_produced() -> None:
     sequence = _sequence(2)
-    sequence.take(128)
+    _read(sequence, 128)
     sequence.append(7)
-    assert _take(sequence, 128) == [7]
+    assert _read(sequence, 128) == [7]
     sequence.append(8)
-    assert _take(sequence, 128) == [8]
+    assert _read(sequence, 128) == [8]
     assert (sequence.num_read, sequence.num_produced) == (4, 2)
+    assert sequence.tokens == [10, 11, 7, 8]
+    assert sequence.request.prompt == [10, 11]
 
 
 def test_prefill_lasts_until_the_first_token_is_produced() -> None:
     sequence = _sequence(2)
-    sequence.take(1)
+    _read(sequence, 1)
     assert sequence.is_prefilling
-    sequence.take(1)
+    _read(sequence, 1)
     assert sequence.is_prefilling
     sequence.append(7)
     assert not sequence.is_prefilling
+    _read(sequence, 1)
+    sequence.append(8)
+    assert not sequence.is_prefilling
+
+
+@pytest.mark.parametrize(("num_read", "is_prefilling"), [(0, True), (3, True), (4, True), (5, False)])
+def test_a_past_that_is_read_anew_is_prefill_until_its_last_token(num_read: int, is_prefilling: bool) -> None:
+    sequence = _sequence(2)
+    for token in (7, 8, 9, 6):
+        sequence.append(token)
+    sequence.num_read = num_read
+    assert sequence.is_prefilling == is_prefilling
+    assert sequence.num_unread == 6 - num_read
 
 
 # the end
@@ -90,13 +105,13 @@ def test_the_time_is_split_into_queue_prefill_and_decode() -> None:
     clock = HandClock()
     sequence = _sequence(clock=clock)
     clock.wait(1)
-    sequence.take(2)
+    _read(sequence, 2)
     clock.wait(1)
-    sequence.take(3)
+    _read(sequence, 3)
     clock.wait(1)
     sequence.append(1)
     clock.wait(4)
-    sequence.take(1)
+    _read(sequence, 1)
     clock.wait(4)
     sequence.append(2)
     clock.wait(100)
@@ -114,7 +129,7 @@ def test_who_produced_nothing_has_no_time_of_decoding() -> None:
     clock = HandClock()
     sequence = _sequence(clock=clock)
     clock.wait(1)
-    sequence.take(2)
+    _read(sequence, 2)
     clock.wait(2)
     assert sequence.phases() == Phases(queue=1, prefill=2, decode=0)
 
@@ -122,7 +137,7 @@ def test_who_produced_nothing_has_no_time_of_decoding() -> None:
 def test_one_token_takes_no_time_of_decoding() -> None:
     clock = HandClock()
     sequence = _sequence(clock=clock)
-    sequence.take(5)
+    _read(sequence, 5)
     clock.wait(2)
     sequence.append(1)
     clock.wait(2)

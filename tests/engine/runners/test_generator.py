@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -148,3 +147,19 @@ def test_what_the_library_refuses_is_translated(runner: GeneratorRunner, opened:
 def test_a_device_that_is_not_there_raises_the_librarys_reason() -> None:
     with pytest.raises(RuntimeError, match="(?i)cuda"):
         GeneratorRunner(DEMO, "cuda", threads=0)
+
+
+def test_the_keys_and_values_of_a_sequence_can_be_copied_out(
+    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[int], int]
+) -> None:
+    sequence = opened(64)
+    tokens = prompt(codec, "Hello!")
+    last = greedy(runner, sequence, tokens, 1)
+    before = runner.export(sequence, ["present.0.key", "present.0.value"])
+    runner.decode([sequence], last)
+    after = runner.export(sequence, ["present.0.key"])["present.0.key"]
+    key = before["present.0.key"]
+    assert set(before) == {"present.0.key", "present.0.value"}
+    # A copy: the pass that came later has added a token behind these in the library's own buffer only.
+    assert np.array_equal(key[:, :, : len(tokens)], after[:, :, : len(tokens)])
+    assert not np.array_equal(key[:, :, len(tokens)], after[:, :, len(tokens)])
