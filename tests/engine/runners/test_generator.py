@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai_server.config import disable_telemetry
-from genai_server.engine.runners.base import Terminated
+from genai_server.engine.runners.base import Opening, Terminated
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.errors import RunnerFailed
 from genai_server.text.codec import TextCodec, load_text_codec
@@ -35,7 +35,7 @@ def opened(runner: GeneratorRunner) -> Iterator[Callable[[int], int]]:
 
     def open_one(max_length: int = 512) -> int:
         sequences.append(len(sequences))
-        assert runner.open(sequences[-1], [], max_length, reuse=True) == 0
+        assert runner.open(sequences[-1], [], Opening(max_length)) == 0
         return sequences[-1]
 
     yield open_one

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai_server.engine.runners import scripted
-from genai_server.engine.runners.base import Terminated
+from genai_server.engine.runners.base import Opening, Terminated
 from genai_server.engine.runners.scripted import EOS, ScriptedRunner
 from genai_server.errors import RunnerFailed
 
@@ -22,7 +22,7 @@ class Session:
         self.id = id
         self._prompt = list(f"{script}\n\x04".encode())
         self._last: int | None = None
-        self.runner.open(id, self._prompt, 1000, reuse=True)
+        self.runner.open(id, self._prompt, Opening(1000))
 
     def step(self) -> int:
         if self._last is None:
@@ -85,7 +85,7 @@ def test_the_answer_goes_on_ending() -> None:
 def test_a_prompt_may_come_in_chunks(chunk: int) -> None:
     runner = ScriptedRunner()
     prompt = list(b"say hi\n\x04")
-    runner.open(0, prompt, 1000, reuse=True)
+    runner.open(0, prompt, Opening(1000))
     logits = [runner.prefill(0, prompt[start : start + chunk]) for start in range(0, len(prompt), chunk)]
     assert int(logits[-1].argmax()) == ord("h")
 
@@ -93,7 +93,7 @@ def test_a_prompt_may_come_in_chunks(chunk: int) -> None:
 def test_the_models_vocabulary_has_its_end_token_and_the_logits_its_size() -> None:
     runner = ScriptedRunner(context_length=77)
     prompt = list(b"x\n\x04")
-    assert runner.open(0, prompt, 10, reuse=True) == 0
+    assert runner.open(0, prompt, Opening(10)) == 0
     logits = runner.prefill(0, prompt)
     assert logits.shape == (runner.model.vocab_size,)
     assert runner.decode([0], [ord("x")]).shape == (1, runner.model.vocab_size)
@@ -150,10 +150,11 @@ def test_the_lock_is_held_once_before_its_token(monkeypatch: pytest.MonkeyPatch)
 def test_a_crash_ends_the_process_without_a_word() -> None:
     program = (
         "import atexit\n"
+        "from genai_server.engine.runners.base import Opening\n"
         "from genai_server.engine.runners.scripted import ScriptedRunner\n"
         "atexit.register(print, 'left in order')\n"
         "script = list(b'crash at 0\\n\\x04')\n"
-        "runner = ScriptedRunner(); runner.open(0, script, 20, reuse=True)\n"
+        "runner = ScriptedRunner(); runner.open(0, script, Opening(20))\n"
         "runner.prefill(0, script)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

@@ -1,0 +1,36 @@
+"""Write the settings' table of README.md and .env.example anew from the code: .venv/bin/python scripts/document_settings.py"""
+
+from pathlib import Path
+
+from genai_server.config import Settings, environment_variable, option
+
+ROOT = Path(__file__).parent.parent
+
+
+def shown(default: object) -> str:
+    """A default as the documents write it."""
+    if default is None:
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def main() -> None:
+    rows, variables = [], []
+    for name, field in Settings.model_fields.items():
+        default = shown(field.default)
+        cell = f"`{default}` " if default else ""
+        rows.append(f"| `{environment_variable(name)}` | `{option(name)}` | {cell}| {field.description} |")
+        variables.append(f"# {field.description}\n{environment_variable(name)}={default}\n")
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    begin = text.index(rows[0].split("|")[1])
+    begin = text.rindex("\n", 0, begin) + 1
+    readme.write_text(text[:begin] + "\n".join(rows) + text[text.index("\n\n", begin) :], encoding="utf-8")
+    example = ROOT / ".env.example"
+    text = example.read_text(encoding="utf-8")
+    begin = text.index(variables[0].splitlines()[0])
+    example.write_text(text[:begin] + "\n".join(variables), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
