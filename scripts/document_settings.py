@@ -1,4 +1,4 @@
-"""Write the settings' table of README.md and .env.example anew from the code: .venv/bin/python scripts/document_settings.py"""
+"""Write the settings' table of README.md and .env.example anew from the code (run it with .venv/bin/python)."""
 
 from pathlib import Path
 
