@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from genai_server import __version__
+from genai_server.cli.serve import listen
+from genai_server.config import load_settings
 from tests.running_server import DEMO, ROOT, body, clean_environment, free_port, run_server, wait_until
 
 
@@ -196,3 +199,9 @@ def test_reload_restarts_the_api_and_not_the_engine(tmp_path: Path) -> None:
         wait_until(server.is_ready)
         assert server.device("scripted")["pid"] == engine
         assert server.chat("say hi").json()["content"] == "hi"
+
+
+def test_small_answers_are_not_held_back(tmp_path: Path) -> None:
+    settings = load_settings({"port": "0"}, environ={}, dotenv=None)
+    with listen(settings) as listener:
+        assert listener.proto == socket.IPPROTO_TCP

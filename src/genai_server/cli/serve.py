@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(vars(arguments))
     configure_logging(settings.log_level)
     load_codecs(settings)  # what is wrong with the model's text side is told before anything starts
-    listener = _listen(settings)
+    listener = listen(settings)
     stop = _Stop()
     # uvicorn raises the signal that ended it once more, for the handlers that were there before: without these the
     # process would end on the spot, and leave the engines' folder behind.
@@ -80,7 +80,7 @@ class _Stop:
         self.order.set()
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen(settings: Settings) -> socket.socket:
     """Take the port before anything else is started. Raises ConfigurationError if it cannot be had."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -88,6 +88,9 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
+    # asyncio switches Nagle's algorithm off only where the socket names its protocol; with it, an answer on a connection
+    # that is kept open takes 40 ms more.
+    listener = socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, listener.detach())
     shown = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
     log.info("listening on http://%s:%d", shown, listener.getsockname()[1])
     return listener
