@@ -44,7 +44,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "sse_starlette": ("api.*", "cli.*"),
     "uvicorn": ("cli.*",),
     # With an extra only: whoever serves does not have them.
-    "httpx": ("bench.*",),
+    "aiohttp": ("bench.*",),
     "rich": ("cli.bench",),
     "matplotlib": ("bench.plot",),
 }
@@ -170,7 +170,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         ("bench.library", "from genai_server.engine.bare_loop import BareLoop"),
         ("api.app", "from genai_server.bench import plan"),
         ("bench.sweep", "from genai_server.api import app"),
-        ("engines.client", "import httpx"),
+        ("engines.client", "import aiohttp"),
         ("cli.serve", "import rich.console"),
         ("cli.serve", "import genai_server.asgi"),
         ("api.app", "from ..engine import loop"),

@@ -4,10 +4,13 @@ import asyncio
 import time
 from types import TracebackType
 
-import httpx
+import aiohttp
+
+from genai_server.bench.client import open_http
 
 # More unanswered probes than this would be a load of their own.
 _MOST_UNANSWERED = 100
+_FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class HealthProbe:
@@ -19,19 +22,20 @@ class HealthProbe:
     def __init__(self, url: str, path: str, interval: float) -> None:
         self.samples: list[float] = []
         self.failed = 0
-        self._path = path
+        self._url = url + path
         self._interval = interval
         self._taken = 0
         self._task: asyncio.Task[None] | None = None
         self._unanswered: set[asyncio.Task[None]] = set()
         # Connections of its own: none of the requests under measurement waits for one.
-        self._http = httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False)
+        self._http = open_http()
 
     async def answers(self) -> bool:
         """Whether the server has such a path."""
         try:
-            return (await self._http.get(self._path)).status_code == 200
-        except httpx.HTTPError:
+            async with self._http.get(self._url) as response:
+                return response.status == 200
+        except _FAILURES:
             return False
 
     def take(self) -> list[float]:
@@ -65,13 +69,13 @@ class HealthProbe:
     async def _probe(self) -> None:
         start = time.perf_counter()
         try:
-            response = await self._http.get(self._path)
-            response.raise_for_status()
-        except httpx.HTTPError:
+            async with self._http.get(self._url, raise_for_status=True) as response:
+                await response.read()
+        except _FAILURES:
             self.failed += 1
         else:
             self.samples.append(time.perf_counter() - start)
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._http.close()

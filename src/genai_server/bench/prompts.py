@@ -1,5 +1,6 @@
 """Prompts of a wanted length that no cache has seen before."""
 
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -11,12 +12,18 @@ _TEXT = (
     "number table chair mirror candle basket ladder pocket button ribbon marble"
 )
 _WORDS = _TEXT.split()
-_PROBES = (16, 272)
+# Whole sets of the words, which have the same number of tokens in any order.
+_PROBES = (len(_WORDS), 10 * len(_WORDS))
 
 
 def words(count: int, *key: object) -> str:
-    """Random words; the same key gives the same words, another key others from the first word on."""
-    return " ".join(random.Random("/".join(map(str, key))).choices(_WORDS, k=count))
+    """Random words; the same key gives the same words, another key others from the first word on.
+
+    Each comes as often as any other, so that as many words are always about as many tokens.
+    """
+    order = random.Random("/".join(map(str, key)))
+    sets = (order.sample(_WORDS, len(_WORDS)) for _ in range(-(-count // len(_WORDS))))
+    return " ".join(list(itertools.chain.from_iterable(sets))[:count])
 
 
 @dataclass(frozen=True)

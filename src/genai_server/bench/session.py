@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,32 +52,27 @@ class Session:
 
     async def run(self, on_step: Callable[[int, int, str], None]) -> None:
         """All of it. Raises ServerUnusable before anything is measured."""
-        try:
+        async with AsyncExitStack() as opened:
             for number, url in enumerate(self._options.urls):
-                await self._add_target(number, url)
+                self._targets.append(await self._find_target(number, url, opened))
             await rounds.run(self._plan, self._targets, self._measurements.append, on_step)
-        finally:
-            for target in self._targets:
-                await target.server.close()
-                if target.health is not None:
-                    await target.health.close()
 
-    async def _add_target(self, number: int, url: str) -> None:
+    async def _find_target(self, number: int, url: str, opened: AsyncExitStack) -> Target:
         options = self._options
         server = Server(_LABELS[number], url, api_key=options.api_key, model=options.model, body=options.body)
+        opened.push_async_callback(server.close)
         copy = sum(target.server.url == server.url for target in self._targets)
         await server.find_model()
         try:
-            # The clock in the key: prompts of an earlier run with the same seed have nothing to do with these.
+            # The clock in the key: what an earlier run with the same seed asked is in the server's cache.
             calibration = await calibrate(server, self._plan.seed, copy, time.time_ns())
         except AnswerError as error:
-            await server.close()
             raise ServerUnusable(f"{url}: {error}") from None
+        if options.health_interval <= 0:
+            return Target(server, calibration, None, copy)
         probe = HealthProbe(server.url, options.health_path, options.health_interval)
-        is_probed = options.health_interval > 0 and await probe.answers()
-        if not is_probed:
-            await probe.close()
-        self._targets.append(Target(server, calibration, probe if is_probed else None, copy))
+        opened.push_async_callback(probe.close)
+        return Target(server, calibration, probe if await probe.answers() else None, copy)
 
 
 def _info(target: Target) -> TargetInfo:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from genai_server.bench.report import Report
     from genai_server.bench.session import RequestOptions, Session
 
-_LIBRARIES = ("httpx", "rich", "matplotlib")
+_LIBRARIES = ("aiohttp", "rich", "matplotlib")
 _PLOTS = (".png", ".svg")
 _DEFAULT_URL = "http://127.0.0.1:8002"
 _DEFAULT_BODY = '{"ignore_eos": true, "temperature": 0}'
