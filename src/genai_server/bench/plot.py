@@ -38,9 +38,9 @@ def save_plot(report: Report, path: Path) -> None:
             _draw_lines(axes, report.summaries, name, scale)
         else:
             _draw_bars(axes, report.summaries, name, scale)
-        axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    figure.suptitle(f"genai-server bench: {report.plan.scenario}, median of the rounds, least to greatest")
+    targets = ", ".join(f"{target.label}: {target.url}" for target in report.targets)
+    figure.suptitle(f"{report.plan.scenario}, median of the rounds, least to greatest\n{targets}", fontsize="medium")
     figure.savefig(path, dpi=120)
 
 
@@ -69,6 +69,7 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
         )
     axes.set_xticks(sorted({summary.case.streams for summary in summaries}))
     axes.set_xlabel("streams at once")
+    axes.set_ylim(bottom=0)
     if lines:
         axes.legend(fontsize="small")
 
@@ -81,6 +82,7 @@ def _draw_bars(axes: Axes, summaries: Sequence[Summary], name: str, scale: float
     values = [value for _, value in found]
     labels = [f"{summary.target}: {summary.case.name}" for summary, _ in found]
     axes.barh(labels, [value.median * scale for value in values], xerr=_errors(values, scale), capsize=3)
+    axes.set_xlim(left=0)
     axes.invert_yaxis()
 
 

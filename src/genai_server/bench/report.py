@@ -121,7 +121,10 @@ def _heading(report: Report) -> str:
 
 def _summary_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     columns = [column for column in _COLUMNS if any(summary.figures.get(column[1]) for summary in summaries)]
-    rows = [["target", "case", "streams", "prompt", "output", *(title for title, _, _ in columns), "failed"]]
+    # A sweep's cases differ in their numbers only.
+    with_name = len({summary.case.name for summary in summaries}) > 1
+    name = ["case"] if with_name else []
+    rows = [["target", *name, "streams", "prompt", "output", *(title for title, _, _ in columns), "failed"]]
     for summary in summaries:
         case, total = summary.case, summary.completed + summary.failed
         lengths = [
@@ -132,7 +135,8 @@ def _summary_rows(summaries: Sequence[Summary]) -> list[list[str]]:
             )
         ]
         cells = [_cell(summary.figures.get(figure), scale) for _, figure, scale in columns]
-        rows.append([summary.target, case.name, str(case.streams), *lengths, *cells, f"{summary.failed}/{total}"])
+        name = [case.name] if with_name else []
+        rows.append([summary.target, *name, str(case.streams), *lengths, *cells, f"{summary.failed}/{total}"])
     return rows
 
 
