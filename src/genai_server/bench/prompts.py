@@ -13,7 +13,7 @@ _TEXT = (
 )
 _WORDS = _TEXT.split()
 # Whole sets of the words, which have the same number of tokens in any order.
-_PROBES = (len(_WORDS), 10 * len(_WORDS))
+_PROBES = (len(_WORDS), 4 * len(_WORDS))
 
 
 def words(count: int, *key: object) -> str:
