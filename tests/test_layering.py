@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("text", "openai_api"),
     ("engine", "engines"),
-    ("api",),
+    ("api", "bench"),
     ("cli",),
     ("asgi", "__main__"),
 )
@@ -33,6 +33,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine": ("text", "openai_api"),
     "engines": ("text", "openai_api"),
     "api": ("engine",),
+    # It measures servers of any kind, from outside.
+    "bench": ("engine", "engines", "text", "openai_api", "messages", "generation"),
 }
 # Libraries, by pattern of their top module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
@@ -41,6 +43,10 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "starlette": ("api.*", "cli.*"),
     "sse_starlette": ("api.*", "cli.*"),
     "uvicorn": ("cli.*",),
+    # With an extra only: whoever serves does not have them.
+    "aiohttp": ("bench.*",),
+    "rich": ("cli.bench",),
+    "matplotlib": ("bench.plot",),
 }
 # What may be named in these modules only.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -161,6 +167,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         ("engine.loop", "from genai_server import text"),
         ("engines.client", "if TYPE_CHECKING:\n    from genai_server.openai_api.schemas import Wire"),
         ("api.app", "from genai_server.engine.cores import usable_cores"),
+        ("bench.library", "from genai_server.engine.bare_loop import BareLoop"),
+        ("api.app", "from genai_server.bench import plan"),
+        ("bench.sweep", "from genai_server.api import app"),
+        ("engines.client", "import aiohttp"),
+        ("cli.serve", "import rich.console"),
         ("cli.serve", "import genai_server.asgi"),
         ("api.app", "from ..engine import loop"),
         ("api.app", "from genai_server.nowhere import x"),

@@ -1,0 +1,106 @@
+"""One streamed answer as the client saw it; pure, made from what was recorded while it arrived."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# What a token's text may be called: some servers put a model's thinking beside its answer.
+_TEXTS = ("content", "reasoning_content", "reasoning")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """When the parts of one answer arrived, in seconds of one clock, and how many tokens it had.
+
+    `chunks` are the arrivals of the pieces of text; a token without text, such as the first half of a character, has
+    none. `ended` is the arrival of the last chunk that belongs to the answer, with text or not. `cached_tokens` is None
+    where the server does not tell.
+    """
+
+    sent: float
+    chunks: tuple[float, ...]
+    ended: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from sending the request to the first text; None without any."""
+        return self.chunks[0] - self.sent if self.chunks else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per output token without the first one, as vLLM's benchmark has it; None below two tokens."""
+        if not self.chunks or self.output_tokens < 2:
+            return None
+        return (self.ended - self.chunks[0]) / (self.output_tokens - 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one piece of text and the next: the inter-token latencies."""
+        return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
+
+
+class AnswerError(Exception):
+    """What arrived is no answer; the message says why."""
+
+
+def read_answer(sent: float, pieces: Iterable[tuple[float, bytes]]) -> Answer:
+    """Make sense of a stream of server-sent events that arrived in pieces, each with its time in seconds.
+
+    An event has the time of the piece that completed it. Raises AnswerError if the server reported an error or the
+    stream broke off before it said why the answer ended.
+    """
+    chunks: list[float] = []
+    ended: float | None = None
+    finished = False
+    usage: dict[str, Any] = {}
+    for arrived, event in _events(pieces):
+        if "error" in event:
+            raise AnswerError(json.dumps(event["error"], ensure_ascii=False))
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or ():
+            ended = arrived
+            finished = finished or bool(choice.get("finish_reason"))
+            delta = choice.get("delta") or {}
+            if any(delta.get(name) for name in _TEXTS):
+                chunks.append(arrived)
+    if ended is None or not finished:
+        raise AnswerError("the stream ended without a finish_reason")
+    details = usage.get("prompt_tokens_details") or {}
+    return Answer(
+        sent,
+        tuple(chunks),
+        ended,
+        usage.get("prompt_tokens", 0),
+        usage.get("completion_tokens", len(chunks)),
+        details.get("cached_tokens"),
+    )
+
+
+def text_times(pieces: Iterable[tuple[float, bytes]]) -> list[float]:
+    """When the pieces of text of a stream arrived, whether or not it came to its end."""
+    return [
+        arrived
+        for arrived, event in _events(pieces)
+        for choice in event.get("choices") or ()
+        if any((choice.get("delta") or {}).get(name) for name in _TEXTS)
+    ]
+
+
+def _events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
+    rest = b""
+    for arrived, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if data == line.strip() or data == b"[DONE]":
+                continue
+            try:
+                event = json.loads(data)
+            except ValueError:
+                raise AnswerError(f"not JSON: {data[:200].decode(errors='replace')}") from None
+            if isinstance(event, dict):
+                yield arrived, event

@@ -1,0 +1,116 @@
+"""Asks one OpenAI-style server and records when what arrived.
+
+Client and server often share their cores, so while an answer arrives nothing is done but noting time and bytes; they
+are read when the load is over. aiohttp for the same reason: it took a third of httpx's time for each chunk.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from genai_server.bench.answer import Answer, AnswerError, read_answer
+
+# Seconds without a connection, and without any byte, until a request counts as failed.
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
+_FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+@dataclass
+class Recording:
+    """What arrived for one request: times in seconds of `time.perf_counter`, and bytes.
+
+    `is_under_way` is set after `awaited_events` events, and in any case at the end.
+    """
+
+    awaited_events: int = 1
+    sent: float = 0.0
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    is_under_way: asyncio.Event = field(default_factory=asyncio.Event)
+    error: str | None = None
+
+    def add(self, piece: bytes) -> None:
+        """Note what arrived now."""
+        self.pieces.append((time.perf_counter(), piece))
+        if self.awaited_events > 0:
+            self.awaited_events -= piece.count(b"data:")
+            if self.awaited_events <= 0:
+                self.is_under_way.set()
+
+    def answer(self) -> Answer:
+        """What was recorded. Raises AnswerError if it is no whole answer."""
+        if self.error is not None:
+            raise AnswerError(self.error)
+        return read_answer(self.sent, self.pieces)
+
+
+class Server:
+    """A server under measurement: its label in reports, its address without a path, and what each request says."""
+
+    def __init__(
+        self, label: str, url: str, *, api_key: str | None, model: str | None, body: Mapping[str, Any]
+    ) -> None:
+        self.label = label
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.model = model
+        self._body = body
+        # Identity: a compressed stream would arrive in other pieces.
+        headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._http = open_http(headers)
+
+    async def find_model(self) -> None:
+        """Take the first model of /v1/models if none was named; without such a list, requests name no model."""
+        if self.model is not None:
+            return
+        try:
+            async with self._http.get(f"{self.url}/v1/models") as response:
+                self.model = str(json.loads(await response.read())["data"][0]["id"])
+        except (*_FAILURES, ValueError, LookupError, TypeError):
+            self.model = None
+
+    async def ask(self, prompt: str, max_tokens: int, recording: Recording | None = None) -> Recording:
+        """Ask for a streamed answer and record it, failures included; `recording` lets the caller watch."""
+        recording = recording or Recording()
+        body = {
+            **({"model": self.model} if self.model is not None else {}),
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._body,
+        }
+        data = json.dumps(body).encode()
+        recording.sent = time.perf_counter()
+        try:
+            await self._record(data, recording)
+        except _FAILURES as error:
+            recording.error = f"{type(error).__name__}: {error}".rstrip(": ")
+        finally:
+            recording.is_under_way.set()
+        return recording
+
+    async def _record(self, data: bytes, recording: Recording) -> None:
+        headers = {"content-type": "application/json"}
+        async with self._http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
+            if response.status != 200:
+                text = (await response.read()).decode(errors="replace")
+                recording.error = f"{response.status} {text[:300]}"
+                return
+            async for piece in response.content.iter_any():
+                recording.add(piece)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+
+def open_http(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
+    """A client of its own connections, as many as are needed, and without the environment's proxies: they would be
+    measured too.
+    """
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(connector=connector, headers=headers, timeout=_TIMEOUT, trust_env=False)

@@ -1,0 +1,42 @@
+"""A closed load: so many streams at once, each sending its next request when the last one has ended."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from genai_server.bench.answer import Answer, AnswerError
+from genai_server.bench.client import Recording, Server
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the requests."""
+
+    answers: list[Answer]
+    errors: list[str]
+
+
+async def run_load(server: Server, prompts: Sequence[str], max_tokens: int, streams: int) -> Outcome:
+    """Send all prompts, `streams` of them at a time, and read the answers when all have ended."""
+    recordings: list[Recording] = []
+    waiting = iter(prompts)
+
+    async def stream() -> None:
+        for prompt in waiting:
+            recordings.append(await server.ask(prompt, max_tokens))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(streams):
+            group.create_task(stream())
+    return read_all(recordings)
+
+
+def read_all(recordings: Sequence[Recording]) -> Outcome:
+    """Answers and failures apart."""
+    outcome = Outcome([], [])
+    for recording in recordings:
+        try:
+            outcome.answers.append(recording.answer())
+        except AnswerError as error:
+            outcome.errors.append(str(error))
+    return outcome

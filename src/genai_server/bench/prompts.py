@@ -1,0 +1,57 @@
+"""Prompts of a wanted length that no cache has seen before."""
+
+import itertools
+import random
+from dataclasses import dataclass
+
+from genai_server.bench.answer import AnswerError
+from genai_server.bench.client import Server
+
+_TEXT = (
+    "river stone window paper garden music winter light bridge market engine silver copper forest island harbor letter "
+    "number table chair mirror candle basket ladder pocket button ribbon marble"
+)
+_WORDS = _TEXT.split()
+# Whole sets of the words, which have the same number of tokens in any order.
+_PROBES = (len(_WORDS), 4 * len(_WORDS))
+
+
+def words(count: int, *key: object) -> str:
+    """Random words; the same key gives the same words, another key others from the first word on.
+
+    Each comes as often as any other, so that as many words are always about as many tokens.
+    """
+    order = random.Random("/".join(map(str, key)))
+    sets = (order.sample(_WORDS, len(_WORDS)) for _ in range(-(-count // len(_WORDS))))
+    return " ".join(list(itertools.chain.from_iterable(sets))[:count])
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a server counts: tokens of a prompt = `overhead` of its chat template + `tokens_per_word` x words."""
+
+    overhead: float
+    tokens_per_word: float
+
+    def words_for(self, prompt_tokens: int) -> int:
+        """How many words make a prompt of about so many tokens as the server counts them; at least one."""
+        return max(1, round((prompt_tokens - self.overhead) / self.tokens_per_word))
+
+    def words_in(self, tokens: int) -> int:
+        """How many words are about so many tokens, the template not counted; at least one."""
+        return max(1, round(tokens / self.tokens_per_word))
+
+
+async def calibrate(server: Server, *key: object) -> Calibration:
+    """Find out with two short requests how the server counts tokens; they also warm it up.
+
+    Raises AnswerError if it does not answer or does not report `usage.prompt_tokens`.
+    """
+    counted = []
+    for count in _PROBES:
+        recording = await server.ask(words(count, *key, "calibrate", count), 4)
+        counted.append(recording.answer().prompt_tokens)
+    per_word = (counted[1] - counted[0]) / (_PROBES[1] - _PROBES[0])
+    if per_word <= 0:
+        raise AnswerError(f"usage.prompt_tokens is {counted} for {list(_PROBES)} words: it cannot be relied on")
+    return Calibration(counted[0] - per_word * _PROBES[0], per_word)

@@ -1,0 +1,79 @@
+"""One measurement against another of the same round: what a slow or busy machine does to both cancels out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from genai_server.bench import disturbance, library, prefix
+from genai_server.bench.measurement import Case, Measurement
+from genai_server.bench.statistics import Spread, spread
+
+_LIBRARIES = {
+    library.TUNED: "the bare og.Generator loop, same threads",
+    library.SHIPPED: "the bare og.Generator loop as shipped",
+}
+_Side = tuple[str, Case]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A figure of one case over that of another, round by round."""
+
+    target: str
+    title: str
+    value: Spread
+
+
+def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
+    """All that can be formed, in the order in which the cases came."""
+    found = []
+    figures = {(each.target, each.case, each.round): each.figures for each in measurements}
+    rounds = sorted({each.round for each in measurements})
+    for title, figure, above, below in _pairs(list(dict.fromkeys((each.target, each.case) for each in measurements))):
+        values = []
+        for number in rounds:
+            upper = figures.get((*above, number), {}).get(figure)
+            lower = figures.get((*below, number), {}).get(figure)
+            values.append(upper / lower if upper is not None and lower else None)
+        value = spread(values)
+        if value is not None:
+            found.append(Ratio(above[0], title, value))
+    return found
+
+
+def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
+    """Title, figure, numerator and denominator."""
+    servers = list(dict.fromkeys(target for target, _ in sides if target not in _LIBRARIES))
+    for target, case in sides:
+        if target in _LIBRARIES:
+            continue
+        yield from _own_pairs(target, case, sides)
+        if target != servers[0] and case.name == "sweep":
+            title = f"tokens/s, {_describe(case)}: against {servers[0]}"
+            yield title, "tokens_per_second", (target, case), (servers[0], case)
+
+
+def _own_pairs(target: str, case: Case, sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
+    here = (target, case)
+    for other, below in sides:
+        if case.name == "sweep" and below.name == "sweep" and _same_lengths(case, below):
+            if other in _LIBRARIES and case.streams == 1:
+                title = f"decode tokens/s, {_describe(case)}: against {_LIBRARIES[other]}"
+                yield title, "decode_tokens_per_second", here, (other, below)
+            elif other == target and below.streams == 1 < case.streams:
+                title = f"decode tokens/s, {_describe(case)}: against one stream"
+                yield title, "decode_tokens_per_second", here, (other, below)
+        elif other == target and (case.name, below.name) == (prefix.CACHED, prefix.COLD):
+            yield "TTFT p50, cached prefix: against cold", "ttft_p50", here, (other, below)
+        elif other == target and (case.name, below.name) == (disturbance.DISTURBED, disturbance.UNDISTURBED):
+            yield "ITL p95, streams during a prompt: against undisturbed", "itl_p95", here, (other, below)
+        elif other == target and (case.name, below.name) == (disturbance.BESIDE, disturbance.ALONE):
+            yield "TTFT p50, prompt beside streams: against alone", "ttft_p50", here, (other, below)
+
+
+def _same_lengths(one: Case, other: Case) -> bool:
+    return (one.prompt_tokens, one.output_tokens) == (other.prompt_tokens, other.output_tokens)
+
+
+def _describe(case: Case) -> str:
+    streams = "1 stream" if case.streams == 1 else f"{case.streams} streams"
+    return f"{streams} of {case.prompt_tokens}+{case.output_tokens} tokens"

@@ -1,0 +1,47 @@
+"""The sweep: concurrency by prompt length, every prompt new to the server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from genai_server.bench.library import SHIPPED, TUNED, run_bare_loop
+from genai_server.bench.load import Outcome, run_load
+from genai_server.bench.measurement import Case, Measurement
+from genai_server.bench.plan import Plan
+from genai_server.bench.prompts import words
+from genai_server.bench.statistics import answer_figures
+from genai_server.bench.target import Target
+
+NAME = "sweep"
+
+
+def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Case]]:
+    """One round in order: each point on every target before the next point, the library before one stream."""
+    for length in plan.prompt_tokens:
+        if plan.library is not None:
+            alone = Case(NAME, 1, length, plan.output_tokens)
+            yield from ((label, alone) for label in (TUNED, SHIPPED))
+        for streams in plan.concurrency:
+            case = Case(NAME, streams, length, plan.output_tokens)
+            yield from ((target, case) for target in targets)
+
+
+async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measurement:
+    """One point on one server in one round."""
+    count = target.calibration.words_for(case.prompt_tokens)
+    prompts = [
+        words(count, plan.seed, target.copy, number, case, request) for request in range(plan.requests_at(case.streams))
+    ]
+    outcome = await run_load(target.server, prompts, case.output_tokens, case.streams)
+    return _measurement(target.server.label, case, number, outcome)
+
+
+async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, number: int) -> Measurement:
+    """The bare loop of the same lengths, as often as a server is asked with one stream."""
+    runs = plan.requests_at(1)
+    outcome = await run_bare_loop(label, model_dir, case.prompt_tokens, case.output_tokens, runs)
+    return _measurement(label, case, number, outcome)
+
+
+def _measurement(label: str, case: Case, number: int, outcome: Outcome) -> Measurement:
+    figures = answer_figures(outcome.answers, case.streams)
+    return Measurement(label, case, number, figures, len(outcome.answers), tuple(outcome.errors))

@@ -1,0 +1,78 @@
+"""Whole benchmarks of a server whose times are known."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from genai_server.bench import disturbance
+from genai_server.bench.plan import Plan
+from genai_server.bench.report import Report
+from genai_server.bench.session import RequestOptions, ServerUnusable, Session
+from tests.bench.fake_server import FakeServer, fake_server
+
+
+def bench(
+    plan: Plan, *, body: dict[str, Any] | None = None, urls: int = 1, **seconds: float
+) -> tuple[Report, FakeServer]:
+    """Run a plan against a fake server, which may be named several times."""
+
+    async def run() -> tuple[Report, FakeServer]:
+        async with fake_server(**seconds) as fake:
+            session = Session(plan, RequestOptions([fake.url] * urls, body=body or {}))
+            await session.run(lambda done, total, title: None)
+            return session.report(), fake
+
+    return asyncio.run(run())
+
+
+def ratio(report: Report) -> dict[str, float]:
+    return {ratio.title: ratio.value.median for ratio in report.ratios}
+
+
+def test_a_sweep_takes_the_servers_in_turn_and_sends_every_prompt_once() -> None:
+    plan = Plan(rounds=2, requests=2, concurrency=(1, 2), prompt_tokens=(64, 32), output_tokens=16)
+    report, fake = bench(plan, urls=2)
+    assert [measurement.target for measurement in report.measurements] == ["A", "B"] * 8
+    assert [measurement.round for measurement in report.measurements] == [0] * 8 + [1] * 8
+    assert {measurement.completed for measurement in report.measurements} == {2}
+    assert {measurement.figures["prompt_tokens"] for measurement in report.measurements} == {64.0, 32.0}
+    prompts = [body["messages"][0]["content"] for body in fake.bodies]
+    assert len(prompts) == len(set(prompts)) == 2 * (2 + 2 * 4 * 2)
+
+
+def test_requests_say_what_the_user_asks_for_and_nothing_else() -> None:
+    _, fake = bench(Plan(rounds=1, requests=1, concurrency=(1,)), body={"ignore_eos": True})
+    assert set(fake.bodies[-1]) == {"messages", "max_tokens", "stream", "stream_options", "ignore_eos"}
+
+
+def test_a_cached_prefix_shows_in_the_time_to_the_first_token() -> None:
+    report, _ = bench(Plan("prefix", rounds=1, prefix_tokens=200), prompt_token=0.0005)
+    assert ratio(report)["TTFT p50, cached prefix: against cold"] < 0.5
+
+
+def test_a_disturbance_shows_in_the_streams() -> None:
+    plan = Plan("disturbance", rounds=1, disturbing_tokens=300, output_tokens=2000)
+    report, _ = bench(plan, prompt_token=0.001, disturbed_token=0.1)
+    assert ratio(report)["ITL p95, streams during a prompt: against undisturbed"] > 2
+    assert ratio(report)["TTFT p50, prompt beside streams: against alone"] > 0.5
+    assert {measurement.case.name for measurement in report.measurements} == {
+        disturbance.UNDISTURBED,
+        disturbance.DISTURBED,
+        disturbance.ALONE,
+        disturbance.BESIDE,
+    }
+    assert not any(measurement.errors for measurement in report.measurements)
+
+
+def test_streams_that_end_before_the_disturbance_are_told() -> None:
+    plan = Plan("disturbance", rounds=1, disturbing_tokens=300, output_tokens=8)
+    report, _ = bench(plan, prompt_token=0.0005)
+    (summary,) = (summary for summary in report.summaries if summary.case.name == disturbance.DISTURBED)
+    assert summary.failed == plan.streams
+    assert summary.first_error == "a stream ended before the prompt's first token: give --output-tokens more"
+
+
+def test_a_server_that_refuses_is_told_before_anything_is_measured() -> None:
+    with pytest.raises(ServerUnusable, match="400 no refuse"):
+        bench(Plan(), body={"refuse": True})

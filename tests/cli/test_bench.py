@@ -1,0 +1,106 @@
+"""`genai-server bench` as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from genai_server.cli import main
+from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, wait_until
+
+COMMAND = [sys.executable, "-m", "genai_server", "bench"]
+QUICK = ["--rounds", "1", "--requests", "2", "--prompt-tokens", "128", "--output-tokens", "8"]
+
+
+def bench(*options: str, **settings: str) -> "subprocess.CompletedProcess[str]":
+    environment = clean_environment(**settings)
+    return subprocess.run(
+        [*COMMAND, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_a_sweep_of_a_server_and_the_library_gives_a_table_json_and_a_plot(
+    scripted: RunningServer, tmp_path: Path
+) -> None:
+    files = [tmp_path / "bench.json", tmp_path / "bench.svg"]
+    written = ["--json", str(files[0]), "--plot", str(files[1])]
+    result = bench("--url", scripted.url, *QUICK, "--concurrency", "1,2", "--library", str(DEMO), *written)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(files[0].read_text(encoding="utf-8"))
+    assert [(each["target"], each["case"]["streams"], each["completed"]) for each in found["summaries"]] == [
+        ("library", 1, 2),
+        ("library as shipped", 1, 2),
+        ("A", 1, 2),
+        ("A", 2, 2),
+    ]
+    assert found["targets"][0]["health"]["probes"] > 0
+    assert found["targets"][0]["model"] == "onnx-genai"
+    assert result.stdout.startswith("sweep, 1 round\nA: http://127.0.0.1:")
+    assert "<svg" in files[1].read_text(encoding="utf-8")
+
+
+def test_a_field_that_the_server_refuses_is_told_in_one_line(scripted: RunningServer) -> None:
+    result = bench("--url", scripted.url, *QUICK, "--body", '{"cache_prompt": true}')
+    assert result.returncode == 1
+    assert "cache_prompt" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_when_all_requests_fail_the_status_is_1_and_the_reason_is_told(scripted: RunningServer) -> None:
+    result = bench("--url", scripted.url, *QUICK, "--prompt-tokens", "5000")
+    assert result.returncode == 1
+    assert "failed: A, sweep, 1 at once: 400 " in result.stdout
+
+
+def test_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n",
+        encoding="utf-8",
+    )
+    result = bench(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
+    assert result.returncode == 2
+    assert "pip install genai-server[bench]" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--plot", "x.pdf"], "x.pdf ends in none of .png, .svg"),
+        (["--json", "/none/x.json"], "--json=/none/x.json: the folder does not exist"),
+        (["--library", "/none"], "model directory /none does not exist"),
+        (["--library", str(DEMO), "--scenario", "prefix"], "--library: only --scenario sweep has it"),
+        (["--body", "[]"], "not a JSON object"),
+        (["--rounds", "0"], "0 is not at least 1"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_is_measured(
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["bench", *options])
+    except SystemExit as error:
+        assert error.code == 2
+    else:
+        assert status == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_control_c_ends_it_with_what_was_measured(scripted: RunningServer) -> None:
+    command = [*COMMAND, "--url", scripted.url, *QUICK, "--rounds", "100000"]
+    process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=-1, text=True)
+    wait_until(lambda: bool(psutil.Process(process.pid).net_connections()))
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 130, errors
+    assert "Interrupted: this is what was measured up to then." in output
+    assert "Traceback" not in errors
