@@ -88,8 +88,8 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
-    # asyncio switches Nagle's algorithm off only where the socket names its protocol; with it, an answer on a connection
-    # that is kept open takes 40 ms more.
+    # asyncio switches Nagle's algorithm off only where the socket names its protocol; with it, an answer on a
+    # connection that is kept open takes 40 ms more.
     listener = socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, listener.detach())
     shown = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
     log.info("listening on http://%s:%d", shown, listener.getsockname()[1])
