@@ -137,11 +137,15 @@ class RuntimeOptions(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True, tag=True):
-    """Answers one call; `matched` says whether the call's `request_id` was found (always true without one)."""
+    """Answers one call.
+
+    `matched` says whether the call's `request_id` was found (always true without one), `refused` why nothing was done.
+    """
 
     call: int
     options: RuntimeOptions
     matched: bool = True
+    refused: str | None = None
 
 
 class CacheReset(Struct, frozen=True, tag=True):

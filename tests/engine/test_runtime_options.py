@@ -1,20 +1,30 @@
 """The runtime options of a device: who is profiled, under which name, and how it ends."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder
-from genai_server.engine.runners.base import Logits, Tokens
+from genai_server.engine.runners.base import Logits, Opening
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
+from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest, ModelInfo, Sampling
 from genai_server.messages import ProfiledRequest
 
+PROMPT = [1, 2, 3]
+
 
 class Recorder:
     """A runner that remembers the options it was given, and writes a profile for each pass that is to have one."""
+
+    max_rows = 1
 
     def __init__(self) -> None:
         self.model = ModelInfo(100, 10, [0], Sampling())
@@ -22,52 +32,78 @@ class Recorder:
         self.files = 0
         self._prefix: dict[int, str] = {}
 
-    def open(self, sequence: int, max_length: int) -> None:
+    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
+        self._prefix[sequence] = "0"
+        return 0
+
+    def prefill(self, sequence: int, tokens: Iterable[int]) -> Logits:
+        if self._prefix[sequence] != "0":
+            self.files += 1
+            Path(f"{self._prefix[sequence]}_{self.files}.json").write_text("{}", encoding="utf-8")
+        return np.zeros(10, np.float32)
+
+    def decode(self, sequences: Iterable[int], tokens: Iterable[int]) -> Logits:
+        (sequence,) = sequences
+        return self.prefill(sequence, tokens)[np.newaxis]
+
+    def interrupt(self) -> None:
         pass
 
-    def forward(self, sequence: int, tokens: Tokens) -> Logits:
-        prefix = self._prefix.get(sequence, "0")
-        if prefix != "0":
-            self.files += 1
-            Path(f"{prefix}_{self.files}.json").write_text("{}", encoding="utf-8")
-        return np.zeros(10, np.float32)
+    def export(self, sequence: int, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+        assert sequence in self._prefix
+        return {}
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         self.options.append((sequence, option, value))
         self._prefix[sequence] = value
 
     def close(self, sequence: int) -> None:
-        pass
+        del self._prefix[sequence]
 
 
 class Device:
     """The options of a device, with a runner, a folder and some sequences."""
 
-    def __init__(self, root: Path, *, num_sequences: int = 2, max_files: int = 100, max_bytes: int = 10_000) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        num_sequences: int = 2,
+        max_files: int = 100,
+        max_bytes: int = 10_000,
+        state_file: Path | None = None,
+    ) -> None:
         self.runner = Recorder()
         self.folder = ProfileFolder(root, "cpu", max_files=max_files, max_bytes=max_bytes)
-        self.state = RuntimeOptionState(self.runner, self.folder)
+        self.runners = RunnerPair(self.runner)
+        self.state = RuntimeOptionState(self.runners, self.folder, state_file=state_file)
         self.sequences: list[Sequence] = []
         for _ in range(num_sequences):
             self.arrive()
 
-    def arrive(self) -> Sequence:
+    def arrive(self, *, exact: bool = False) -> Sequence:
         number = len(self.sequences)
-        sequence = Sequence(number, (0, number), GenerationRequest(f"r{number}", [1], 10, 20), lambda: 0.0)
+        request = GenerationRequest(f"r{number}", PROMPT, 10, 20, exact=exact)
+        sequence = Sequence(number, (0, number), request, lambda: 0.0)
         self.sequences.append(sequence)
-        self.state.admit(sequence)
+        self.state.choose(self.sequences)
+        self.runners.open(sequence)
         return sequence
 
     def run(self, sequence: Sequence) -> None:
-        """One pass, as the loop does it."""
+        """One step, as the loop does it."""
+        self.state.choose(self.sequences)
+        for other in self.sequences:
+            self.state.move(other)
         self.state.before_pass(sequence)
-        self.runner.forward(sequence.id, sequence.take(10))
+        self.runners.forward(Pass([sequence], sequence.num_unread))
         self.state.after_pass(sequence, self.sequences)
         sequence.append(1)
 
     def profile(self, value: str, *sequences: Sequence) -> None:
         """Set enable_profiling on these, or on the whole device."""
         self.state.set_profiling(value, sequences or self.sequences, whole_device=not sequences)
+        self.state.choose(self.sequences)
 
     def profiled(self) -> list[ProfiledRequest]:
         return self.state.describe(self.sequences).requests
@@ -213,3 +249,152 @@ def test_without_a_folder_nothing_is_profiled(tmp_path: Path) -> None:
     options = device.state.describe(device.sequences)
     assert (options.enable_profiling, options.requests, options.profile_stopped) == ("0", [], "why")
     assert device.runner.options == []
+
+
+def test_an_engine_that_is_started_anew_goes_on_with_what_was_set(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    first = Device(tmp_path, state_file=kept)
+    first.profile("slow")
+    first.state.terminated = True
+    device = Device(tmp_path, state_file=kept)
+    options = device.state.describe([])
+    assert (options.terminate_session, options.enable_profiling) == ("1", "slow")
+    device.run(device.sequences[0])
+    assert device.runner.files == 1
+
+
+def test_what_cannot_be_read_of_the_state_counts_as_nothing_set(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text("{", encoding="utf-8")
+    options = Device(tmp_path, state_file=kept).state.describe([])
+    assert (options.terminate_session, options.enable_profiling) == ("0", "0")
+
+
+# where a batched runner is beside the generator's
+
+
+class Batch:
+    """Stands for the batched runner: only knows who is there."""
+
+    present_names = ("present.0.key",)
+    max_rows = 4
+
+    def __init__(self, *, lone_row_is_exact: bool = True) -> None:
+        self.lone_row_is_exact = lone_row_is_exact
+        self.sequences: set[int] = set()
+
+    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
+        self.sequences.add(sequence)
+        return 0
+
+    def prefill(self, sequence: int, tokens: Iterable[int]) -> Logits:
+        assert sequence in self.sequences
+        return np.zeros(10, np.float32)
+
+    def decode(self, sequences: Iterable[int], tokens: Iterable[int]) -> Logits:
+        assert set(sequences) <= self.sequences
+        return np.zeros((1, 10), np.float32)
+
+    def adopt(
+        self, sequence: int, read: list[int], num_prefilled: int, past: dict[str, NDArray[Any]], *, exact: bool = False
+    ) -> None:
+        self.sequences.add(sequence)
+
+    def close(self, sequence: int) -> None:
+        self.sequences.remove(sequence)
+
+
+class BatchedDevice(Device):
+    """A device whose sequences run in a batch unless they are profiled."""
+
+    def __init__(
+        self, root: Path, *, num_sequences: int = 3, max_rows: int = 1, lone_row_is_exact: bool = True
+    ) -> None:
+        super().__init__(root, num_sequences=0)
+        self.batch = Batch(lone_row_is_exact=lone_row_is_exact)
+        self.runners = RunnerPair(self.runner, cast(BatchedRunner, self.batch))
+        self.state = RuntimeOptionState(self.runners, self.folder, max_rows=max_rows)
+        for _ in range(num_sequences):
+            self.arrive()
+
+    def on_generators(self) -> list[int]:
+        """Who runs outside the batch; nobody is in both."""
+        alone = {sequence.id for sequence in self.sequences if not sequence.batched}
+        assert not alone & self.batch.sequences
+        return sorted(alone)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2])
+def test_a_switch_for_the_device_takes_only_so_many_out_of_the_batch_the_oldest_first(
+    tmp_path: Path, max_rows: int
+) -> None:
+    device = BatchedDevice(tmp_path, max_rows=max_rows)
+    device.profile("1")
+    device.run(device.sequences[2])
+    assert device.on_generators() == [0, 1][:max_rows]
+    assert [request.request_id for request in device.profiled()] == ["r0", "r1"][:max_rows]
+
+
+def test_when_a_profiled_one_has_ended_the_next_takes_its_place(tmp_path: Path) -> None:
+    device = BatchedDevice(tmp_path)
+    device.profile("1")
+    device.run(device.sequences[0])
+    device.runners.close(device.sequences.pop(0))
+    device.run(device.sequences[0])
+    assert device.on_generators() == [1]
+
+
+def test_the_past_that_is_read_anew_is_not_profiled_and_what_follows_is(tmp_path: Path) -> None:
+    device = BatchedDevice(tmp_path)
+    sequence = device.sequences[0]
+    for _ in range(3):
+        device.run(sequence)
+    device.profile("1")
+    device.run(sequence)
+    anew = device.runner.files
+    device.run(sequence)
+    device.run(sequence)
+    assert (anew, device.runner.files) == (0, 2)
+
+
+def test_a_prompt_that_has_no_token_yet_is_profiled_from_its_first_pass_on(tmp_path: Path) -> None:
+    device = BatchedDevice(tmp_path)
+    device.profile("1")
+    device.run(device.sequences[0])
+    assert device.runner.files == 1
+
+
+def test_after_profiling_a_sequence_is_back_in_the_batch_and_can_leave_it_again(tmp_path: Path) -> None:
+    device = BatchedDevice(tmp_path)
+    sequence = device.sequences[0]
+    places = []
+    for value in ("1", "0", "1", "0"):
+        device.profile(value)
+        device.run(sequence)
+        device.run(sequence)
+        places.append(device.on_generators())
+    assert places == [[0], [], [0], []]
+    # What was profiled the second time counts, too: the new Generator was told anew.
+    assert device.runner.files == 3
+
+
+def test_an_exact_request_is_not_taken_out_of_the_batch_where_it_would_round_otherwise(tmp_path: Path) -> None:
+    device = BatchedDevice(tmp_path, num_sequences=0, lone_row_is_exact=False)
+    exact, other = device.arrive(exact=True), device.arrive()
+    device.profile("1")
+    device.run(exact)
+    assert device.on_generators() == [other.id]
+    same = BatchedDevice(tmp_path, num_sequences=0)
+    exact = same.arrive(exact=True)
+    same.profile("1")
+    same.run(exact)
+    assert same.on_generators() == [exact.id]
+
+
+def test_one_request_that_was_named_is_profiled_whatever_the_device_is(tmp_path: Path) -> None:
+    device = BatchedDevice(tmp_path)
+    device.profile("1", device.sequences[2])
+    for sequence in device.sequences:
+        device.run(sequence)
+    assert device.on_generators() == [2]
+    assert device.runner.files == 1

@@ -7,7 +7,6 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import QueueFull
 from genai_server.generation import GenerationRequest
 
-
 CHUNK = 8
 IDLE_CHUNK = 20
 
@@ -179,12 +178,12 @@ def test_however_many_prompts_wait_a_stream_pauses_for_one_chunk() -> None:
     assert _passes(scheduler, 9) == "abpabpabp"
 
 
-def test_a_sequence_that_arrives_within_a_round_waits_for_the_next() -> None:
+def test_a_prompt_that_arrives_within_a_round_is_read_at_its_end_not_before() -> None:
     scheduler = _running(*(_sequence(name, decoding=True) for name in "ab"))
     assert _passes(scheduler, 1) == "a"
     scheduler.add(_sequence("p"))
     scheduler.admit()
-    assert _passes(scheduler, 4) == "babp"
+    assert _passes(scheduler, 4) == "bpab"
 
 
 def test_a_finished_prompt_joins_the_decoding_ones_in_the_next_round() -> None:

@@ -52,6 +52,9 @@ async def set_runtime_options(
         replies = await _ask(engines, set_option)
         if not any(reply.matched for reply in replies.values()):
             raise RequestNotFound(f"no request {body.request_id!r} is running or waiting", param="request_id")
+        for reply in replies.values():
+            if reply.refused is not None:
+                raise InvalidField(reply.refused, param=option)
     return _body(replies)
 
 

@@ -149,12 +149,9 @@ class EngineLoop:
     def _set_runtime_option(self, connection: int, message: SetRuntimeOption) -> None:
         name = message.request_id
         concerned = [s for s in self._sequences.values() if name is None or s.request.request_id == name]
+        refused = None
         if message.option == PROFILING:
-            try:
-                self._options.set_profiling(message.value, concerned, whole_device=name is None)
-                self._options.choose(self._scheduler.running)
-            except OSError as error:
-                self._options.report_failure(str(error))
+            refused = self._profile(message.value, concerned, whole_device=name is None)
         elif message.option == TERMINATE:
             if name is None:
                 self._options.terminated = message.value == "1"
@@ -164,7 +161,18 @@ class EngineLoop:
         state = self._options.describe(self._sequences.values())
         # First, so that whoever has read the reply finds the state that it speaks of everywhere.
         self._publish_load()
-        self._send(connection, [Reply(message.call, state, matched=bool(concerned) or name is None)])
+        self._send(connection, [Reply(message.call, state, matched=bool(concerned) or name is None, refused=refused)])
+
+    def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
+        """Switch profiling; returns why not, if it cannot be."""
+        if value != "0" and not whole_device and not all(map(self._runners.can_profile, sequences)):
+            return "an exact request cannot be profiled with this model: alone, as it would run, a row rounds otherwise"
+        try:
+            self._options.set_profiling(value, sequences, whole_device=whole_device)
+            self._options.choose(self._scheduler.running)
+        except OSError as error:
+            self._options.report_failure(str(error))
+        return None
 
     def _terminate(self, sequence: Sequence) -> None:
         """End a sequence; on a Generator by the library's own option: its next pass raises at once."""
