@@ -117,11 +117,12 @@ def run_server(
 ) -> Iterator[RunningServer]:
     """Start `genai-server serve` on a free port, wait until it is ready, and end it with all its processes.
 
-    `folder` takes its log and its profiles.
+    `folder` takes its log, its profiles and its packed weights.
     """
     port = free_port()
     log = folder / "server.log"
-    environment = clean_environment(GENAI_PROFILE_DIR=str(folder / "profiles"), **(settings or {}))
+    folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
+    environment = clean_environment(**folders, **(settings or {}))
     command = [sys.executable, "-m", "genai_server", "serve", "--port", str(port), *options]
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=file, stdout=file)

@@ -5,10 +5,11 @@ from typing import get_args
 import msgspec
 import pytest
 
-from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases, Sampling
+from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, Sampling
 from genai_server.messages import (
     MAX_FRAME_BYTES,
     Accepted,
+    CacheReset,
     Cancel,
     Failed,
     Finished,
@@ -18,6 +19,7 @@ from genai_server.messages import (
     ProfiledRequest,
     Refused,
     Reply,
+    ResetPrefixCache,
     RuntimeOptions,
     SetRuntimeOption,
     Submit,
@@ -36,21 +38,26 @@ TO_ENGINE: list[ToEngine] = [
     Hello("secret"),
     Submit(1, GenerationRequest("héllo 🦜", [1, 2, 151_935], 10, 20, _SAMPLING, ignore_eos=True)),
     Submit(2, GenerationRequest("", [0], 1, 2)),
+    Submit(3, GenerationRequest("", [0], 1, 2, cache_prompt=False, priority=-3, exact=True)),
     Cancel(2**40),
     SetRuntimeOption(3, "enable_profiling", "0"),
     SetRuntimeOption(4, "terminate_session", "1", "r1"),
     GetRuntimeOptions(5),
+    ResetPrefixCache(6),
 ]
 TO_API: list[ToApi] = [
-    Welcome(4321, ModelInfo(8192, 151_936, [1, 2], _SAMPLING)),
+    Welcome(4321, ModelInfo(8192, 151_936, [1, 2], _SAMPLING), Batching()),
+    Welcome(1, ModelInfo(8, 9, [], _SAMPLING), Batching("batched", None, 16, exact=False)),
     Load(running=1, waiting=2, others=3, terminated=True),
     Accepted(1),
     Refused(2, "queue_full", "too many"),
     Tokens(1, []),
     Tokens(1, [0, 151_935]),
     *(Finished(1, reason, Phases(0.1, 0.2, 0.3)) for reason in FinishReason),
+    Finished(1, FinishReason.STOP, Phases(), num_cached=7),
     Failed(1, "engine_died", "gone"),
     Reply(5, _OPTIONS, matched=False),
+    CacheReset(6, 3),
 ]
 
 

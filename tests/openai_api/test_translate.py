@@ -10,6 +10,7 @@ from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, 
 from genai_server.openai_api.schemas import ChatCompletionRequest, ChatRequest
 from genai_server.openai_api.translate import (
     ChatCompletionBuilder,
+    Policy,
     openai_reason,
     to_generation_request,
     to_sampling,
@@ -23,7 +24,8 @@ MODEL = ModelInfo(context_length=100, vocab_size=1000, eos_token_ids=[2], defaul
 
 def _request(num_prompt: int = 10, max_length: int = 1000, **fields: Any) -> GenerationRequest:
     body = ChatCompletionRequest.model_validate({"messages": HELLO, **fields})
-    return to_generation_request(body, [5] * num_prompt, MODEL, request_id="r1", max_length=max_length)
+    policy = Policy(max_length)
+    return to_generation_request(body, [5] * num_prompt, MODEL, request_id="r1", policy=policy)
 
 
 # lengths
@@ -87,6 +89,31 @@ def test_the_end_token_ends_unless_it_shall_be_ignored(given: bool | None, meant
     assert _request(ignore_eos=given).ignore_eos is meant
 
 
+@pytest.mark.parametrize(("given", "meant"), [(None, True), (False, False), (True, True)])
+def test_a_past_is_used_again_unless_it_shall_not(given: bool | None, meant: bool) -> None:
+    assert _request(cache_prompt=given).cache_prompt is meant
+
+
+@pytest.mark.parametrize("operators", [True, False])
+def test_an_answer_is_exact_where_the_operator_or_the_request_wants_it(operators: bool) -> None:
+    body = {"messages": HELLO}
+    exact = [
+        to_generation_request(
+            ChatCompletionRequest.model_validate(body | given),
+            [5],
+            MODEL,
+            request_id="r1",
+            policy=Policy(1000, operators),
+        ).exact
+        for given in ({}, {"exact": None}, {"exact": True}, {"exact": False})
+    ]
+    assert exact == [operators, operators, True, False]
+
+
+def test_a_priority_is_handed_on_and_is_none_if_left_out() -> None:
+    assert [_request(priority=given).priority for given in (None, -7, 3)] == [0, -7, 3]
+
+
 def _sampling(**fields: Any) -> Sampling:
     return to_sampling(ChatRequest.model_validate({"messages": HELLO, **fields}), DEFAULTS)
 
@@ -124,7 +151,12 @@ def test_openais_own_reasons_stand_alone(reason: FinishReason) -> None:
 
 
 def test_usage_adds_up() -> None:
-    assert usage(3, 4) == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert usage(3, 4, 2) == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
 
 
 @pytest.mark.parametrize("reason", FinishReason)

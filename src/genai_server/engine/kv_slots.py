@@ -49,6 +49,10 @@ class KvSlots:
         """Sequences that can still be taken in."""
         return len(self.slots) - self.num_running
 
+    def has(self, sequence: int) -> bool:
+        """Whether a sequence runs."""
+        return any(slot.sequence == sequence for slot in self.slots[: self.num_running])
+
     def index(self, sequence: int) -> int:
         """The slot of a running sequence."""
         return next(index for index in range(self.num_running) if self.slots[index].sequence == sequence)

@@ -168,7 +168,8 @@ class BatchedRunner:
 
     def close(self, sequence: int) -> None:
         self._exact.discard(sequence)
-        self.slots.release(sequence)
+        if self.slots.has(sequence):
+            self.slots.release(sequence)
 
     def _try_lone_row(self) -> bool:
         """Whether one row gives the same logits alone and beside another; leaves the slots as they were."""
