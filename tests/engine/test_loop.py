@@ -9,6 +9,7 @@ import pytest
 
 from genai_server.engine.loop import Connected, Disconnected, EngineLoop, Inbox
 from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
@@ -16,6 +17,7 @@ from genai_server.engine.scheduler import Scheduler
 from genai_server.generation import FinishReason, GenerationRequest
 from genai_server.messages import (
     Accepted,
+    CacheReset,
     Cancel,
     Failed,
     Finished,
@@ -23,6 +25,7 @@ from genai_server.messages import (
     Load,
     Refused,
     Reply,
+    ResetPrefixCache,
     SetRuntimeOption,
     Submit,
     ToApi,
@@ -232,6 +235,44 @@ def test_a_mistake_of_the_server_in_one_request_ends_no_other(bench: Bench, monk
     assert isinstance(end, Failed)
     assert end.code == "runner_failed"
     assert bench.text(2) == "abc"
+
+
+def test_a_pass_that_was_interrupted_is_given_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = bench.runner.prefill
+    passes: list[list[int]] = []
+
+    def interrupted(sequence: int, tokens: Any) -> Any:
+        passes.append(list(tokens))
+        if len(passes) in (2, 3):
+            raise Interrupted
+        return prefill(sequence, tokens)
+
+    monkeypatch.setattr(bench.runner, "prefill", interrupted)
+    bench.submit(1, "say hello")
+    bench.run()
+    assert passes[1] == passes[2] == passes[3] != passes[0]
+    assert (bench.text(1), bench.reason(1)) == ("hello", FinishReason.STOP)
+
+
+def test_whoever_leaves_after_an_interrupted_pass_leaves_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(sequence: int, tokens: Any) -> Any:
+        raise Interrupted
+
+    monkeypatch.setattr(bench.runner, "prefill", interrupted)
+    bench.submit(1, "say hello")
+    bench.steps(2)
+    bench.inbox.put((API, Cancel(1)))
+    bench.steps(1)
+    assert bench.scheduler.is_idle
+    assert bench.ends(1) == []
+
+
+def test_without_a_batch_there_is_no_past_to_forget(bench: Bench) -> None:
+    bench.submit(1, "say a")
+    bench.run()
+    bench.inbox.put((API, ResetPrefixCache(5)))
+    bench.steps(1)
+    assert (API, CacheReset(5, 0)) in bench.sent
 
 
 def test_terminate_ends_running_and_waiting_and_refuses_until_recovery(tmp_path: Path) -> None:

@@ -90,15 +90,16 @@ class Device:
         self.runners.open(sequence)
         return sequence
 
-    def run(self, sequence: Sequence) -> None:
-        """One step, as the loop does it."""
+    def run(self, sequence: Sequence, num_tokens: int | None = None) -> None:
+        """One step, as the loop does it, which reads what is unread and gives a token, or only part of it."""
         self.state.choose(self.sequences)
         for other in self.sequences:
             self.state.move(other)
         self.state.before_pass(sequence)
-        self.runners.forward(Pass([sequence], sequence.num_unread))
+        self.runners.forward(Pass([sequence], num_tokens or sequence.num_unread))
         self.state.after_pass(sequence, self.sequences)
-        sequence.append(1)
+        if sequence.num_unread == 0:
+            sequence.append(1)
 
     def profile(self, value: str, *sequences: Sequence) -> None:
         """Set enable_profiling on these, or on the whole device."""
@@ -196,13 +197,13 @@ def test_profiling_ends_for_present_and_future_requests_alike(device: Device) ->
 
 
 @pytest.mark.parametrize(
-    ("limits", "named"),
-    [({"max_files": 3}, "GENAI_PROFILE_MAX_FILES (3)"), ({"max_bytes": 5}, "GENAI_PROFILE_MAX_BYTES (5)")],
+    ("max_files", "max_bytes", "named"),
+    [(3, 10_000, "GENAI_PROFILE_MAX_FILES (3)"), (100, 5, "GENAI_PROFILE_MAX_BYTES (5)")],
 )
 def test_at_a_limit_profiling_ends_for_all_and_the_limit_is_named(
-    tmp_path: Path, limits: dict[str, int], named: str
+    tmp_path: Path, max_files: int, max_bytes: int, named: str
 ) -> None:
-    device = Device(tmp_path, **limits)
+    device = Device(tmp_path, max_files=max_files, max_bytes=max_bytes)
     device.profile("1")
     for _ in range(3):
         for sequence in device.sequences:
@@ -376,6 +377,14 @@ def test_after_profiling_a_sequence_is_back_in_the_batch_and_can_leave_it_again(
     assert places == [[0], [], [0], []]
     # What was profiled the second time counts, too: the new Generator was told anew.
     assert device.runner.files == 3
+
+
+def test_whoever_is_profiled_again_before_its_first_token_has_all_these_passes_profiled(tmp_path: Path) -> None:
+    device = BatchedDevice(tmp_path)
+    for value in ("1", "0", "1"):
+        device.profile(value)
+        device.run(device.sequences[0], 1)
+    assert device.runner.files == 2
 
 
 def test_an_exact_request_is_not_taken_out_of_the_batch_where_it_would_round_otherwise(tmp_path: Path) -> None:

@@ -59,15 +59,14 @@ def test_after_the_prompt_the_model_reads_what_it_has_produced() -> None:
 
 def test_prefill_lasts_until_the_first_token_is_produced() -> None:
     sequence = _sequence(2)
-    _read(sequence, 1)
-    assert sequence.is_prefilling
-    _read(sequence, 1)
-    assert sequence.is_prefilling
-    sequence.append(7)
-    assert not sequence.is_prefilling
-    _read(sequence, 1)
-    sequence.append(8)
-    assert not sequence.is_prefilling
+    seen = []
+    for token in (None, 7, 8):
+        _read(sequence, 1)
+        seen.append(sequence.is_prefilling)
+        if token is not None:
+            sequence.append(token)
+            seen.append(sequence.is_prefilling)
+    assert seen == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize(("num_read", "is_prefilling"), [(0, True), (3, True), (4, True), (5, False)])

@@ -1,0 +1,449 @@
+"""The batched runner on the demo model: its answers are those of the library's own Generator, token for token.
+
+The demo model's weights are quantized in blocks of 32, for which ONNX Runtime's kernels give the same bits for one row
+as for many; so everything here is compared exactly.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai_server.config import disable_telemetry
+from genai_server.engine.decoder_graph import DecoderGraph, read_decoder_graph
+from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.runners.base import Interrupted, Opening
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.errors import RunnerFailed
+from tests.running_server import DEMO
+
+MAX_LENGTH = 1024
+SLOTS = 6
+STEPS = 16
+
+Reference = Callable[[list[int], int], list[int]]
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    """Tokens without sense."""
+    chance = random.Random(f"{seed} {length}")
+    return [chance.randrange(10, 1900) for _ in range(length)]
+
+
+@pytest.fixture(scope="module")
+def graph() -> DecoderGraph:
+    return read_decoder_graph(DEMO)
+
+
+@pytest.fixture(scope="module")
+def session(graph: DecoderGraph) -> Any:
+    return open_session(graph, 0, optimized=False)
+
+
+@pytest.fixture
+def runner(graph: DecoderGraph, session: Any) -> BatchedRunner:
+    return BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(SLOTS, MAX_LENGTH))
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    """What a fresh Generator of the library answers greedily, the prompt read in one piece."""
+    disable_telemetry()
+    import onnxruntime_genai as og
+
+    model, vocab_size = og.Model(str(DEMO)), check_model_directory(DEMO).vocab_size
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    def answer(prompt: list[int], steps: int) -> list[int]:
+        found = known.get(tuple(prompt), [])
+        if len(found) < steps:
+            parameters = og.GeneratorParams(model)
+            parameters.set_search_options(max_length=MAX_LENGTH, do_sample=False)
+            generator = og.Generator(model, parameters)
+            found, unread = [], prompt
+            while len(found) < steps:  # not by generate_next_token, which ends at an end token
+                generator.append_tokens(np.array(unread, np.int32))
+                unread = [int(generator.get_logits().reshape(-1, vocab_size)[-1].argmax())]
+                found += unread
+            known[tuple(prompt)] = found
+        return found[:steps]
+
+    return answer
+
+
+class Batch:
+    """Sequences on a runner, answered greedily."""
+
+    def __init__(self, runner: BatchedRunner) -> None:
+        self.runner = runner
+        self.answers: dict[int, list[int]] = {}
+
+    def begin(self, sequence: int, prompt: list[int], *, chunk: int = MAX_LENGTH, **how: Any) -> int:
+        """Read a prompt up to its first token of answer; returns how much of it needed no reading."""
+        cached = self.runner.open(sequence, prompt, Opening(MAX_LENGTH, **how))
+        self.read(sequence, prompt[cached:], chunk=chunk)
+        return cached
+
+    def read(self, sequence: int, tokens: list[int], *, chunk: int = MAX_LENGTH) -> None:
+        for start in range(0, len(tokens), chunk):
+            logits = self.runner.prefill(sequence, tokens[start : start + chunk])
+        self.answers[sequence] = [int(logits.argmax())]
+
+    def step(self, *sequences: int) -> None:
+        """One more token of each, in one pass."""
+        logits = self.runner.decode(sequences, [self.answers[sequence][-1] for sequence in sequences])
+        assert logits.shape == (len(sequences), self.runner.model.vocab_size)
+        for sequence, row in zip(sequences, logits, strict=True):
+            self.answers[sequence].append(int(row.argmax()))
+
+    def end(self, *sequences: int) -> None:
+        for sequence in sequences:
+            self.runner.close(sequence)
+
+
+@pytest.fixture
+def batch(runner: BatchedRunner) -> Batch:
+    return Batch(runner)
+
+
+def idle(runner: BatchedRunner) -> bool:
+    return runner.slots.num_running == runner.slots.num_decoding == 0
+
+
+# batches
+
+
+def test_its_facts(runner: BatchedRunner) -> None:
+    assert runner.max_rows == SLOTS
+    assert runner.model == check_model_directory(DEMO)
+    assert runner.lone_row_is_exact
+    assert idle(runner)
+    assert [slot.tokens for slot in runner.slots.slots] == [[]] * SLOTS
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("lengths", [(5,), (1, 2), (100, 3, 57, 33, 1, 200)])
+def test_prompts_of_any_length_in_one_batch_get_the_librarys_answers(
+    batch: Batch, reference: Reference, lengths: tuple[int, ...], exact: bool
+) -> None:
+    prompts = {number: text(length) for number, length in enumerate(lengths)}
+    for number, prompt in prompts.items():
+        batch.begin(number, prompt, exact=exact)
+    for _ in range(STEPS - 1):
+        batch.step(*prompts)
+    assert batch.answers == {number: reference(prompt, STEPS) for number, prompt in prompts.items()}
+    batch.end(*prompts)
+    assert idle(batch.runner)
+
+
+def test_the_rows_come_in_the_order_that_was_asked_for(batch: Batch, reference: Reference) -> None:
+    prompts = {number: text(10 + number) for number in range(4)}
+    for number, prompt in prompts.items():
+        batch.begin(number, prompt)
+    for order in ((2, 0, 3, 1), (3, 2, 1, 0), (0, 1, 2, 3)):
+        batch.step(*order)
+    assert batch.answers == {number: reference(prompt, 4) for number, prompt in prompts.items()}
+
+
+def test_one_that_is_left_out_of_a_pass_goes_on_later_as_if_nothing_had_been(
+    batch: Batch, reference: Reference
+) -> None:
+    prompts = {number: text(20, number) for number in range(3)}
+    for number, prompt in prompts.items():
+        batch.begin(number, prompt)
+    for asked in ((0, 1, 2), (0, 2), (2,), (1,), (0, 1)):
+        batch.step(*asked)
+    for number, prompt in prompts.items():
+        assert batch.answers[number] == reference(prompt, len(batch.answers[number]))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_sequences_that_join_and_leave_disturb_no_other(batch: Batch, reference: Reference, exact: bool) -> None:
+    chance = random.Random(5)
+    prompts: dict[int, list[int]] = {}
+    running: set[int] = set()
+    ended = 0
+    for number in range(40):
+        if len(running) < SLOTS and chance.random() < 0.7:
+            prompts[number] = text(chance.randint(1, 60), number)
+            batch.begin(number, prompts[number], chunk=chance.choice((2, 7, 100)), exact=exact)
+            running.add(number)
+        if running:
+            batch.step(*chance.sample(sorted(running), len(running)))
+        for sequence in sorted(running):
+            if chance.random() < 0.15:
+                batch.end(sequence)
+                running.remove(sequence)
+                ended += 1
+    assert ended > 5
+    for number, prompt in prompts.items():
+        assert batch.answers[number] == reference(prompt, len(batch.answers[number])), number
+    batch.end(*running)
+    assert idle(batch.runner)
+
+
+def test_a_prompt_is_read_in_chunks_while_others_decode(batch: Batch, reference: Reference) -> None:
+    batch.begin(1, text(30))
+    long = text(100)
+    batch.runner.open(2, long, Opening(MAX_LENGTH))
+    for start in range(0, 100, 20):
+        logits = batch.runner.prefill(2, long[start : start + 20])
+        batch.step(1)
+    batch.answers[2] = [int(logits.argmax())]
+    for _ in range(5):
+        batch.step(1, 2)
+    assert batch.answers[2] == reference(long, 6)
+    assert batch.answers[1] == reference(text(30), 11)
+
+
+@pytest.mark.parametrize("chunk", [2, 3, 16, 50, 99])
+def test_chunks_of_a_prompt_give_the_bits_of_the_whole(runner: BatchedRunner, chunk: int) -> None:
+    prompt = text(100)
+    runner.open(0, prompt, Opening(MAX_LENGTH))
+    whole = runner.prefill(0, prompt).copy()
+    runner.open(1, prompt, Opening(MAX_LENGTH, reuse=False))
+    for start in range(0, 100, chunk):
+        logits = runner.prefill(1, prompt[start : start + chunk])
+    if 100 % chunk != 1:  # one token alone may be read by another kernel; the scheduler never asks for it
+        assert np.array_equal(logits, whole)
+    assert int(logits.argmax()) == int(whole.argmax())
+
+
+def test_a_sequence_may_fill_its_slot_to_the_last_token(graph: DecoderGraph, session: Any) -> None:
+    batch = Batch(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(2, 40)))
+    for sequence in (1, 2):
+        batch.begin(sequence, text(30, sequence))
+    for _ in range(9):
+        batch.step(1, 2)
+    assert len(batch.runner.slots.slots[0].tokens) == 39
+    batch.step(1)  # beside a full row
+    batch.end(1, 2)
+    assert batch.begin(3, text(30, 3)) == 0
+
+
+# a past that is used again
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_past_that_is_taken_over_gives_the_same_answer(batch: Batch, reference: Reference, exact: bool) -> None:
+    prompt = text(60)
+    batch.begin(1, prompt, exact=exact)
+    batch.end(1)
+    longer = [*prompt, *text(20, 9)]
+    batch.begin(3, text(12))
+    assert batch.begin(2, longer, exact=exact) == 60
+    for _ in range(STEPS - 1):
+        batch.step(2, 3)
+    assert batch.answers[2] == reference(longer, STEPS)
+    assert batch.answers[3] == reference(text(12), STEPS)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_past_that_is_copied_from_a_running_sequence_gives_both_their_answers(
+    batch: Batch, reference: Reference, exact: bool
+) -> None:
+    common = text(50)
+    prompts = {number: [*common, *text(5, number)] for number in range(4)}
+    assert [batch.begin(number, prompt, exact=exact) for number, prompt in prompts.items()] == [0, 50, 50, 50]
+    for _ in range(STEPS - 1):
+        batch.step(*prompts)
+    assert batch.answers == {number: reference(prompt, STEPS) for number, prompt in prompts.items()}
+
+
+def test_the_same_prompt_again_gives_the_same_answer_and_reads_two_tokens(batch: Batch, reference: Reference) -> None:
+    prompt = text(40)
+    assert [batch.begin(number, prompt) for number in range(3)] == [0, 38, 38]
+    for _ in range(5):
+        batch.step(0, 1, 2)
+    assert batch.answers == dict.fromkeys(range(3), reference(prompt, 6))
+
+
+def test_an_exact_conversation_reads_its_own_answers_anew(batch: Batch, reference: Reference) -> None:
+    prompt = text(30)
+    batch.begin(1, prompt, exact=True)
+    for _ in range(9):
+        batch.step(1)
+    batch.end(1)
+    follow = [*prompt, *batch.answers[1], *text(10, 3)]
+    assert batch.begin(2, follow, exact=True) == 30
+    for _ in range(STEPS - 1):
+        batch.step(2)
+    assert batch.answers[2] == reference(follow, STEPS)
+    batch.end(2)
+    # Whoever does not ask for exactness takes what is there.
+    assert batch.begin(3, [*follow, *text(4)]) > 38
+
+
+def test_without_reuse_all_is_read(batch: Batch, reference: Reference) -> None:
+    batch.begin(1, text(40))
+    assert batch.begin(2, text(40), reuse=False) == 0
+    batch.step(1, 2)
+    assert batch.answers[1] == batch.answers[2] == reference(text(40), 2)
+
+
+def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_harms_nobody(
+    batch: Batch, reference: Reference
+) -> None:
+    batch.runner.lone_row_is_exact = False
+    rows: list[int] = []
+    run = batch.runner._run
+
+    def counted(ids: Any, first: int, lengths: Any) -> Any:
+        rows.append(len(ids))
+        return run(ids, first, lengths)
+
+    batch.runner._run = counted  # type: ignore[method-assign]
+    batch.begin(1, text(70))
+    batch.end(1)
+    waiting = text(50, 7)
+    batch.begin(2, text(20), exact=True)
+    batch.runner.open(3, waiting, Opening(MAX_LENGTH))
+    batch.runner.prefill(3, waiting[:25])
+    rows.clear()
+    for _ in range(4):
+        batch.step(2)
+    assert rows == [2] * 4
+    batch.read(3, waiting[25:])
+    batch.end(2)
+    rows.clear()
+    for _ in range(3):
+        batch.step(3)
+    assert rows == [1] * 3
+    assert batch.answers[2] == reference(text(20), 5)
+    assert batch.answers[3] == reference(waiting, 4)
+    # The past that lay idle beside them is what it was.
+    assert batch.begin(4, [*text(70), *text(3)]) == 70
+    batch.step(4)
+    assert batch.answers[4] == reference([*text(70), *text(3)], 2)
+
+
+# interruption
+
+
+def interrupting(runner: BatchedRunner) -> tuple[threading.Thread, threading.Event]:
+    """A thread that interrupts again and again until it is told to stop."""
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        while not stop.wait(0.001):
+            runner.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread, stop
+
+
+def test_a_prefill_is_interrupted_by_another_thread_and_can_be_given_again(batch: Batch, reference: Reference) -> None:
+    runner = batch.runner
+    long = text(900)
+    batch.begin(1, text(33))
+    batch.step(1)
+    runner.open(2, long, Opening(MAX_LENGTH))
+    first = runner.prefill(2, long[:100]).copy()
+    thread, stop = interrupting(runner)
+    try:
+        for _ in range(3):
+            with pytest.raises(Interrupted):
+                runner.prefill(2, long[100:])
+    finally:
+        stop.set()
+        thread.join()
+    assert len(runner.slots.slots[runner.slots.index(2)].tokens) == 100
+    for _ in range(4):
+        batch.step(1)
+    batch.read(2, long[100:])
+    for _ in range(4):
+        batch.step(1, 2)
+    assert first.shape == (runner.model.vocab_size,)
+    assert batch.answers[1] == reference(text(33), 10)
+    assert batch.answers[2] == reference(long, 5)
+    batch.end(1, 2)
+    assert idle(runner)
+
+
+def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, reference: Reference) -> None:
+    long = text(900)
+    batch.runner.open(1, long, Opening(MAX_LENGTH))
+    thread, stop = interrupting(batch.runner)
+    try:
+        with pytest.raises(Interrupted):
+            batch.runner.prefill(1, long)
+    finally:
+        stop.set()
+        thread.join()
+    batch.end(1)
+    assert batch.begin(2, long[:50]) == 0
+    batch.step(2)
+    assert batch.answers[2] == reference(long[:50], 2)
+
+
+def test_decoding_is_not_interrupted_and_what_comes_too_late_is_nothing(batch: Batch, reference: Reference) -> None:
+    batch.begin(1, text(20))
+    thread, stop = interrupting(batch.runner)
+    try:
+        for _ in range(50):
+            batch.step(1)
+    finally:
+        stop.set()
+        thread.join()
+    batch.runner.interrupt()
+    batch.begin(2, text(60))
+    assert batch.answers[1] == reference(text(20), 51)
+    assert batch.answers[2] == reference(text(60), 1)
+
+
+# from and to other runners
+
+
+@pytest.mark.parametrize("decoded", [0, 6])
+def test_a_generators_past_is_gone_on_from_with_the_same_tokens(
+    batch: Batch, reference: Reference, decoded: int
+) -> None:
+    generator = GeneratorRunner(DEMO, "cpu", threads=0)
+    prompt = text(45)
+    generator.open(7, prompt, Opening(MAX_LENGTH))
+    answer = [int(generator.prefill(7, prompt).argmax())]
+    for _ in range(decoded):
+        answer.append(int(generator.decode([7], answer[-1:]).argmax()))
+    past = generator.export(7, batch.runner.present_names)
+    generator.close(7)
+    batch.begin(1, text(12))
+    batch.runner.adopt(2, [*prompt, *answer[:-1]], len(prompt), past)
+    batch.answers[2] = answer
+    for _ in range(5):
+        batch.step(2, 1)
+    assert batch.answers[2] == reference(prompt, decoded + 6)
+    assert batch.answers[1] == reference(text(12), 6)
+    batch.end(1, 2)
+    # What the generator has decoded does not count as prefilled.
+    assert batch.runner.open(3, [*prompt, *answer, 5, 5], Opening(MAX_LENGTH, exact=True)) == len(prompt)
+    batch.end(3)
+    assert idle(batch.runner)
+
+
+def test_runtime_options_are_refused(runner: BatchedRunner) -> None:
+    runner.open(1, [5, 6], Opening(MAX_LENGTH))
+    with pytest.raises(RunnerFailed, match="enable_profiling"):
+        runner.set_runtime_option(1, "enable_profiling", "1")
+
+
+def test_what_the_library_refuses_is_translated_and_the_others_go_on(batch: Batch, reference: Reference) -> None:
+    batch.begin(1, text(20))
+    batch.runner.open(2, [5], Opening(MAX_LENGTH))
+    with pytest.raises(RunnerFailed, match="onnxruntime: "):
+        batch.runner.prefill(2, [10**6, 10**6])
+    batch.end(2)
+    batch.step(1)
+    assert batch.answers[1] == reference(text(20), 2)
+
+
+def test_closing_what_is_not_open_is_nothing(runner: BatchedRunner) -> None:
+    runner.close(5)
+    runner.open(5, [1, 2, 3], Opening(MAX_LENGTH))
+    runner.close(5)
+    runner.close(5)
+    assert idle(runner)
