@@ -22,8 +22,8 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="train for a minute only: the whole path, but little ability"
     )
-    parser.add_argument("--minutes", type=float, help="end training after so many minutes (default 38, with --quick 1)")
-    parser.add_argument("--steps", type=int, default=5000, help="end training after so many steps (default 5000)")
+    parser.add_argument("--minutes", type=float, help="end training after so many minutes (default 55, with --quick 1)")
+    parser.add_argument("--steps", type=int, default=8000, help="end training after so many steps (default 8000)")
     parser.add_argument("--precision", default="int8", choices=("int4", "int8"), help="of the weights (default int8)")
     parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
     parser.add_argument("--work", type=Path, help="keep the PyTorch model and its checkpoints here")
@@ -66,7 +66,7 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
         model,
         tokenizer,
         seed=SEED + 100 * arguments.resume,
-        budget=Budget(arguments.steps, arguments.minutes or (1 if arguments.quick else 38), arguments.threads),
+        budget=Budget(arguments.steps, arguments.minutes or (1 if arguments.quick else 55), arguments.threads),
         rate=RESUMED_RATE if arguments.resume else PEAK_RATE,
         checkpoint=checkpoint,
     )

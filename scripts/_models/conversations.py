@@ -260,4 +260,4 @@ def _system(frames: list[str], rng: random.Random) -> Message:
 def conversation(rng: random.Random) -> Conversation:
     """Any conversation, in the shares that the model is trained with."""
     makers = [plain_chat, upper_case_chat, tool_chat, tools_unused_chat]
-    return rng.choices(makers, [0.52, 0.08, 0.32, 0.08])[0](rng)
+    return rng.choices(makers, [0.33, 0.07, 0.52, 0.08])[0](rng)

@@ -44,13 +44,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
-    folder = Path(spec.state_file).parent
-    threading.Thread(target=_leave_with_the_supervisor, args=(folder,), name="supervisor-watch", daemon=True).start()
+    failed = threading.Event()
+    watch = (failed, Path(spec.state_file).parent)
+    threading.Thread(target=_leave_with_the_supervisor, args=watch, name="supervisor-watch", daemon=True).start()
     configure_logging(spec.log_level)
     try:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
     except Exception as error:  # whatever the library raises: the operator must read it
+        failed.set()
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
     try:
@@ -136,10 +138,11 @@ def _tell(report: BinaryIO, what: EngineReport) -> None:
     report.flush()
 
 
-def _leave_with_the_supervisor(folder: Path) -> None:
+def _leave_with_the_supervisor(failed: threading.Event, folder: Path) -> None:
     sys.stdin.buffer.read()
-    # The supervisor's folder, which holds the secret: killed, it could not remove it itself.
-    shutil.rmtree(folder, ignore_errors=True)
+    if not failed.is_set():  # otherwise only this engine is given up, and the supervisor lives
+        # The supervisor's folder, which holds the secret: killed, it could not remove it itself.
+        shutil.rmtree(folder, ignore_errors=True)
     # Not sys.exit: the main thread may be in native code for long.
     os._exit(0)
 
