@@ -191,8 +191,11 @@ class Supervisor:
 
     def _publish(self) -> None:
         with self._lock:
-            if self.folder.is_dir():
+            try:
                 write_board(self.folder, Board(self._secret, [engine.status for engine in self._engines]))
+            except FileNotFoundError:
+                if not self._stopping.is_set():  # else the engines have removed the folder already
+                    raise
 
 
 def _close_lifeline(process: "subprocess.Popen[bytes]") -> None:
