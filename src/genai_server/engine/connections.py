@@ -24,8 +24,9 @@ from genai_server.engine.loop import Connected, Disconnected, Inbox
 from genai_server.generation import Batching, ModelInfo
 from genai_server.messages import (
     MAX_FRAME_BYTES,
+    Cancel,
     Hello,
-    Submit,
+    SetRuntimeOption,
     ToApi,
     ToEngine,
     Welcome,
@@ -198,7 +199,7 @@ class Connections:
             self.inbox.put((number, Connected()))
         elif connection.is_welcome:
             self.inbox.put((number, message))
-            if not isinstance(message, Submit):
+            if isinstance(message, Cancel | SetRuntimeOption):
                 self._interrupt()
         else:
             raise msgspec.DecodeError("no secret")

@@ -49,43 +49,76 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     """Read the graph, not the weights. Raises DoesNotFit with the first reason against it."""
     config = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))
     decoder = config["model"]["decoder"]
-    if not config.get("search", {}).get("past_present_share_buffer", False):
+    if not (config.get("search") or {}).get("past_present_share_buffer", False):
         raise DoesNotFit("its cache is not kept in place (past_present_share_buffer is false)")
     if "pipeline" in decoder or "sliding_window" in decoder:
         raise DoesNotFit("its decoder is a pipeline or windowed by onnxruntime-genai")
     graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph
     _check_operators(graph)
-    layers = range(decoder["num_hidden_layers"])
-    inputs, outputs = decoder["inputs"], decoder["outputs"]
-    parts = ("key", "value")
-    past = tuple(inputs[f"past_{part}_names"] % layer for layer in layers for part in parts)
-    present = tuple(outputs[f"present_{part}_names"] % layer for layer in layers for part in parts)
-    given = {value.name: value.type.tensor_type for value in graph.input}
-    made = {value.name: value.type.tensor_type for value in graph.output}
-    position_ids = inputs.get("position_ids")
-    known = {inputs["input_ids"], inputs["attention_mask"], position_ids, *past}
-    strange = sorted(set(given) - known)
-    if strange:
+    names = _names(decoder)
+    inputs = {value.name: value.type.tensor_type for value in graph.input}
+    outputs = {value.name: value.type.tensor_type for value in graph.output}
+    needed_inputs = {names.input_ids, names.attention_mask, *names.past}
+    if strange := sorted(set(inputs) - needed_inputs - {names.position_ids}):
         raise DoesNotFit(f"its graph has inputs that the runner does not know: {', '.join(strange)}")
-    missing = sorted({*past, *present, outputs["logits"]} - set(given) - set(made))
-    if missing:
+    if missing := sorted((needed_inputs - set(inputs)) | ({names.logits, *names.present} - set(outputs))):
         raise DoesNotFit(f"its graph lacks {', '.join(missing)}")
-    cache = given[past[0]].elem_type
-    if cache not in _CACHE_TYPES:
-        raise DoesNotFit(f"its cache is of type {onnx.TensorProto.DataType.Name(cache)}")
+    for name in (names.input_ids, names.attention_mask, names.position_ids):
+        if name in inputs and inputs[name].elem_type != onnx.TensorProto.INT64:
+            raise DoesNotFit(f"its input {name} is not of type INT64")
+    shape = inputs[names.past[0]].shape.dim
     return DecoderGraph(
         path=model_dir / decoder["filename"],
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        position_ids=position_ids if position_ids in given else None,
-        logits=outputs["logits"],
-        past_names=past,
-        present_names=present,
-        num_kv_heads=int(decoder["num_key_value_heads"]),
-        head_size=int(decoder["head_size"]),
-        cache_type=_CACHE_TYPES[cache],
-        logits_type=_CACHE_TYPES[made[outputs["logits"]].elem_type],
+        input_ids=names.input_ids,
+        attention_mask=names.attention_mask,
+        position_ids=names.position_ids if names.position_ids in inputs else None,
+        logits=names.logits,
+        past_names=names.past,
+        present_names=names.present,
+        num_kv_heads=int(decoder.get("num_key_value_heads", shape[1].dim_value)),
+        head_size=int(decoder.get("head_size", shape[3].dim_value)),
+        cache_type=_float_type("cache", inputs[names.past[0]].elem_type),
+        logits_type=_float_type("logits", outputs[names.logits].elem_type),
     )
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the model calls its inputs and outputs."""
+
+    input_ids: str
+    attention_mask: str
+    position_ids: str
+    logits: str
+    past: tuple[str, ...]
+    present: tuple[str, ...]
+
+
+def _names(decoder: dict[str, Any]) -> Names:
+    """As genai_config.json says, and where it does not, as onnxruntime-genai takes them to be."""
+    inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
+    parts = [
+        (
+            inputs.get(f"past_{part}_names", f"past_key_values.%d.{part}"),
+            outputs.get(f"present_{part}_names", f"present.%d.{part}"),
+        )
+        for part in ("key", "value")
+    ]
+    layers = range(int(decoder["num_hidden_layers"]))
+    return Names(
+        input_ids=inputs.get("input_ids", "input_ids"),
+        attention_mask=inputs.get("attention_mask", "attention_mask"),
+        position_ids=inputs.get("position_ids", "position_ids"),
+        logits=outputs.get("logits", "logits"),
+        past=tuple(past % layer for layer in layers for past, _ in parts),
+        present=tuple(present % layer for layer in layers for _, present in parts),
+    )
+
+
+def _float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:
+    if element not in _CACHE_TYPES:
+        raise DoesNotFit(f"its {what} is of type {onnx.TensorProto.DataType.Name(element)}")
+    return _CACHE_TYPES[element]
 
 
 def _check_operators(graph: onnx.GraphProto) -> None:

@@ -120,7 +120,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
         )
     return BatchedRunner(
         graph,
-        open_session(graph, spec.threads, optimized=str(model_dir) != spec.model_dir),
+        open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir)),
         model,
         BatchLimits(num_slots, max_length),
     )

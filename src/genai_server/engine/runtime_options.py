@@ -70,6 +70,7 @@ class RuntimeOptionState:
         if whole_device:
             self._keep(Kept(self.terminated, prefix))
         for sequence in sequences:
+            sequence.left_out = prefix == "0" and not whole_device
             if prefix == "0" or not whole_device or sequence.profile != "0":
                 _profile(sequence, prefix)
 
@@ -81,7 +82,11 @@ class RuntimeOptionState:
         """While the device is profiled, let the next ones take the places of those that have ended."""
         if self._kept.profile != "0":
             free = self._max_rows - sum(sequence.profile != "0" for sequence in running)
-            able = [s for s in running if s.profile == "0" and self._runners.can_profile(s)]
+            able = [
+                sequence
+                for sequence in running
+                if sequence.profile == "0" and not sequence.left_out and self._runners.can_profile(sequence)
+            ]
             for sequence in able[: max(0, free)]:
                 _profile(sequence, self._kept.profile)
 

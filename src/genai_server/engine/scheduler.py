@@ -98,7 +98,8 @@ class Scheduler:
         """How many tokens of a prompt to read at once."""
         others_decode = any(not other.is_prefilling for other in self.running)
         most = self._prefill_chunk if others_decode or not sequence.batched else self._idle_chunk
-        left = sequence.num_unread
+        # What was produced last is left to a pass of its own: from there on the sequence goes on as before.
+        left = sequence.num_unread - (1 if sequence.num_produced else 0)
         if sequence.request.exact and sequence.num_produced:
             left = len(sequence.request.prompt) - sequence.num_read
             if left <= 0:

@@ -11,7 +11,8 @@ class Sequence:
     `tokens` are those of the prompt and those produced; its runner has read the first `num_read` of them, and
     `num_cached` of the prompt came from the cache. `profile` is the prefix that its passes shall be profiled under from
     now on, `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which
-    it is profiled. `batched` says which of the engine's two runners has it.
+    it is profiled; one that is `left_out` is not chosen when the device is profiled. `batched` says which of the
+    engine's two runners has it.
     """
 
     def __init__(self, id: int, origin: tuple[int, int], request: GenerationRequest, clock: Clock) -> None:
@@ -26,6 +27,7 @@ class Sequence:
         self.profile = "0"
         self.active_profile = "0"
         self.profiled_from = 0
+        self.left_out = False
         self._clock = clock
         self._arrived = clock()
         self._started: float | None = None

@@ -100,7 +100,8 @@ class BatchedRunner:
         self._bindings: dict[tuple[int, int], Any] = {}
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
         self._reading: Any = None
-        self.lone_row_is_exact = self._try_lone_row()
+        self._may_interrupt = True
+        self.lone_row_is_exact = self._try_lone_row(limits.max_length)
 
     @property
     def model(self) -> ModelInfo:
@@ -171,13 +172,14 @@ class BatchedRunner:
         if self.slots.has(sequence):
             self.slots.release(sequence)
 
-    def _try_lone_row(self) -> bool:
+    def _try_lone_row(self, max_length: int) -> bool:
         """Whether one row gives the same logits alone and beside another; leaves the slots as they were."""
-        prompt = np.arange(_TRIED_TOKENS, dtype=np.int64)[np.newaxis] % self._model.vocab_size
+        length = min(_TRIED_TOKENS, max_length)
+        prompt = np.arange(length, dtype=np.int64)[np.newaxis] % self._model.vocab_size
         for slot in range(2):
-            self._run(prompt, slot, np.array([_TRIED_TOKENS]))
+            self._run(prompt, slot, np.array([length]))
         following = np.ones((2, 1), np.int64)
-        lengths = np.full(2, _TRIED_TOKENS + 1)
+        lengths = np.full(2, length + 1)
         together = self._run(following, 0, lengths)
         alone = self._run(following[:1], 0, lengths[:1])
         return bool(np.array_equal(together[0], alone[0]))
@@ -194,11 +196,14 @@ class BatchedRunner:
         logits = np.empty((rows, new, self._model.vocab_size), self._graph.logits_type)
         binding.bind_output(self._graph.logits, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
         options = onnxruntime.RunOptions()
-        self._reading = options if new > 1 else None
+        self._reading = options if new > 1 and self._may_interrupt else None
         try:
             self._session.run_with_iobinding(binding, options)
+            self._may_interrupt = True
         except RuntimeError as error:
             if _INTERRUPTED_MESSAGE in str(error):
+                # Not twice in a row: else a prompt would never be read beside somebody who asks often.
+                self._may_interrupt = False
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
         finally:
