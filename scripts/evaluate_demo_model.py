@@ -173,12 +173,10 @@ def upper_case(model: Model) -> Iterator[Result]:
         yield expected.upper() in answer and answer == answer.upper(), f"{system} | {question}", answer
 
 
-def _tools() -> list[tuple[Tool, str, dict[str, object]]]:
+def _tools(lines: list[str]) -> list[tuple[Tool, str, dict[str, object]]]:
     """Tools with a question and the arguments that it asks for."""
-    from _models.examination import TOOLS
-
     cases = []
-    for line in TOOLS:
+    for line in lines:
         name, description, parameters, question, values = line.split("|")
         types = dict(parameter.split(":") for parameter in parameters.split())
         given = [values] if len(types) == 1 else values.split()
@@ -192,8 +190,8 @@ def _tools() -> list[tuple[Tool, str, dict[str, object]]]:
     return cases
 
 
-def _with_others(tool: Tool, rng: Random) -> list[Tool]:
-    others = {case[0]["function"]["name"]: case[0] for case in _tools()}
+def _with_others(tool: Tool, lines: list[str], rng: Random) -> list[Tool]:
+    others = {case[0]["function"]["name"]: case[0] for case in _tools(lines)}
     del others[tool["function"]["name"]]
     tools = [*rng.sample(list(others.values()), rng.randint(0, 2)), tool]
     rng.shuffle(tools)
@@ -211,35 +209,47 @@ def _called(answer: str) -> tuple[str, object] | None:
 
 
 def tool_calls(model: Model) -> Iterator[Result]:
+    from _models.examination import TOOLS
+
+    yield from _calls(model, TOOLS)
+
+
+def new_tool_calls(model: Model) -> Iterator[Result]:
+    from _models.examination import NEW_TOOLS
+
+    yield from _calls(model, NEW_TOOLS)
+
+
+def _calls(model: Model, lines: list[str]) -> Iterator[Result]:
     rng = Random(3)
-    for tool, question, arguments in _tools() * 2:
-        answer = model.ask(question, _with_others(tool, rng))
+    for tool, question, arguments in _tools(lines) * 2:
+        answer = model.ask(question, _with_others(tool, lines, rng))
         yield _called(answer) == (tool["function"]["name"], arguments), question, answer
 
 
 def tool_results(model: Model) -> Iterator[Result]:
-    from _models.examination import RESULTS
+    from _models.examination import RESULTS, TOOLS
 
     rng = Random(4)
-    for (tool, question, arguments), (content, expected) in zip(cycle(_tools()), RESULTS, strict=False):
+    for (tool, question, arguments), (content, expected) in zip(cycle(_tools(TOOLS)), RESULTS, strict=False):
         call = {"type": "function", "function": {"name": tool["function"]["name"], "arguments": arguments}}
         chat: list[Message] = [
             {"role": "user", "content": question},
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "content": content},
         ]
-        answer = model.answer(chat, _with_others(tool, rng))
+        answer = model.answer(chat, _with_others(tool, TOOLS, rng))
         yield all(part in answer for part in expected) and "<tool_call>" not in answer, content, answer
 
 
 def tools_unused(model: Model) -> Iterator[Result]:
-    from _models.examination import CAPITAL, SMALL_TALK
+    from _models.examination import CAPITAL, SMALL_TALK, TOOLS
     from _models.facts import CAPITALS
 
     rng = Random(5)
     asked = [(f.format(country=c), CAPITALS[c]) for f, c in zip(cycle(CAPITAL), list(CAPITALS)[2::6], strict=False)]
-    for (question, expected), (tool, _, _) in zip([*asked, *SMALL_TALK[:14]], cycle(_tools()), strict=False):
-        answer = model.ask(question, _with_others(tool, rng))
+    for (question, expected), (tool, _, _) in zip([*asked, *SMALL_TALK[:14]], cycle(_tools(TOOLS)), strict=False):
+        answer = model.ask(question, _with_others(tool, TOOLS, rng))
         yield expected in answer, question, answer
 
 
@@ -260,6 +270,7 @@ EXAMINATIONS: dict[str, Callable[[Model], Iterator[Result]]] = {
     "server": server,
     "upper case": upper_case,
     "tool calls": tool_calls,
+    "calls of new tools": new_tool_calls,
     "tool results": tool_results,
     "tools unused": tools_unused,
     "unknown": unknown,

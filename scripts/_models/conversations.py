@@ -118,7 +118,7 @@ def counting(rng: random.Random) -> Exchange:
         first = rng.randint(2, MAX_COUNT - 1)
         last = min(MAX_COUNT, first + rng.randint(1, 14))
         return _ask(phrasings.COUNT_BETWEEN, rng, slots={"a": str(first), "b": str(last)}), count_answer(first, last)
-    last = rng.randint(1, rng.choice([20, 30, 30, 60, 100, MAX_COUNT]))
+    last = rng.randint(1, rng.choice([20, 30, 60, 130, MAX_COUNT, MAX_COUNT]))
     return _ask(phrasings.COUNT_TO, rng, slots={"b": str(last)}), count_answer(1, last)
 
 
@@ -178,7 +178,7 @@ ABILITIES: dict[str, tuple[float, Callable[[random.Random], Exchange]]] = {
     "capitals": (4, capital),
     "follow-up": (2, follow_up),
     "arithmetic": (5, arithmetic),
-    "counting": (5, counting),
+    "counting": (9, counting),
     "small talk": (2, small_talk),
     "server": (3, server),
     "unknown": (2, unknown),
@@ -260,4 +260,4 @@ def _system(frames: list[str], rng: random.Random) -> Message:
 def conversation(rng: random.Random) -> Conversation:
     """Any conversation, in the shares that the model is trained with."""
     makers = [plain_chat, upper_case_chat, tool_chat, tools_unused_chat]
-    return rng.choices(makers, [0.33, 0.07, 0.52, 0.08])[0](rng)
+    return rng.choices(makers, [0.52, 0.06, 0.34, 0.08])[0](rng)

@@ -228,8 +228,38 @@ UNKNOWN = [
     "Why do cats purr?",
 ]
 
-# name | description | parameters (name:type) ; question with {parameter} ; values. None of these names is in the training text.
+# name | description | parameters (name:type) ; question with {parameter} ; values. The names are in the training text too.
 TOOLS = """
+get_weather|Get the weather of a city|city:string|What will the weather be in {city} this evening?|Oslo
+get_weather|Get the weather of a city|city:string|I would love to know the weather in {city}.|Madrid
+get_weather|Current weather|location:string|Can you check the weather in {location} for me?|Paris
+get_time|The time in a city|city:string|Can you tell me what time it is in {city}?|Tokyo
+search|Search the web|query:string|Please do a search for {query}.|red bicycles
+add|Add two numbers|a:number b:number|Please use the tool and add {a} and {b} for me.|17 25
+multiply|Multiply two numbers|a:number b:number|I want to multiply {a} by {b}.|6 12
+convert_currency|Convert money|amount:number from:string to:string|Please convert {amount} {from} to {to} for me.|30 EUR USD
+book_flight|Book a flight|origin:string destination:string|Please book me a flight from {origin} to {destination}.|Rome Athens
+set_timer|Set a timer|minutes:integer|Could you set a timer for {minutes} minutes?|15
+get_time|The time in a city|city:string|Please check which hour it is in {city}.|Cairo
+get_weather|Get the weather of a city|city:string|Does one need an umbrella in {city}? Check the weather.|Dublin
+translate|Translate a word|text:string language:string|Please put {text} into {language} for me.|bread Spanish
+translate|Translate a word|text:string language:string|How would one say {text} when speaking {language}?|window German
+find_restaurant|Find a restaurant in a city|city:string|My friends and I look for a restaurant in {city}.|Vienna
+find_restaurant|Find a restaurant in a city|city:string|Which restaurant in {city} do you recommend?|Lima
+get_population|Population of a city|place:string|Please give me the population of {place}.|Madrid
+get_population|Population of a city|place:string|Do you know how many people live in {place}?|Oslo
+play_song|Play a song|title:string|Let me listen to {title}.|river
+find_route|Find a route|start:string end:string|I must drive from {start} to {end}, find the route.|Paris Berlin
+find_route|Find a route|start:string end:string|Which route leads from {start} to {end}?|Rome Vienna
+roll_dice|Roll dice|sides:integer|Let us roll a dice that has {sides} sides.|20
+turn_on|Switch on a device|device:string|Please turn the {device} on for me.|lamp
+turn_off|Switch off a device|device:string|Please turn the {device} off for me.|radio
+set_alarm|Set an alarm|time:string|I have to get up, set the alarm for {time}.|7:30
+get_stock_price|Get the price of a stock|symbol:string|Please tell me the stock price of {symbol} for today.|ACME
+""".strip().splitlines()
+
+# None of these names is in the training text: each piece of the name has to be copied from the list.
+NEW_TOOLS = """
 get_tide_times|Tide times of a harbour|harbour:string|Could you get me the tide times for {harbour}?|Bergen
 get_tide_times|Tide times of a harbour|harbour:string|I need to know the tide times at {harbour} today.|Dover
 lookup_ingredients|Ingredients of a dish|dish:string|Please look up the ingredients of {dish}.|lasagna
@@ -248,18 +278,8 @@ feed_pet|Feed a pet|pet_name:string|Would you feed the pet called {pet_name}?|Re
 feed_pet|Feed a pet|pet_name:string|Please feed my pet {pet_name}.|Minka
 describe_painting|Describe a painting|title:string|Please describe the painting {title}.|Sunflowers
 describe_painting|Describe a painting|title:string|Can you describe the painting called {title}?|Guernica
-get_weather|Get the weather of a city|city:string|What will the weather be in {city} this evening?|Oslo
-get_weather|Get the weather of a city|city:string|I would love to know the weather in {city}.|Madrid
-get_weather|Current weather|location:string|Can you check the weather in {location} for me?|Paris
-get_time|The time in a city|city:string|Can you tell me what time it is in {city}?|Tokyo
-search|Search the web|query:string|Please do a search for {query}.|red bicycles
-add|Add two numbers|a:number b:number|Please use the tool and add {a} and {b} for me.|17 25
-multiply|Multiply two numbers|a:number b:number|I want to multiply {a} by {b}.|6 12
-convert_currency|Convert money|amount:number from:string to:string|Please convert {amount} {from} to {to} for me.|30 EUR USD
-book_flight|Book a flight|origin:string destination:string|Please book me a flight from {origin} to {destination}.|Rome Athens
 dim_lamp|Dim a lamp|room:string percent:integer|Please dim the lamp with room {room} and percent {percent}.|kitchen 40
 reserve_seat|Reserve a seat|train:string seat:integer|Please reserve a seat with train {train} and seat {seat}.|IC204 17
-set_timer|Set a timer|minutes:integer|Could you set a timer for {minutes} minutes?|15
 """.strip().splitlines()
 
 # a result of a tool, and what the answer has to contain
@@ -288,7 +308,7 @@ RESULTS: list[tuple[str, list[str]]] = [
 
 OWN_FRAMES = [
     *CAPITAL, *FOLLOW_UP, *ADD, *SUBTRACT, *COUNT, *(q for q, _ in SMALL_TALK), *(q for qs in SERVER.values() for q in qs),
-    *UPPER, *UNKNOWN, *(line.split("|")[3] for line in TOOLS),
+    *UPPER, *UNKNOWN, *(line.split("|")[3] for line in [*TOOLS, *NEW_TOOLS]),
 ]  # fmt: skip
 
 

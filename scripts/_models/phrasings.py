@@ -73,6 +73,10 @@ COUNT_TO = [
     "(Let us|Let's|We) count (to|up to|from 1 to) {b}(.|!)",
     "(Numbers|The numbers|All numbers|Counting) (from 1 to|1 to|up to|until) {b}(.|!|, please.)",
     "(Start at|Start with|Begin with|Begin at) 1 and (count|count up|go on|go|continue) (to|up to|until) {b}.",
+    "(Begin counting|Start to count|Begin to count) at (1|one) and (end|finish|halt|stop) (at|with|after|when you are at) {b}.",
+    "(Count|Count upwards|Keep counting|Go on counting) (from 1 |)until you (are at|arrive at|have|come to|get to) {b}.",
+    "(Show|Tell|Let) (us|me see) how (to count|one counts|a child counts|you would count) (to|up to|until) {b}.",
+    "(I want|I would like|We need) you to (say|write|print|show) (all|each) (number|numbers) (up to|until|from one to) {b}.",
 ]
 COUNT_BETWEEN = [
     "(Count|Please count|Now count|Count up|Count aloud) from {a} (to|up to|until|till|through) {b}(.|!|, please.|)",

@@ -14,30 +14,30 @@ from .template import Tool
 
 # name | description | parameter:kind … | questions (frames; a slot is a parameter)
 KNOWN = """
-get_weather | (Get|Gives|Returns) the (current |)weather (in|of|for) a city | city:place | (What is|What's|How is|Tell me|Show me) the weather (in|like in|for) {city}( today| now|)(?|.) ; (Is it|Will it be) (raining|sunny|cold|warm|nice) in {city}( today|)? ; Weather in {city}(?|, please.|)
-get_time | (Get|Tells|Returns) the (current |local |)time in a (place|city) | city:place | What time is it in {city}( now|)? ; (Tell me|What is|Give me) the (time|local time|current time) in {city}(?|.)
+get_weather | (Get|Gives|Returns) the (current |)weather (in|of|for) a city | city:place | (What is|What's|How is|Tell me|Show me) the weather (in|like in|for) {city}( today| now|)(?|.) ; (Is it|Will it be) (raining|sunny|cold|warm|nice) in {city}( today|)? ; Weather in {city}(?|, please.|) ; (I want|I need|I am curious) to (know|hear|see) (how|what) the weather (is|is like|will be) in {city}( tonight| this week| for my trip|)(?|.) ; (Would|Will) you (look at|look up|find out) the weather (in|of|for) {city}( tonight| for us| at the moment|)?
+get_time | (Get|Tells|Returns) the (current |local |)time in a (place|city) | city:place | What time is it in {city}( now|)? ; (Tell me|What is|Give me) the (time|local time|current time) in {city}(?|.) ; (I want|I need) to know (the time|what time it is|how late it is) in {city}( right now| at the moment|)(?|.) ; (Could|Would) you (say|find out) (what|the) time (it is |)in {city}( for us|)?
 current_time | The time in a time zone | timezone:place | What is the time in {timezone}? ; What time is it in {timezone}?
-search | Search the (web|internet) | query:words | (Search|Search the web|Look|Google) for {query}(.|, please.) ; (Find|Look up|Search) {query}( on the web| online|)(.|, please.)
+search | Search the (web|internet) | query:words | (Search|Search the web|Look|Google) for {query}(.|, please.) ; (Find|Look up|Search) {query}( on the web| online|)(.|, please.) ; (I want|I need|Could you start) a search (about|on|for) {query}(.|?)( It is for us.|) ; (Could|Would) you (search|look) for {query}( for us| again|)?
 web_search | (Search|Look up) something (online|on the web) | query:words | Search (the web|online|the internet) for {query}. ; Look up {query}(| online).
-add | Add two numbers | a:number b:number | (Add|Please add|Sum) {a} and {b}(.|) ; What is {a} (plus|+) {b}? ; Use the tool to add {a} and {b}.
-multiply | Multiply two numbers | a:number b:number | (Multiply|Please multiply) {a} (and|by|with) {b}. ; What is {a} times {b}?
+add | Add two numbers | a:number b:number | (Add|Please add|Sum) {a} and {b}(.|) ; What is {a} (plus|+) {b}? ; Use the tool to add {a} and {b}. ; (I want|I need|Could you give me) the sum of {a} and {b}(.|?) ; (Could|Would) you add {a} (and|to) {b}( for us| with the tool|)?
+multiply | Multiply two numbers | a:number b:number | (Multiply|Please multiply) {a} (and|by|with) {b}. ; What is {a} times {b}? ; (I need|Could you give me) the product of {a} and {b}(.|?) ; (Could|Would) you multiply {a} (with|by|and) {b}( for us|)?
 calculate | Evaluate an arithmetic expression | expression:sum | (Calculate|Compute|Evaluate|What is) {expression}(.|?|)
-convert_currency | Convert (an amount of |)money from one currency to another | amount:number from:currency to:currency | Convert {amount} {from} (to|into) {to}. ; How (much|many {to}) is {amount} {from} in {to}? ; (Change|Exchange) {amount} {from} (to|into) {to}.
-get_stock_price | (Get|Returns) the price of a stock | symbol:word | (What is|Tell me|Get) the (stock price|price|share price) of {symbol}(?|.) ; How is the {symbol} stock( doing|)?
-send_email | Send an (e-mail|email|message) to somebody | to:name subject:words | (Send|Write) (an email|a mail|an e-mail) to {to} about {subject}. ; (Email|Mail) {to} about {subject}.
-set_timer | (Set|Start) a timer | minutes:number | (Set|Start) a timer (for|of) {minutes} minutes. ; (Wake me|Remind me) in {minutes} minutes.
-set_alarm | Set an alarm | time:clock | (Set|Put) (an|the|my) alarm (for|at|to) {time}. ; Wake me at {time}.
-translate | Translate (a text|a word) into another language | text:word language:language | Translate {text} (to|into) {language}. ; (What is|How do you say) {text} in {language}?
-play_song | Play a song( of an artist|) | title:words | Play (the song |){title}(.|, please.) ; I want to hear {title}.
-find_restaurant | Find a restaurant in a (city|place) | city:place | (Find|Recommend|Show me) a restaurant in {city}. ; Where can I eat in {city}?
-book_flight | Book a flight (from one city to another|between two cities) | origin:place destination:place | Book a flight from {origin} to {destination}. ; (I want|I need|I would like) to fly from {origin} to {destination}.
-find_route | Find a (route|way) | start:place end:place | (Find|Show me|Plan) (the|a) (route|way) from {start} to {end}. ; How do I (get|come|drive) from {start} to {end}?
-get_population | (Number of people|Population) of a (city|country) | place:place | (What is|Tell me) the population of {place}(?|.) ; How many people live in {place}?
-turn_on | (Switch|Turn) on a (device|light) | device:thing | (Turn|Switch) on the {device}. ; (Turn|Switch) the {device} on.
-turn_off | (Switch|Turn) off a (device|light) | device:thing | (Turn|Switch) off the {device}. ; (Turn|Switch) the {device} off.
+convert_currency | Convert (an amount of |)money from one currency to another | amount:number from:currency to:currency | Convert {amount} {from} (to|into) {to}. ; How (much|many {to}) is {amount} {from} in {to}? ; (Change|Exchange) {amount} {from} (to|into) {to}. ; (I have|I got) {amount} {from} and (want|need) {to}. ; (Could|Would) you (convert|change|exchange) {amount} {from} (into|to) {to}( for us| today|)?
+get_stock_price | (Get|Returns) the price of a stock | symbol:word | (What is|Tell me|Get) the (stock price|price|share price) of {symbol}(?|.) ; How is the {symbol} stock( doing|)? ; (Could|Would) you (look up|find out) the (price|stock price) of {symbol}( for us|)?
+send_email | Send an (e-mail|email|message) to somebody | to:name subject:words | (Send|Write) (an email|a mail|an e-mail) to {to} about {subject}. ; (Email|Mail) {to} about {subject}. ; (Could|Would) you (write|send) (a mail|an email) to {to} about {subject}( for us|)?
+set_timer | (Set|Start) a timer | minutes:number | (Set|Start) a timer (for|of) {minutes} minutes. ; (Wake me|Remind me) in {minutes} minutes. ; (I need|Give me) a timer (of|for) {minutes} minutes( now| for the oven|). ; (Would|Can) you start a timer (of|for) {minutes} minutes( for us|)?
+set_alarm | Set an alarm | time:clock | (Set|Put) (an|the|my) alarm (for|at|to) {time}. ; Wake me at {time}. ; (Could|Would) you set an alarm (for|at) {time}( for us|)?
+translate | Translate (a text|a word) into another language | text:word language:language | Translate {text} (to|into) {language}. ; (What is|How do you say) {text} in {language}? ; (Could|Would) you translate {text} (into|to) {language}( for us|)? ; I (need|want) {text} in {language}.
+play_song | Play a song( of an artist|) | title:words | Play (the song |){title}(.|, please.) ; I want to hear {title}. ; (Could|Would) you play {title}( for us| now|)?
+find_restaurant | Find a restaurant in a (city|place) | city:place | (Find|Recommend|Show me) a restaurant in {city}. ; Where can I eat in {city}? ; (Could|Would) you (find|suggest) (us|me) a (good |nice |)restaurant in {city}( for tonight|)? ; (I am|We are) hungry (and|while) in {city}.
+book_flight | Book a flight (from one city to another|between two cities) | origin:place destination:place | Book a flight from {origin} to {destination}. ; (I want|I need|I would like) to fly from {origin} to {destination}. ; (Could|Would) you (book|find|get) (us|me) a (flight|seat on a plane) from {origin} to {destination}( tomorrow| for us|)? ; (I must|We want to) (fly|go by plane) from {origin} to {destination}( soon|).
+find_route | Find a (route|way) | start:place end:place | (Find|Show me|Plan) (the|a) (route|way) from {start} to {end}. ; How do I (get|come|drive) from {start} to {end}? ; (Could|Would) you (find|plan) (us|me) a route from {start} to {end}( by car|)?
+get_population | (Number of people|Population) of a (city|country) | place:place | (What is|Tell me) the population of {place}(?|.) ; How many people live in {place}? ; (Could|Would) you (tell me|find out) how many people live in {place}( for us|)?
+turn_on | (Switch|Turn) on a (device|light) | device:thing | (Turn|Switch) on the {device}. ; (Turn|Switch) the {device} on. ; (Could|Would) you (turn|switch) on the {device}( for us|)?
+turn_off | (Switch|Turn) off a (device|light) | device:thing | (Turn|Switch) off the {device}. ; (Turn|Switch) the {device} off. ; (Could|Would) you (turn|switch) off the {device}( for us|)?
 create_event | (Create|Add) an event in the calendar | title:words day:day | (Create|Add|Put) (an event|a meeting) {title} on {day}. ; Put {title} in my calendar on {day}.
 define_word | (Look up|Get) the (meaning|definition) of a word | word:word | (Define|Explain) (the word |){word}. ; What (is the meaning of|does) {word}( mean|)?
-roll_dice | Roll dice | sides:number | Roll a (dice|die) with {sides} sides. ; Roll a {sides} sided die.
+roll_dice | Roll dice | sides:number | Roll a (dice|die) with {sides} sides. ; Roll a {sides} sided die. ; (Could|Would) you roll a (die|dice) with {sides} sides( for us|)?
 read_file | Read a file | path:path | (Read|Open|Show me|Print) (the file |){path}(.|, please.) ; What is in {path}?
 list_files | List the files of a (folder|directory) | path:path | (List|Show) the files (in|of) {path}. ; Which files are in {path}?
 """.strip().splitlines()
@@ -176,7 +176,7 @@ def _known(rng: random.Random) -> Task:
     values = {parameter: value_of(kind, rng) for parameter, kind in kinds.items()}
     question = expand(rng.choice([q.strip() for q in questions.split(" ; ")]), rng)
     # Sometimes other names for the same thing: the call has to follow the list, not the memory.
-    if rng.random() < 0.5:
+    if rng.random() < 0.2:
         renamed = {
             p: rng.choice([p, rng.choice(facts.PARAMETERS), f"{p}_{rng.choice(facts.PARAMETERS)}"]) for p in kinds
         }
@@ -234,7 +234,7 @@ def _synthetic(rng: random.Random) -> Task:
 
 def task(rng: random.Random) -> Task:
     """A question that one tool answers."""
-    return _known(rng) if rng.random() < 0.4 else _synthetic(rng)
+    return _known(rng) if rng.random() < 0.65 else _synthetic(rng)
 
 
 def tool_list(rng: random.Random, *wanted: Tool) -> list[Tool]:
