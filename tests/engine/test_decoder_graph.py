@@ -38,22 +38,24 @@ def _graph(
     cache: int = TensorProto.FLOAT,
     logits: int = TensorProto.FLOAT,
     inputs: tuple[str, ...] = (),
-    others: tuple[str, ...] = (),
     layers: int = LAYERS,
+    attributes: Any = None,
+    more: tuple[list[Any], list[Any]] = ([], []),
 ) -> GraphProto:
-    """A graph of the form that the model builder makes; nobody runs it."""
+    """A graph of the form that the model builder makes; nobody runs it. `more` are further nodes and initializers."""
     shape = ("batch", 2, "length", 64)
     parts = [f"{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
     given = [_value(name, TensorProto.INT64, "batch", "n") for name in ("input_ids", "attention_mask", *inputs)]
     nodes = [
-        helper.make_node(kind, ["input_ids"], [f"out.{number}"], domain="com.microsoft")
-        for number, kind in enumerate((*attention, *others))
+        helper.make_node(kind, ["input_ids"], [f"out.{number}"], domain="com.microsoft", **(attributes or {}))
+        for number, kind in enumerate(attention)
     ]
     return helper.make_graph(
-        nodes,
+        nodes + more[0],
         "decoder",
         given + [_value(f"past_key_values.{part}", cache, *shape) for part in parts],
         [_value("logits", logits, "batch", "n", 100)] + [_value(f"present.{part}", cache, *shape) for part in parts],
+        more[1],
     )
 
 
@@ -131,7 +133,6 @@ def test_a_half_precision_cache_takes_half_the_bytes_and_leaves_the_logits_as_th
         ({"attention": ("MultiHeadAttention",)}, "its attention is not GroupQueryAttention"),
         ({"attention": ("GroupQueryAttention", "Attention")}, "partly Attention$"),
         ({"attention": ("GroupQueryAttention", "LinearAttention", "Attention")}, "partly Attention, LinearAttention$"),
-        ({"others": ("If",)}, "branches on the length of the whole batch"),
         ({"inputs": ("beam_indices",)}, "inputs that the runner does not know: beam_indices"),
         ({"inputs": ("z", "conv_state")}, "does not know: conv_state, z"),
         ({"cache": TensorProto.INT8}, "its cache is of type INT8"),
@@ -150,9 +151,95 @@ def test_a_cache_that_is_not_kept_in_place_does_not_fit(write: Callable[..., Pat
         read_decoder_graph(write(shared=shared))
 
 
-@pytest.mark.parametrize("decoder", [{"pipeline": []}, {"sliding_window": {"window_size": 128}}])
+@pytest.mark.parametrize(
+    ("decoder", "reason"),
+    [
+        ({"pipeline": []}, "is a pipeline"),
+        ({"sliding_window": {"window_size": 128}}, "window by window"),
+        ({"sliding_window": {"slide_key_value_cache": True, "slide_inputs": False}}, "window by window"),
+        ({"sliding_window": {"slide_key_value_cache": False, "slide_inputs": True}}, "window by window"),
+    ],
+)
 def test_what_onnxruntime_genai_takes_apart_itself_does_not_fit(
-    write: Callable[..., Path], decoder: dict[str, Any]
+    write: Callable[..., Path], decoder: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(DoesNotFit, match="pipeline or windowed"):
+    with pytest.raises(DoesNotFit, match=reason):
         read_decoder_graph(write(**decoder))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "window"),
+    [
+        ({}, 0),
+        ({"local_window_size": -1}, 0),
+        ({"local_window_size": 32}, 0),  # in the mask only
+        ({"local_window_size": 32, "sliding_window_cache": 0}, 0),
+        ({"local_window_size": 32, "sliding_window_cache": 1}, 32),
+    ],
+)
+def test_slots_hold_at_least_the_window_of_layers_that_keep_no_more(
+    write: Callable[..., Path], attributes: dict[str, int], window: int
+) -> None:
+    sliding = {"window_size": 32, "slide_key_value_cache": False, "slide_inputs": False}
+    graph = read_decoder_graph(write({"attributes": attributes}, sliding_window=sliding))
+    assert graph.window == window
+    assert (graph.slot_length(10), graph.slot_length(100)) == (max(11, window), 101)
+
+
+def test_layers_whose_caches_differ_do_not_fit(write: Callable[..., Path]) -> None:
+    with pytest.raises(DoesNotFit, match="caches differ in shape"):
+        read_decoder_graph(write(num_key_value_heads=4))
+
+
+def _switching(operators: tuple[str, ...], limit: int = 128, index: int = 1, inside: str = "Constant") -> Any:
+    """Nodes and constants of a rope that is chosen by the attention mask's width; `operators` lead to the If."""
+    branch = helper.make_graph(
+        [helper.make_node(inside, [], ["rope"], value=helper.make_tensor("", TensorProto.FLOAT, [1], [1.0]))],
+        "branch",
+        [],
+        [_value("rope", TensorProto.FLOAT, 1)],
+    )
+    constants = {"Gather": index, "Greater": limit}
+    nodes, last = [], "attention_mask"
+    for operator in operators:
+        second = [f"constant.{operator}"] if operator in constants else []
+        nodes.append(helper.make_node(operator, [last, *second], [f"{operator}.0"]))
+        last = f"{operator}.0"
+    nodes.append(helper.make_node("If", [last], ["chosen"], then_branch=branch, else_branch=branch))
+    tensors = [
+        helper.make_tensor(f"constant.{operator}", TensorProto.INT64, [], [value])
+        for operator, value in constants.items()
+        if operator in operators
+    ]
+    return nodes, tensors
+
+
+WIDTH_IS_GREATER = ("Shape", "Gather", "Greater")
+
+
+@pytest.mark.parametrize("as_nodes", [False, True])
+def test_a_rope_that_changes_with_the_longest_row_is_good_up_to_there(
+    write: Callable[..., Path], as_nodes: bool
+) -> None:
+    nodes, tensors = _switching(WIDTH_IS_GREATER, limit=4096)
+    if as_nodes:  # as the model builder writes them; initializers once the graph is optimized
+        nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors] + nodes
+        tensors = []
+    assert read_decoder_graph(write({"more": (nodes, tensors)})).switches_at == 4096
+    assert read_decoder_graph(write()).switches_at is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        _switching(("Shape", "Gather")),
+        _switching(("Greater",)),
+        _switching(("Shape", "Gather", "Less")),
+        _switching(WIDTH_IS_GREATER, index=0),
+        _switching(WIDTH_IS_GREATER, inside="RandomNormal"),
+        (_switching(WIDTH_IS_GREATER)[0], []),
+    ],
+)
+def test_any_other_branch_does_not_fit(write: Callable[..., Path], more: Any) -> None:
+    with pytest.raises(DoesNotFit, match="rows of a batch might depend on each other"):
+        read_decoder_graph(write({"more": more}))

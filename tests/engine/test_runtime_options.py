@@ -278,6 +278,7 @@ class Batch:
     """Stands for the batched runner: only knows who is there."""
 
     present_names = ("present.0.key",)
+    takes_past = True
     max_rows = 4
 
     def __init__(self, *, lone_row_is_exact: bool = True) -> None:

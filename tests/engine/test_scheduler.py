@@ -284,6 +284,19 @@ def test_a_prompt_is_read_once_and_no_chunk_is_one_token_unless_the_prompt_is(nu
     assert min(chunks) > 1 or num_prompt == 1
 
 
+@pytest.mark.parametrize("num_prompt", [17, 33, 65, 66, 97, 129, 257, 258, 385])
+@pytest.mark.parametrize("most", [32, 33, 64, 256])
+def test_no_chunk_has_one_token_beyond_the_attentions_blocks(num_prompt: int, most: int) -> None:
+    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=most)
+    prompt = _sequence("p", num_prompt=num_prompt)
+    scheduler.add(prompt)
+    scheduler.admit()
+    chunks = _chunks(scheduler, prompt)
+    assert sum(chunks) == num_prompt
+    assert not [chunk for chunk in chunks if chunk % 16 == 1]
+    assert all(most - 2 <= chunk <= most for chunk in chunks[:-2])
+
+
 def test_reading_begins_behind_what_came_from_the_cache() -> None:
     prompt = _sequence("p", batched=True, num_prompt=30)
     prompt.num_read = 21

@@ -12,6 +12,8 @@ from genai_server.engine.model_files import CONFIG
 
 _ATTENTION = "GroupQueryAttention"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "LinearAttention", "SparseAttention"}
+# From an If's condition back to the attention mask.
+_WIDTH_IS_GREATER = ["Greater", "Gather", "Shape"]
 _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
 
 
@@ -24,7 +26,9 @@ class DecoderGraph:
     """Names and shapes of a decoder that keeps its key-value cache in place.
 
     `past_names` and `present_names` list keys and values of all layers in the same order. `cache_type` and
-    `logits_type` are numpy's.
+    `logits_type` are numpy's. Some layers may keep no more than a `window` of tokens, 0 if none does; the operator
+    keeps everything in a buffer that is long enough, so ours are never shorter than the window. In batches no row may
+    grow beyond `switches_at` tokens, if that is not None: one longer row would change the rope of all.
     """
 
     path: Path
@@ -38,6 +42,12 @@ class DecoderGraph:
     head_size: int
     cache_type: Any
     logits_type: Any
+    window: int = 0
+    switches_at: int | None = None
+
+    def slot_length(self, max_length: int) -> int:
+        """Tokens that a slot has room for: one more than a sequence may have, and at least a window."""
+        return max(max_length + 1, self.window)
 
     @property
     def bytes_per_token(self) -> int:
@@ -51,8 +61,11 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     decoder = config["model"]["decoder"]
     if not (config.get("search") or {}).get("past_present_share_buffer", False):
         raise DoesNotFit("its cache is not kept in place (past_present_share_buffer is false)")
-    if "pipeline" in decoder or "sliding_window" in decoder:
-        raise DoesNotFit("its decoder is a pipeline or windowed by onnxruntime-genai")
+    if "pipeline" in decoder:
+        raise DoesNotFit("its decoder is a pipeline")
+    window = decoder.get("sliding_window")
+    if window is not None and (window.get("slide_key_value_cache", True) or window.get("slide_inputs", True)):
+        raise DoesNotFit("its prompt is read window by window by onnxruntime-genai")
     graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph
     _check_operators(graph)
     names = _names(decoder)
@@ -66,7 +79,7 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     for name in (names.input_ids, names.attention_mask, names.position_ids):
         if name in inputs and inputs[name].elem_type != onnx.TensorProto.INT64:
             raise DoesNotFit(f"its input {name} is not of type INT64")
-    shape = inputs[names.past[0]].shape.dim
+    num_kv_heads, head_size = _cache_shape(decoder, [inputs[name].shape.dim for name in names.past])
     return DecoderGraph(
         path=model_dir / decoder["filename"],
         input_ids=names.input_ids,
@@ -75,10 +88,12 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         logits=names.logits,
         past_names=names.past,
         present_names=names.present,
-        num_kv_heads=int(decoder.get("num_key_value_heads", shape[1].dim_value)),
-        head_size=int(decoder.get("head_size", shape[3].dim_value)),
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
         cache_type=_float_type("cache", inputs[names.past[0]].elem_type),
         logits_type=_float_type("logits", outputs[names.logits].elem_type),
+        window=_window(graph),
+        switches_at=_switch(graph, names.attention_mask),
     )
 
 
@@ -127,5 +142,50 @@ def _check_operators(graph: onnx.GraphProto) -> None:
         raise DoesNotFit(f"its attention is not {_ATTENTION}")
     if others := sorted(operators & _OTHER_ATTENTION):
         raise DoesNotFit(f"its attention is partly {', '.join(others)}")
-    if "If" in operators:
-        raise DoesNotFit("its graph branches on the length of the whole batch, so that rows would depend on each other")
+
+
+def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
+    """Heads and head size of every layer's cache, which must be the same."""
+    heads = int(decoder.get("num_key_value_heads", shapes[0][1].dim_value))
+    size = int(decoder.get("head_size", shapes[0][3].dim_value))
+    # Where the graph names a dimension instead, its value is 0.
+    if any(shape[1].dim_value not in (0, heads) or shape[3].dim_value not in (0, size) for shape in shapes):
+        raise DoesNotFit("its layers' caches differ in shape")
+    return heads, size
+
+
+def _window(graph: onnx.GraphProto) -> int:
+    """The widest window of the layers that keep no more than their window; 0 if all keep everything."""
+    attributes = ({a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == _ATTENTION)
+    return max((a["local_window_size"] for a in attributes if a.get("sliding_window_cache")), default=0)
+
+
+def _switch(graph: onnx.GraphProto, attention_mask: str) -> int | None:
+    """How long a batch's longest row may be before the graph takes other constants for all rows; None if it never does.
+
+    So the model builder writes a rope with short and long factors. Raises DoesNotFit for any other branch.
+    """
+    makers = {output: node for node in graph.node for output in node.output}
+    constants = {value.name: value for value in graph.initializer}
+    constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+
+    def scalar(name: str) -> int | None:
+        tensor = constants.get(name)
+        if tensor is None or tensor.data_type != onnx.TensorProto.INT64 or tensor.external_data:
+            return None
+        value = onnx.numpy_helper.to_array(tensor)
+        return int(value.item()) if value.size == 1 else None
+
+    limits: list[int] = []
+    for branch in (node for node in graph.node if node.op_type == "If"):
+        path, name = [], branch.input[0]
+        while name in makers and makers[name].input:
+            path.append(makers[name])
+            name = path[-1].input[0]
+        limit = None
+        if [node.op_type for node in path] == _WIDTH_IS_GREATER and name == attention_mask:
+            limit = scalar(path[0].input[1]) if scalar(path[1].input[1]) == 1 else None
+        if limit is None or any(node.op_type != "Constant" for a in branch.attribute for node in a.g.node):
+            raise DoesNotFit("its graph branches, so that the rows of a batch might depend on each other")
+        limits.append(limit)
+    return min(limits, default=None)

@@ -110,7 +110,12 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
         raise DoesNotFit(f"it runs on CPUs, not yet on {spec.device}")
     graph = read_decoder_graph(model_dir)
     max_length = min(spec.max_length, model.context_length)
-    slot_bytes = graph.bytes_per_token * (max_length + 1)
+    if graph.switches_at is not None and max_length > graph.switches_at:
+        raise DoesNotFit(
+            f"its rope changes for a whole batch as soon as one row has more than {graph.switches_at} tokens, and "
+            f"GENAI_MAX_LENGTH allows {max_length}"
+        )
+    slot_bytes = graph.bytes_per_token * graph.slot_length(max_length)
     allowed = spec.kv_cache_bytes or psutil.virtual_memory().available // 2
     num_slots = min(spec.max_batch_size, allowed // slot_bytes)
     if num_slots < 1:

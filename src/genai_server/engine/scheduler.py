@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import QueueFull
 
+# ONNX Runtime's attention on CPUs takes a chunk in blocks (measured: 64 tokens where the head size is 32, 128 where it
+# is 64), and a block of one token is rounded otherwise. The sizes are multiples of this.
+_QUERY_BLOCK = 16
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -23,9 +27,9 @@ class Pass:
 class Scheduler:
     """Waiting and running sequences of one device, each kind in order of priority and arrival.
 
-    While others decode, a chunk of prompt has `prefill_chunk` tokens, else `idle_chunk`; no chunk has one token alone
-    unless the prompt has, for another kernel reads it. What an exact sequence has produced itself is read anew token by
-    token, as it was made.
+    While others decode, a chunk of prompt has at most `prefill_chunk` tokens, else `idle_chunk`; no chunk has one token
+    alone unless the prompt has, nor one beyond the attention's blocks, for another kernel reads it. What an exact
+    sequence has produced itself is read anew token by token, as it was made.
     """
 
     def __init__(
@@ -105,4 +109,6 @@ class Scheduler:
             if left <= 0:
                 return 1
         chunk = min(most, left)
+        while chunk > 2 and (left - chunk == 1 or chunk % _QUERY_BLOCK == 1):
+            chunk -= 1
         return chunk + 1 if left - chunk == 1 else chunk

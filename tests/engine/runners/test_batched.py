@@ -18,7 +18,10 @@ from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
 from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
+from genai_server.generation import GenerationRequest
 from tests.running_server import DEMO
 
 MAX_LENGTH = 1024
@@ -211,6 +214,27 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(runner: BatchedRunner, ch
     if 100 % chunk != 1:  # one token alone may be read by another kernel; the scheduler never asks for it
         assert np.array_equal(logits, whole)
     assert int(logits.argmax()) == int(whole.argmax())
+
+
+@pytest.mark.parametrize("length", [65, 129, 130, 257, 385])
+def test_however_the_scheduler_divides_a_prompt_the_bits_are_the_same(runner: BatchedRunner, length: int) -> None:
+    request = GenerationRequest("r", text(length), 9, MAX_LENGTH)
+    found = []
+    for most in (16, 64, 100, 512):
+        scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=most)
+        sequence = Sequence(0, (0, 0), request, lambda: 0.0)
+        scheduler.add(sequence)
+        scheduler.admit()
+        runner.open(0, sequence.tokens, Opening(MAX_LENGTH, reuse=False))
+        while sequence.num_unread:
+            step = scheduler.next_pass()
+            assert step is not None
+            end = sequence.num_read + step.num_tokens
+            logits = runner.prefill(0, sequence.tokens[sequence.num_read : end])
+            sequence.num_read = end
+        found.append(logits.copy())
+        runner.close(0)
+    assert all(np.array_equal(logits, found[0]) for logits in found)
 
 
 def test_a_sequence_may_fill_its_slot_to_the_last_token(graph: DecoderGraph, session: Any) -> None:

@@ -48,12 +48,12 @@ def open_session(graph: DecoderGraph, threads: int, *, optimized: bool) -> Any:
 class CpuBuffers:
     """Keys and values of all layers in CPU memory: one array [slots, kv_heads, length, head_size] each.
 
-    `length` has room for one token more than a sequence may have, for a companion row writes one behind its end. The
-    memory is reserved, not used, until something is written.
+    There is room for one token more than a sequence may have, for a companion row writes one behind its end. The memory
+    is reserved, not used, until something is written.
     """
 
     def __init__(self, graph: DecoderGraph, num_slots: int, max_length: int) -> None:
-        shape = (num_slots, graph.num_kv_heads, max_length + 1, graph.head_size)
+        shape = (num_slots, graph.num_kv_heads, graph.slot_length(max_length), graph.head_size)
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
         self._arrays = [np.zeros(shape, graph.cache_type) for _ in self._names]
 
@@ -145,6 +145,11 @@ class BatchedRunner:
     def present_names(self) -> tuple[str, ...]:
         """The graph's outputs that hold keys and values."""
         return self._graph.present_names
+
+    @property
+    def takes_past(self) -> bool:
+        """Whether a Generator's keys and values can be taken over: of windowed layers it keeps only the last ones."""
+        return not self._graph.window
 
     def adopt(
         self, sequence: int, read: list[int], num_prefilled: int, past: dict[str, NDArray[Any]], *, exact: bool = False

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from genai_server.config import disable_telemetry
 from genai_server.engine.cores import usable_cores
-from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.model_files import CONFIG, check_model_directory
 from genai_server.engine.runners.base import Logits, Opening, Terminated
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
@@ -93,7 +93,8 @@ class GeneratorRunner:
         kind, _, index = device.partition(":")
         config = self._library.Config(str(model_dir))
         options = {"intra_op_num_threads": threads or usable_cores()}
-        config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
+        decoder = {"session_options": options} | self._whole_caches(model_dir)
+        config.overlay(json.dumps({"model": {"decoder": decoder}}))
         config.clear_providers()
         provider = _PROVIDERS[kind]
         if provider is not None:
@@ -101,6 +102,18 @@ class GeneratorRunner:
             if index:
                 config.set_provider_option(provider, "device_id", index)
         return config
+
+    def _whole_caches(self, model_dir: Path) -> dict[str, Any]:
+        """What mends the configuration of a window that no layer has.
+
+        Version 0.18 of the model builder writes such for Mistral 7B v0.1 and Phi-3-mini-4k. The library would make all
+        caches that short, and fail as soon as a sequence is longer.
+        """
+        decoder = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
+        window = decoder.get("sliding_window") or {}
+        if window.get("layers") != [] or "cache_slack" not in window or window.get("slide_key_value_cache", True):
+            return {}
+        return {"sliding_window": window | {"cache_slack": self._info.context_length}}
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

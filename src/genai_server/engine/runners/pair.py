@@ -66,8 +66,12 @@ class RunnerPair:
             sequence.active_profile = "0"
 
     def to_batch(self, sequence: Sequence) -> None:
-        """Go on in the batch, with the keys and values that the generator has."""
+        """Go on in the batch, with the keys and values that the generator has if it has kept them all."""
         if sequence.batched or self.batched is None:
+            return
+        if not self.batched.takes_past:
+            self.close(sequence)
+            self._open_on(sequence, batched=True)
             return
         read = sequence.tokens[: sequence.num_read]
         past = self.generator.export(sequence.id, self.batched.present_names) if read else {}

@@ -1,0 +1,231 @@
+"""Whether the batched runner answers a model as a fresh `og.Generator` does that is fed one prompt whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genai_server.engine.runners.base import Logits, Opening
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.generator import GeneratorRunner
+
+STEPS = 24
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Tokens without sense."""
+    chance = random.Random(f"{seed} {length}")
+    return [chance.randrange(3, 512) for _ in range(length)]
+
+
+class Reference:
+    """The library's own greedy answers with the logits of each of their tokens."""
+
+    def __init__(self, model_dir: Path, max_length: int) -> None:
+        self.runner = GeneratorRunner(model_dir, "cpu", threads=0)
+        self.max_length = max_length
+        self._known: dict[tuple[int, ...], tuple[list[int], list[Logits]]] = {}
+
+    def answer(self, tokens: list[int]) -> tuple[list[int], list[Logits]]:
+        key = tuple(tokens)
+        if key not in self._known:
+            self.runner.open(0, tokens, Opening(self.max_length))
+            logits = [self.runner.prefill(0, tokens).copy()]
+            answer = [int(logits[0].argmax())]
+            while len(answer) < STEPS:
+                logits.append(self.runner.decode([0], answer[-1:])[0].copy())
+                answer.append(int(logits[-1].argmax()))
+            self.runner.close(0)
+            self._known[key] = answer, logits
+        return self._known[key]
+
+    def own_rounding(self, longest: int) -> float:
+        """How much the library's logits differ when it has decoded a part of the past, not read it whole; as a share of
+        the logits' standard deviation.
+        """
+        tally = Tally()
+        for seed in range(8):
+            tokens = prompt(longest, 50 + seed)
+            answer, expected = self.answer(tokens)
+            self.runner.open(1, tokens, Opening(self.max_length))
+            logits = self.runner.prefill(1, tokens[:-STEPS])
+            for token, wanted in zip([*tokens[-STEPS:], *answer], [None] * (STEPS - 1) + expected, strict=False):
+                logits = self.runner.decode([1], [token])[0]
+                if wanted is not None:
+                    tally.add(logits, wanted)
+            self.runner.close(1)
+        return tally.relative
+
+    @property
+    def variety(self) -> int:
+        """Different tokens in all answers: few would mean that equality shows little."""
+        return len({token for answer, _ in self._known.values() for token in answer})
+
+
+@dataclass
+class Tally:
+    """Tokens compared, those equal, the largest difference of logits and their standard deviation."""
+
+    compared: int = 0
+    equal: int = 0
+    difference: float = 0.0
+    scales: list[float] = field(default_factory=list)
+
+    def add(self, logits: Logits, expected: Logits) -> None:
+        self.compared += 1
+        self.equal += int(logits.argmax() == expected.argmax())
+        self.difference = max(self.difference, float(np.abs(logits - expected).max()))
+        self.scales.append(float(expected.std()))
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.compared + other.compared,
+            self.equal + other.equal,
+            max(self.difference, other.difference),
+            self.scales + other.scales,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.equal} of {self.compared}, {self.relative:.1e}"
+
+    @property
+    def relative(self) -> float:
+        """The largest difference, as a share of the logits' standard deviation."""
+        return self.difference / float(np.mean(self.scales))
+
+
+class Batch:
+    """Sequences on a batched runner, compared at every step; they go on with the reference's tokens."""
+
+    def __init__(self, runner: BatchedRunner, reference: Reference) -> None:
+        self.runner = runner
+        self.tally = Tally()
+        self._reference = reference
+        self._running: dict[int, tuple[list[int], list[Logits]]] = {}
+        self._produced: dict[int, int] = {}
+
+    def begin(self, sequence: int, tokens: list[int], *, chunk: int | None = None, **how: Any) -> int:
+        """Read a prompt and compare the first token; returns how much of it was there already."""
+        cached = self.runner.open(sequence, tokens, Opening(self._reference.max_length, **how))
+        self.read(sequence, tokens, tokens[cached:], chunk)
+        return cached
+
+    def read(self, sequence: int, tokens: list[int], unread: list[int], chunk: int | None = None) -> None:
+        """Read the last part of a prompt in chunks of about that size, none of which is one token alone."""
+        parts = max(1, len(unread) // chunk) if chunk else 1
+        for part in np.array_split(unread, parts):
+            logits = self.runner.prefill(sequence, part.tolist())
+        self._running[sequence], self._produced[sequence] = self._reference.answer(tokens), 0
+        self._compare(sequence, logits)
+
+    def step(self, *sequences: int) -> None:
+        """One more token of each, in one pass."""
+        given = [self._running[sequence][0][self._produced[sequence] - 1] for sequence in sequences]
+        for sequence, row in zip(sequences, self.runner.decode(sequences, given), strict=True):
+            self._compare(sequence, row)
+
+    def finish(self, sequences: Iterable[int]) -> dict[int, list[int]]:
+        """Take all to the end of their answers, then close them; returns the answers."""
+        left = set(sequences)
+        while unfinished := [s for s in sorted(left) if self._produced[s] < STEPS]:
+            self.step(*unfinished)
+        self.end(*left)
+        return {sequence: self._running[sequence][0] for sequence in left}
+
+    def end(self, *sequences: int) -> None:
+        for sequence in sequences:
+            self.runner.close(sequence)
+
+    def can_step(self, sequence: int) -> bool:
+        return self._produced[sequence] < STEPS
+
+    def _compare(self, sequence: int, logits: Logits) -> None:
+        self.tally.add(logits, self._running[sequence][1][self._produced[sequence]])
+        self._produced[sequence] += 1
+
+
+def ragged(batch: Batch, longest: int) -> None:
+    """Prompts of very different lengths decode together."""
+    lengths = [length for length in (1, 2, 17, 31, 33, 64, 100, 150) if length < longest] + [longest]
+    for number, length in enumerate(lengths):
+        batch.begin(number, prompt(length))
+    batch.finish(range(len(lengths)))
+
+
+def alone(batch: Batch, longest: int) -> None:
+    """One row by itself, and one with a companion because it must be exact."""
+    lone_row_is_exact = batch.runner.lone_row_is_exact
+    batch.begin(0, prompt(longest))
+    batch.finish([0])
+    batch.runner.lone_row_is_exact = False
+    batch.begin(0, prompt(longest), exact=True)
+    batch.finish([0])
+    batch.runner.lone_row_is_exact = lone_row_is_exact
+
+
+def joining_and_leaving(batch: Batch, longest: int) -> None:
+    """Prompts come in chunks and answers are broken off, in any order."""
+    chance = random.Random(5)
+    running: set[int] = set()
+    for number in range(40):
+        if len(running) < batch.runner.max_rows and chance.random() < 0.7:
+            batch.begin(number, prompt(chance.randint(1, longest), number), chunk=chance.choice((2, 7, 16)))
+            running.add(number)
+        if ready := [sequence for sequence in sorted(running) if batch.can_step(sequence)]:
+            batch.step(*chance.sample(ready, len(ready)))
+        for sequence in sorted(running):
+            if chance.random() < 0.15:
+                batch.end(sequence)
+                running.remove(sequence)
+    batch.end(*running)
+
+
+def reading_beside_decoding(batch: Batch, longest: int) -> None:
+    """A prompt is read in chunks between the steps of others."""
+    batch.begin(0, prompt(30, 1))
+    batch.begin(1, prompt(longest, 1))
+    tokens = prompt(longest, 2)
+    batch.runner.open(2, tokens, Opening(longest + STEPS, reuse=False))
+    for start in range(0, longest - 15, 15):
+        batch.runner.prefill(2, tokens[start : start + 15])
+        batch.step(0, 1)
+        last = start + 15
+    batch.read(2, tokens, tokens[last:])
+    batch.finish([0, 1, 2])
+
+
+def copied_past(batch: Batch, longest: int) -> None:
+    """Prompts that begin alike, beside each other and after each other."""
+    for exact in (False, True):
+        common = prompt(longest - 20, 10 + exact)
+        for number in range(4):
+            cached = batch.begin(number, [*common, *prompt(5 + 5 * number % 20, 20 + number)], exact=exact)
+            assert (cached > 0) == (number > 0)
+        batch.finish(range(4))
+        assert batch.begin(4, [*common, *prompt(12, 30)], exact=exact) == len(common)
+        batch.begin(5, prompt(9, 31), exact=exact)
+        batch.finish([4, 5])
+        shorter = common[: len(common) // 2]
+        assert batch.begin(6, shorter, exact=exact) == len(shorter) - 2
+        batch.finish([6])
+
+
+def conversation(batch: Batch, longest: int) -> None:
+    """The next prompt goes on from the last answer, whose keys and values came from decoding."""
+    first = prompt(longest - STEPS - 30, 40)
+    batch.begin(0, first)
+    batch.begin(1, prompt(20, 41))
+    answer = batch.finish([0, 1])[0]
+    follow = [*first, *answer, *prompt(15, 42)]
+    assert batch.begin(2, follow) > len(first)
+    batch.finish([2])
+    assert batch.begin(3, follow, exact=True) <= len(first)
+    batch.finish([3])
+
+
+SITUATIONS = (ragged, alone, joining_and_leaving, reading_beside_decoding, copied_past, conversation)

@@ -1,0 +1,200 @@
+"""Build small random-weight models of the architectures that users name, and check which of them run batched.
+
+Each must answer on the batched runner as a fresh `og.Generator` does that is fed one prompt whole: fp32 token for
+token, int4 within the rounding that the library itself shows. What does not fit must be refused with its reason. Run it
+with the interpreter of `.venv`; it takes some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from _models.environment import REPOSITORY, prepare, python
+from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, prompt
+from _models.families import FAMILIES, Family
+
+from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.process import load_batched
+from genai_server.messages import EngineSpec
+
+DOCUMENT = REPOSITORY / "docs" / "models.md"
+START, END = "<!-- families -->\n", "<!-- end of families -->\n"
+HEAD = "| family | checked with | weights | runner | equal tokens | largest difference |\n|---|---|---|---|---:|---:|\n"
+PRECISIONS = ("fp32", "int4")
+SLOTS, MAX_LENGTH, LONGEST = 10, 256, 150
+# Of the logits' standard deviation: what a past from decoding, not from prefill, has cost at most on a model of real
+# shape with int4 weights. Where small random weights amplify more, they do so in the library itself, too.
+ROUNDING = 0.1 / 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of the table; `ok` if the promise holds for it."""
+
+    ok: bool
+    runner: str
+    equal: str = "–"
+    difference: str = "–"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=FAMILIES, help="this family (may be given again)")
+    parser.add_argument("--work", type=Path, help="keep what is built here, and take what is there already")
+    parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
+    arguments = parser.parse_args()
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    prepare()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        rows, ok = check_all(arguments.only or list(FAMILIES), work.resolve())
+    if arguments.write and not arguments.only:
+        write_table(rows)
+    sys.exit(not ok)
+
+
+def check_all(names: list[str], work: Path) -> tuple[list[str], bool]:
+    """Check one family after the other, and print the table while it grows."""
+    rows, ok = [], True
+    print(HEAD, end="", flush=True)
+    for name in names:
+        for precision in PRECISIONS:
+            for result in check(name, precision, work):
+                ok = ok and result.ok
+                shown = (result.runner, result.equal, result.difference)
+                rows.append(f"| {' | '.join((FAMILIES[name].title, FAMILIES[name].structure, precision, *shown))} |")
+                print(rows[-1], flush=True)
+    return rows, ok
+
+
+def check(name: str, precision: str, work: Path) -> list[Result]:
+    """Build one model and look at it in a process of its own, whose crash is a result too."""
+    directory, complaint = build(name, precision, work)
+    results = []
+    if complaint:
+        results.append(Result(True, f"not built: the builder of onnxruntime-genai ends with `{complaint}`"))
+    if directory is not None:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            try:
+                results += pool.submit(look, directory, precision, mended=bool(complaint)).result()
+            except Exception as error:  # whatever it is, the other families shall be checked
+                results.append(Result(False, f"fails: {type(error).__name__}: {str(error)[:300]}"))
+    return results
+
+
+def build(name: str, precision: str, work: Path) -> tuple[Path | None, str]:
+    """The model directory, if it can be built, and the builder's complaint, if it had to be mended for that."""
+    source, complaint = work / f"{name}-source", ""
+    if not source.exists():
+        subprocess.run([python(), "-m", "_models.families", name, source], check=True, env=_environment())
+    for builder in ("onnxruntime_genai.models.builder", "_models.mended_builder"):
+        target = work / f"{name}-{precision}{'-mended' if complaint else ''}"
+        failed = run_builder(builder, FAMILIES[name], (source, target), precision)
+        if not failed:
+            return target, complaint
+        complaint = complaint or failed
+    return None, complaint
+
+
+def run_builder(builder: str, family: Family, way: tuple[Path, Path], precision: str) -> str:
+    """Run it unless its work is there already; returns the last line of its log if it fails."""
+    source, target = way
+    if (target / "genai_config.json").exists():
+        return ""
+    log = target.with_suffix(".log")
+    command = [str(python()), "-m", builder, "-i", str(source), "-o", str(target), "-p", precision, "-e", "cpu"]
+    command += ["-c", str(source.parent / "cache"), "--extra_options", "accuracy_level=4", "block_size=32"]
+    with log.open("w") as output:
+        done = subprocess.run([*command, *family.options], stdout=output, stderr=output, env=_environment())
+    return log.read_text().strip().splitlines()[-1] if done.returncode else ""
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parent)}
+
+
+def look(directory: Path, precision: str, *, mended: bool) -> list[Result]:
+    """Check a model directory as an engine would load it; if it is refused for its length, with a shorter one too."""
+    note = ", built with the builder mended" if mended else ""
+    reference = Reference(directory, MAX_LENGTH)
+    try:
+        return [compare(directory, precision, reference, note)]
+    except DoesNotFit as reason:
+        reference.answer(prompt(LONGEST))  # it must at least run there
+        results = [Result(True, f"generator: {reason}{note}")]
+        if switches_at := _switches_at(directory):
+            note = f" with `GENAI_MAX_LENGTH` up to the original context{note}"
+            results.append(compare(directory, precision, Reference(directory, switches_at), note))
+        return results
+
+
+def _switches_at(directory: Path) -> int | None:
+    try:
+        return read_decoder_graph(directory).switches_at
+    except DoesNotFit:
+        return None
+
+
+def compare(directory: Path, precision: str, reference: Reference, note: str) -> Result:
+    """All situations on the batched runner. Raises DoesNotFit."""
+    longest = min(LONGEST, reference.max_length - STEPS)
+    tally, details = Tally(), []
+    for situation in SITUATIONS:
+        runner = load_batched(_spec(directory, reference.max_length), directory, reference.runner.model)
+        batch = Batch(runner, reference)
+        situation(batch, longest)
+        details.append(f"    {situation.__name__}: {batch.tally}")
+        tally += batch.tally
+    own = reference.own_rounding(longest)
+    ok = tally.equal == tally.compared if precision == "fp32" else tally.relative <= max(ROUNDING, own)
+    details.append(f"    the library's own rounding: {own:.1e}; {reference.variety} different tokens")
+    print("\n".join(details), file=sys.stderr)
+    return Result(
+        ok and reference.variety > 2 * STEPS,
+        ("batched" if ok else "**differs**") + note,
+        f"{tally.equal} of {tally.compared}",
+        f"{tally.relative:.1e} (library {own:.1e})",
+    )
+
+
+def _spec(directory: Path, max_length: int) -> EngineSpec:
+    return EngineSpec(
+        device="cpu",
+        model_dir=str(directory),
+        address="",
+        secret="",
+        threads=0,
+        max_batch_size=SLOTS,
+        max_queue=0,
+        prefill_chunk=0,
+        max_length=max_length,
+        scheduler="auto",
+        kv_cache_bytes=0,
+        cache_dir="",
+        profile_dir="",
+        profile_max_files=0,
+        profile_max_bytes=0,
+        profile_max_rows=0,
+        state_file="",
+        log_level="warning",
+    )
+
+
+def write_table(rows: list[str]) -> None:
+    """Put the table between the document's marks."""
+    head, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(START)
+    _, _, tail = rest.partition(END)
+    DOCUMENT.write_text(head + START + HEAD + "".join(f"{row}\n" for row in rows) + END + tail, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

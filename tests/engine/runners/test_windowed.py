@@ -1,0 +1,147 @@
+"""Models with sliding windows: the demo model, changed as the model builder writes such."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from genai_server.engine.decoder_graph import read_decoder_graph
+from genai_server.engine.runners.base import Opening
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.scheduler import Pass
+from genai_server.engine.sequence import Sequence
+from genai_server.generation import GenerationRequest
+from tests.running_server import DEMO
+
+WINDOW = 24
+MAX_LENGTH = 256
+STEPS = 12
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    """Tokens without sense."""
+    chance = random.Random(f"{seed} {length}")
+    return [chance.randrange(10, 1900) for _ in range(length)]
+
+
+def write_windowed(target: Path, layers: int, *, in_graph: bool = True) -> Path:
+    """The demo model with windows in its first `layers` layers, or with a configuration that only claims it."""
+    shutil.copytree(DEMO, target)
+    path = target / "genai_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["model"]["decoder"]["sliding_window"] = {
+        "window_size": WINDOW,
+        "slide_key_value_cache": False,
+        "slide_inputs": False,
+        "layers": list(range(layers)) if in_graph else [],
+        "cache_slack": 0,
+    }
+    path.write_text(json.dumps(config), encoding="utf-8")
+    model = onnx.load(str(target / "model.onnx"), load_external_data=False)
+    nodes = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"] if in_graph else []
+    for node in nodes[:layers]:
+        kept = [attribute for attribute in node.attribute if attribute.name != "local_window_size"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        node.attribute.append(onnx.helper.make_attribute("local_window_size", WINDOW))
+        node.attribute.append(onnx.helper.make_attribute("sliding_window_cache", 1))
+    onnx.save(model, str(target / "model.onnx"))
+    return target
+
+
+def batched_runner(model_dir: Path, generator: GeneratorRunner, max_length: int = MAX_LENGTH) -> BatchedRunner:
+    graph = read_decoder_graph(model_dir)
+    session = open_session(graph, 0, optimized=False)
+    return BatchedRunner(graph, session, generator.model, BatchLimits(4, max_length))
+
+
+def answer(runner: Any, tokens: list[int], steps: int = STEPS) -> list[int]:
+    """Greedily, alone."""
+    runner.open(99, tokens, Opening(MAX_LENGTH))
+    found = [int(runner.prefill(99, tokens).argmax())]
+    while len(found) < steps:
+        found.append(int(runner.decode([99], found[-1:])[0].argmax()))
+    runner.close(99)
+    return found
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All layers but the last keep a window only, so that far tokens still count for something."""
+    layers = json.loads((DEMO / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
+    return write_windowed(tmp_path_factory.mktemp("models") / "windowed", layers["num_hidden_layers"] - 1)
+
+
+@pytest.fixture(scope="module")
+def generator(windowed: Path) -> GeneratorRunner:
+    return GeneratorRunner(windowed, "cpu", threads=0)
+
+
+def test_rows_on_both_sides_of_the_window_get_the_librarys_answers(windowed: Path, generator: GeneratorRunner) -> None:
+    runner = batched_runner(windowed, generator)
+    prompts = {number: text(length) for number, length in enumerate((120, 3, WINDOW - 2, 60))}
+    answers: dict[int, list[int]] = {}
+    for number, prompt in prompts.items():
+        runner.open(number, prompt, Opening(MAX_LENGTH))
+        for start in range(0, len(prompt), 60):
+            logits = runner.prefill(number, prompt[start : start + 60])
+        answers[number] = [int(logits.argmax())]
+    for _ in range(STEPS - 1):
+        rows = runner.decode(list(prompts), [answers[number][-1] for number in prompts])
+        for number, row in enumerate(rows):
+            answers[number].append(int(row.argmax()))
+    assert answers == {number: answer(generator, prompt) for number, prompt in prompts.items()}
+
+
+def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: GeneratorRunner) -> None:
+    runner = batched_runner(windowed, generator)
+    longer = text(100)
+    shorter = [*longer[:50], *text(8, 1)]
+    answer(runner, longer)
+    assert runner.open(99, shorter, Opening(MAX_LENGTH)) == 50
+    first = int(runner.prefill(99, shorter[50:]).argmax())
+    runner.close(99)
+    assert first == answer(generator, shorter, 1)[0]
+
+
+def test_slots_are_never_shorter_than_the_window(windowed: Path, generator: GeneratorRunner) -> None:
+    assert read_decoder_graph(windowed).slot_length(10) == WINDOW
+    runner = batched_runner(windowed, generator, max_length=10)
+    assert answer(runner, text(5), 5) == answer(generator, text(5), 5)
+
+
+@pytest.mark.parametrize("returned", [2, 9])
+def test_one_that_comes_back_from_a_generator_reads_its_tokens_anew(
+    windowed: Path, generator: GeneratorRunner, returned: int
+) -> None:
+    pair = RunnerPair(generator, batched_runner(windowed, generator))
+    prompt = text(70)
+    sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH), lambda: 0.0)
+    pair.open(sequence)
+    for change, until in ((lambda _: None, 1), (pair.to_generator, returned), (pair.to_batch, STEPS)):
+        change(sequence)
+        while sequence.num_produced < until:
+            sequence.append(int(pair.forward(Pass([sequence], sequence.num_unread))[0].argmax()))
+    assert sequence.batched
+    assert sequence.tokens[len(prompt) :] == answer(generator, prompt)
+    pair.close(sequence)
+
+
+def test_a_configured_window_that_no_layer_has_is_no_limit(tmp_path: Path) -> None:
+    model_dir = write_windowed(tmp_path / "claimed", 0, in_graph=False)
+    generator = GeneratorRunner(model_dir, "cpu", threads=0)
+    expected = answer(GeneratorRunner(DEMO, "cpu", threads=0), text(120))
+    assert answer(generator, text(120)) == expected
+    assert read_decoder_graph(model_dir).window == 0
+    assert answer(batched_runner(model_dir, generator), text(120)) == expected
+
+
+def test_the_window_matters(generator: GeneratorRunner) -> None:
+    whole = GeneratorRunner(DEMO, "cpu", threads=0)
+    assert any(answer(whole, text(120, seed)) != answer(generator, text(120, seed)) for seed in range(4))
