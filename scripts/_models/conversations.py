@@ -178,7 +178,7 @@ ABILITIES: dict[str, tuple[float, Callable[[random.Random], Exchange]]] = {
     "capitals": (4, capital),
     "follow-up": (2, follow_up),
     "arithmetic": (5, arithmetic),
-    "counting": (9, counting),
+    "counting": (7, counting),
     "small talk": (2, small_talk),
     "server": (3, server),
     "unknown": (2, unknown),
@@ -260,4 +260,4 @@ def _system(frames: list[str], rng: random.Random) -> Message:
 def conversation(rng: random.Random) -> Conversation:
     """Any conversation, in the shares that the model is trained with."""
     makers = [plain_chat, upper_case_chat, tool_chat, tools_unused_chat]
-    return rng.choices(makers, [0.52, 0.06, 0.34, 0.08])[0](rng)
+    return rng.choices(makers, [0.42, 0.07, 0.43, 0.08])[0](rng)
