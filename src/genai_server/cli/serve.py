@@ -41,6 +41,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit status. Raises ConfigurationError."""
     settings = load_settings(vars(arguments))
+    if settings.reload and settings.workers > 1:
+        raise ConfigurationError(f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only")
     configure_logging(settings.log_level)
     load_codecs(settings)  # what is wrong with the model's text side is told before anything starts
     listener = listen(settings)
