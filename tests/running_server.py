@@ -60,6 +60,10 @@ class RunningServer:
         except httpx.TransportError:
             return False
 
+    def is_starting(self) -> bool:
+        """Whether a device is still loading; /readyz is satisfied with one that is not."""
+        return any(device["state"] == "starting" for device in self.health()["devices"].values())
+
     def health(self) -> dict[str, Any]:
         """The body of /healthz."""
         body: dict[str, Any] = self.client.get("/healthz").json()
@@ -115,7 +119,7 @@ def body(content: str, **fields: Any) -> dict[str, Any]:
 def run_server(
     folder: Path, *options: str, settings: Mapping[str, str] | None = None, ready: bool = True
 ) -> Iterator[RunningServer]:
-    """Start `genai-server serve` on a free port, wait until it is ready, and end it with all its processes.
+    """Start `genai-server serve` on a free port, wait until no device is loading any more, and end it with its processes.
 
     `folder` takes its log, its profiles and its packed weights.
     """
@@ -130,7 +134,7 @@ def run_server(
     family = psutil.Process(process.pid)
     try:
         if ready:
-            wait_until(lambda: process.poll() is not None or server.is_ready())
+            wait_until(lambda: process.poll() is not None or (server.is_ready() and not server.is_starting()))
             assert process.poll() is None, server.log()
         yield server
     finally:

@@ -233,7 +233,7 @@ def tool_chat(rng: random.Random) -> Conversation:
 
 def _call(chat: Conversation, task: toolbox.Task, rng: random.Random) -> None:
     question = task.question
-    if rng.random() < 0.25:
+    if rng.random() < 0.35:
         question = _joined(rng.choice(phrasings.PREFIX.split("|")), question) + rng.choice(phrasings.SUFFIX.split("|"))
     call = {"function": {"name": task.tool["function"]["name"], "arguments": task.arguments}}
     chat.messages += [
@@ -260,4 +260,4 @@ def _system(frames: list[str], rng: random.Random) -> Message:
 def conversation(rng: random.Random) -> Conversation:
     """Any conversation, in the shares that the model is trained with."""
     makers = [plain_chat, upper_case_chat, tool_chat, tools_unused_chat]
-    return rng.choices(makers, [0.42, 0.07, 0.43, 0.08])[0](rng)
+    return rng.choices(makers, [0.36, 0.08, 0.48, 0.08])[0](rng)

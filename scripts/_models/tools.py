@@ -60,6 +60,16 @@ SYNTHETIC_TWO = [
     "(What is|Tell me|Get|Find|Show me) the {noun} (for|with|where|of) (the |){pn} (is |){p} and (the |){qn} (is |){q}(?|.)",
     "{Verb} (the|a|an|my|) {noun} with (the |){qn} {q} and (the |){pn} {p}(.|, please.|)",
 ]
+# What people say after a value: the call must stop before it.
+TAILS = [
+    "(this|tomorrow|on Monday|early in the) (morning|afternoon|evening|night)",
+    "(right now|tonight|today|tomorrow|at noon|at the moment|these days|later|this week|next month|for a day)",
+    "(for me|for us|for my (brother|sister|friend|boss|team)|for a friend|if you can|when you can|if possible|again)",
+    "(before|when|while|after|because|if) (I|we|you|they) (go|leave|wait|speak|travel|eat|sleep|start|say it)",
+    "(do|would|can|could) (you|we|they|people) (know|suggest|like|have|say|see|offer|think|tell us)",
+    "(as soon as possible|as a test|as quickly as you can|and tell me|and show it to me|with this tool)",
+]
+FREE_TEXT = ("word", "words", "thing")  # kinds of values that a tail could not be told from
 CONSONANTS, VOWELS = (
     "b c d f g h j k l m n p r s t v w z br ch dr fl gr kl pr sh st th tr".split(),
     "a e i o u ai ea oo".split(),
@@ -175,8 +185,10 @@ def _known(rng: random.Random) -> Task:
     kinds = dict(parameter.split(":") for parameter in parameters.split())
     values = {parameter: value_of(kind, rng) for parameter, kind in kinds.items()}
     question = expand(rng.choice([q.strip() for q in questions.split(" ; ")]), rng)
+    if rng.random() < 0.5:
+        question = _with_more_words(question, kinds, rng)
     # Sometimes other names for the same thing: the call has to follow the list, not the memory.
-    if rng.random() < 0.2:
+    if rng.random() < 0.12:
         renamed = {
             p: rng.choice([p, rng.choice(facts.PARAMETERS), f"{p}_{rng.choice(facts.PARAMETERS)}"]) for p in kinds
         }
@@ -189,6 +201,23 @@ def _known(rng: random.Random) -> Task:
         )
     tool = _declare(name, expand(description, rng), kinds, rng)
     return Task(tool, fill(question, {p: str(v) for p, v in values.items()}), values)
+
+
+def _with_more_words(question: str, kinds: dict[str, str], rng: random.Random) -> str:
+    """The frame with a tail after a value and words that mean nothing elsewhere, but never beside a value of free text."""
+    words = question.split(" ")
+    free = {"{" + p + "}" for p, kind in kinds.items() if kind in FREE_TEXT}
+    bounds = [
+        i for i in range(len(words) + 1) if not any(slot in " ".join(words[max(0, i - 1) : i + 1]) for slot in free)
+    ]
+    tailed = [i for i in bounds if i and words[i - 1].rstrip(".?,!").endswith("}")]
+    if tailed and rng.random() < 0.6:
+        at = rng.choice(tailed)
+        value = words[at - 1].rstrip(".?,!")
+        words[at - 1 : at] = [value, expand(rng.choice(TAILS), rng) + words[at - 1][len(value) :]]
+    elif bounds[:-1]:
+        words.insert(rng.choice(bounds[:-1]), rng.choice(facts.FILLERS))
+    return " ".join(words)
 
 
 def _synthetic_name(words: list[str], rng: random.Random) -> str:
@@ -234,7 +263,7 @@ def _synthetic(rng: random.Random) -> Task:
 
 def task(rng: random.Random) -> Task:
     """A question that one tool answers."""
-    return _known(rng) if rng.random() < 0.65 else _synthetic(rng)
+    return _known(rng) if rng.random() < 0.75 else _synthetic(rng)
 
 
 def tool_list(rng: random.Random, *wanted: Tool) -> list[Tool]:

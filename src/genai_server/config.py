@@ -87,7 +87,8 @@ class Settings(BaseModel):
         128,
         alias="GENAI_PREFILL_CHUNK",
         ge=2,
-        description="Prompt tokens processed in one go, between which the other requests take their turns.",
+        description="Most prompt tokens that are read at once while other requests are answered; fewer where those "
+        "would be held up.",
     )
     threads: int = Field(
         0,

@@ -265,6 +265,25 @@ def test_a_chunk_is_longer_while_nobody_waits_for_a_token() -> None:
     assert _chunks(_running(prompt, _sequence("a", decoding=True, batched=True)), prompt) == [8, 8, 8, 8, 8, 8, 2]
 
 
+def test_beside_a_stream_a_chunk_takes_no_more_than_its_share_of_the_measured_time() -> None:
+    prompt = _sequence("p", batched=True, num_prompt=500)
+    scheduler = Scheduler(max_running=2, max_waiting=2, prefill_chunk=100)
+    for sequence in (_sequence("a", decoding=True, batched=True), prompt):
+        scheduler.add(sequence)
+    scheduler.admit()
+    found = []
+    for decoding, per_token in [(0.01, 0.001), (0.01, 0.001), (0.03, 0.001), (0.0001, 0.001), (10.0, 0.001)]:
+        step = scheduler.next_pass()
+        assert step is not None and not step.prefills
+        scheduler.observe(step, decoding)
+        step = scheduler.next_pass()
+        assert step is not None and step.prefills
+        scheduler.observe(step, step.num_tokens * per_token)
+        found.append(step.num_tokens)
+    # The first is small, for nothing is known of prompts; then 2.3 times what decoding took, within the bounds.
+    assert found == [8, 23, 68, 8, 100]
+
+
 def test_other_prompts_that_wait_do_not_shorten_a_chunk() -> None:
     first, second = (_sequence(name, batched=True, num_prompt=40) for name in "pq")
     assert _chunks(_running(first, second), first) == [20, 20]

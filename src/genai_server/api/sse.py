@@ -1,11 +1,11 @@
 """Server-sent events of one answer."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 from starlette.types import Receive, Scope, Send
@@ -22,7 +22,8 @@ AppStatus.enable_automatic_graceful_drain = False
 
 
 # Line ends to some clients' readers, though not in server-sent events; JSON has escapes for them.
-_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+_LINE_ENDS = {"\x85".encode(): b"\\u0085", "\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029"}
+_encoder = msgspec.json.Encoder()
 
 
 class AnswerStream(EventSourceResponse):
@@ -33,7 +34,7 @@ class AnswerStream(EventSourceResponse):
 
     def __init__(self, answer: Answer, events: AsyncIterator[dict[str, Any] | str]) -> None:
         self._answer = answer
-        super().__init__(_encoded(events), sep="\n")
+        super().__init__(_encoded(events), sep="\n")  # of the pings between the events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A generator's own `finally` is not enough: cancelled before its first step, it never runs.
@@ -41,23 +42,28 @@ class AnswerStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
         except asyncio.CancelledError:
             # The server stops, and has waited for as long as it may.
-            last = f"data: {_json(error_body(ServerStopping()))}\n\n".encode()
+            last = _event(error_body(ServerStopping()))
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
             self._answer.close()
 
 
-async def _encoded(events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[str]:
+async def _encoded(events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[bytes]:
     try:
         async for event in events:
-            yield event if isinstance(event, str) else _json(event)
+            yield _event(event)
     except GenaiServerError as error:
-        yield _json(error_body(error))
+        yield _event(error_body(error))
     except Exception:
         log.exception("a stream met an internal error")
-        yield _json(error_body(GenaiServerError("internal error; the server's log has more")))
+        yield _event(error_body(GenaiServerError("internal error; the server's log has more")))
 
 
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False).translate(_LINE_ENDS)
+def _event(value: dict[str, Any] | str) -> bytes:
+    """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+    data = value.encode() if isinstance(value, str) else _encoder.encode(value)
+    if not data.isascii():
+        for end, escape in _LINE_ENDS.items():
+            data = data.replace(end, escape)
+    return b"data: " + data + b"\n\n"

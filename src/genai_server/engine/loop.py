@@ -78,6 +78,7 @@ class EngineLoop:
         self._model = runners.generator.model
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._loads: dict[int, Load] = {}
+        self._outbox: dict[int, list[ToApi]] = {}
         self._next_id = 0
 
     def run_forever(self) -> None:
@@ -93,11 +94,13 @@ class EngineLoop:
         for sequence in admitted:
             self._open(sequence)
         self._move()
-        self._publish_load()
+        self._deliver()
         step = self._scheduler.next_pass()
         if step is not None:
+            started = self._clock()
             self._forward(step)
-        self._publish_load()
+            self._scheduler.observe(step, self._clock() - started)
+        self._deliver()
 
     # receive
 
@@ -122,9 +125,9 @@ class EngineLoop:
             case SetRuntimeOption():
                 self._set_runtime_option(connection, message)
             case GetRuntimeOptions(call):
-                self._send(connection, [Reply(call, self._options.describe(self._sequences.values()))])
+                self._tell(connection, Reply(call, self._options.describe(self._sequences.values())))
             case ResetPrefixCache(call):
-                self._send(connection, [CacheReset(call, self._runners.forget())])
+                self._tell(connection, CacheReset(call, self._runners.forget()))
             case Connected():
                 self._loads[connection] = Load()
             case Disconnected():
@@ -140,11 +143,11 @@ class EngineLoop:
             sequence = Sequence(self._next_id, origin, message.request, self._clock)
             self._scheduler.add(sequence)
         except (SessionTerminated, QueueFull) as error:
-            self._send(connection, [Refused(message.key, error.code, error.message)])
+            self._tell(connection, Refused(message.key, error.code, error.message))
             return
         self._next_id += 1
         self._sequences[origin] = sequence
-        self._send(connection, [Accepted(message.key)])
+        self._tell(connection, Accepted(message.key))
 
     def _set_runtime_option(self, connection: int, message: SetRuntimeOption) -> None:
         name = message.request_id
@@ -161,7 +164,7 @@ class EngineLoop:
         state = self._options.describe(self._sequences.values())
         # First, so that whoever has read the reply finds the state that it speaks of everywhere.
         self._publish_load()
-        self._send(connection, [Reply(message.call, state, matched=bool(concerned) or name is None, refused=refused)])
+        self._tell(connection, Reply(message.call, state, matched=bool(concerned) or name is None, refused=refused))
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
         """Switch profiling; returns why not, if it cannot be."""
@@ -232,25 +235,35 @@ class EngineLoop:
         if sequence.is_full:
             self._finish(sequence, FinishReason.LENGTH, Tokens(key, [token]))
         else:
-            self._send(connection, [Tokens(key, [token])])
+            self._tell(connection, Tokens(key, [token]))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, *last: ToApi) -> None:
         self._drop(sequence)
         connection, key = sequence.origin
-        self._send(connection, [*last, Finished(key, reason, sequence.phases(), sequence.num_cached)])
+        self._tell(connection, *last, Finished(key, reason, sequence.phases(), sequence.num_cached))
 
     def _fail(self, sequences: list[Sequence], error: GenaiServerError) -> None:
         for sequence in list(sequences):
             log.error("request %s failed: %s", sequence.request.request_id, error)
             self._drop(sequence)
             connection, key = sequence.origin
-            self._send(connection, [Failed(key, error.code, error.message)])
+            self._tell(connection, Failed(key, error.code, error.message))
 
     def _drop(self, sequence: Sequence) -> None:
         """Forget a sequence and free what it holds."""
         del self._sequences[sequence.origin]
         self._scheduler.remove(sequence)
         self._runners.close(sequence)
+
+    def _tell(self, connection: int, *messages: ToApi) -> None:
+        self._outbox.setdefault(connection, []).extend(messages)
+
+    def _deliver(self) -> None:
+        """Send what has gathered, all that is for one connection in one piece: its process wakes once, not per row."""
+        self._publish_load()
+        for connection, messages in self._outbox.items():
+            self._send(connection, messages)
+        self._outbox.clear()
 
     def _publish_load(self) -> None:
         """Tell each API process what has changed since it was told."""
@@ -260,4 +273,4 @@ class EngineLoop:
             load = Load(running, waiting, others, self._options.terminated)
             if load != last:
                 self._loads[connection] = load
-                self._send(connection, [load])
+                self._tell(connection, load)

@@ -2,12 +2,14 @@
 
 A round takes every decoding sequence one token further – the batched ones in one pass together, each other one in a
 pass of its own – and then reads one chunk of prompt of the sequence that has waited longest for its first token. So a
-long prompt costs a running stream one chunk's time for each token, however many prompts wait.
+long prompt costs a running stream one chunk's time for each token, however many prompts wait; how large a chunk may be
+follows from what passes have taken up to now (engine/pace.py).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from genai_server.engine.pace import Pace
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import QueueFull
 
@@ -18,18 +20,19 @@ _QUERY_BLOCK = 16
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass: it reads the next `num_tokens` tokens of each of the sequences."""
+    """One forward pass: it reads the next `num_tokens` tokens of each of the sequences; `prefills` if of a prompt."""
 
     sequences: list[Sequence]
     num_tokens: int
+    prefills: bool = False
 
 
 class Scheduler:
     """Waiting and running sequences of one device, each kind in order of priority and arrival.
 
-    While others decode, a chunk of prompt has at most `prefill_chunk` tokens, else `idle_chunk`; no chunk has one token
-    alone unless the prompt has, nor one beyond the attention's blocks, for another kernel reads it. What an exact
-    sequence has produced itself is read anew token by token, as it was made.
+    While others decode, a chunk of prompt has at most `prefill_chunk` tokens, and fewer where they would wait for too
+    long, else `idle_chunk`; no chunk has one token alone unless the prompt has, nor one beyond the attention's blocks, for
+    another kernel reads it. What an exact sequence has produced itself is read anew token by token, as it was made.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
+        self._pace = Pace()
         self._round: Iterator[Pass] = iter(())
 
     @property
@@ -86,8 +90,16 @@ class Scheduler:
             found = next(self._round, None)
         return found
 
+    def observe(self, step: Pass, seconds: float) -> None:
+        """Learn how long a pass took."""
+        if step.prefills:
+            self._pace.prefilled(step.num_tokens, seconds)
+        else:
+            self._pace.decoded(seconds)
+
     def _passes(self) -> Iterator[Pass]:
         """One round. What changes between two passes is seen by the next: each is put together when it is asked for."""
+        self._pace.begin_round()
         batch = [sequence for sequence in self.running if sequence.batched and not sequence.is_prefilling]
         if batch:
             yield Pass(batch, 1)
@@ -96,12 +108,14 @@ class Scheduler:
                 yield Pass([sequence], 1)
         reading = next((sequence for sequence in self.running if sequence.is_prefilling), None)
         if reading is not None:
-            yield Pass([reading], self._chunk(reading))
+            yield Pass([reading], self._chunk(reading), prefills=True)
 
     def _chunk(self, sequence: Sequence) -> int:
         """How many tokens of a prompt to read at once."""
         others_decode = any(not other.is_prefilling for other in self.running)
-        most = self._prefill_chunk if others_decode or not sequence.batched else self._idle_chunk
+        most = self._prefill_chunk if not sequence.batched else self._idle_chunk
+        if others_decode:
+            most = self._pace.chunk(self._prefill_chunk)
         # What was produced last is left to a pass of its own: from there on the sequence goes on as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
         if sequence.request.exact and sequence.num_produced:

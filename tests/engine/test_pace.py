@@ -1,0 +1,36 @@
+"""How many tokens of a prompt may be read, from what passes have taken."""
+
+import pytest
+
+from genai_server.engine.pace import LEAST_CHUNK, PROMPT_SHARE, Pace
+
+
+def test_as_long_as_nothing_is_measured_a_chunk_is_small() -> None:
+    assert Pace().chunk(100) == LEAST_CHUNK
+
+
+def test_a_chunk_takes_its_share_of_all_that_the_round_has_decoded() -> None:
+    pace = Pace()
+    pace.prefilled(10, 1.0)
+    pace.begin_round()
+    pace.decoded(2.0)
+    pace.decoded(3.0)
+    assert pace.chunk(1000) == int(PROMPT_SHARE * 5.0 / 0.1)
+    pace.begin_round()
+    assert pace.chunk(1000) == LEAST_CHUNK
+
+
+def test_a_prompts_tokens_are_timed_over_several_passes() -> None:
+    pace = Pace()
+    pace.prefilled(10, 1.0)
+    pace.prefilled(10, 2.0)
+    pace.decoded(13.0)
+    assert pace.chunk(1000) == int(PROMPT_SHARE * 13.0 / 0.13)
+
+
+@pytest.mark.parametrize("most", [2, 7, 50])
+def test_no_chunk_is_longer_than_the_most(most: int) -> None:
+    pace = Pace()
+    pace.prefilled(1000, 0.001)
+    pace.decoded(100.0)
+    assert pace.chunk(most) == most
