@@ -119,7 +119,7 @@ def body(content: str, **fields: Any) -> dict[str, Any]:
 def run_server(
     folder: Path, *options: str, settings: Mapping[str, str] | None = None, ready: bool = True
 ) -> Iterator[RunningServer]:
-    """Start `genai-server serve` on a free port, wait until no device is loading any more, and end it with its processes.
+    """Start `genai-server serve` on a free port, wait until no device is loading any more, and end its processes.
 
     `folder` takes its log, its profiles and its packed weights.
     """

@@ -1,8 +1,8 @@
 """Shares the time between the sequences that decode and the prompt that is read, by what passes were seen to take."""
 
-# A chunk of prompt may take so many times what the round's decoding took. Running streams then slow down to 1 + 2.3
-# times their pace at most, and the prompt takes (1 + 2.3) / 2.3 of its time alone, and what small chunks cost besides.
-PROMPT_SHARE = 2.3
+# A chunk of prompt may take so many times what the round's decoding took. A running stream's tokens then take at most
+# four times as long, and the prompt 4/3 of its time alone, and what small chunks cost besides.
+PROMPT_SHARE = 3.0
 # Smaller chunks cost a prompt more than they give the others: each pass reads all weights.
 LEAST_CHUNK = 8
 # How much the newest measurement counts.

@@ -31,8 +31,8 @@ class Scheduler:
     """Waiting and running sequences of one device, each kind in order of priority and arrival.
 
     While others decode, a chunk of prompt has at most `prefill_chunk` tokens, and fewer where they would wait for too
-    long, else `idle_chunk`; no chunk has one token alone unless the prompt has, nor one beyond the attention's blocks, for
-    another kernel reads it. What an exact sequence has produced itself is read anew token by token, as it was made.
+    long, else `idle_chunk`; no chunk has one token alone unless the prompt has, nor one beyond the attention's blocks,
+    for another kernel reads it. What an exact sequence has produced itself is read anew token by token, as it was made.
     """
 
     def __init__(
