@@ -1,11 +1,11 @@
 """Server-sent events of one answer."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 from starlette.types import Receive, Scope, Send
@@ -22,8 +22,7 @@ AppStatus.enable_automatic_graceful_drain = False
 
 
 # Line ends to some clients' readers, though not in server-sent events; JSON has escapes for them.
-_LINE_ENDS = {"\x85".encode(): b"\\u0085", "\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029"}
-_encoder = msgspec.json.Encoder()
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 class AnswerStream(EventSourceResponse):
@@ -62,8 +61,5 @@ async def _encoded(events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator
 
 def _event(value: dict[str, Any] | str) -> bytes:
     """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
-    data = value.encode() if isinstance(value, str) else _encoder.encode(value)
-    if not data.isascii():
-        for end, escape in _LINE_ENDS.items():
-            data = data.replace(end, escape)
-    return b"data: " + data + b"\n\n"
+    data = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).translate(_LINE_ENDS)
+    return f"data: {data}\n\n".encode()

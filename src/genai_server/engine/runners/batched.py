@@ -53,13 +53,14 @@ def lazy_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
     numpy would ask Linux for huge pages: clearing one or two for each layer made the first use of a slot take 0.2 s.
     """
+    array = np.zeros(shape, dtype)
     if sys.platform == "linux":
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a kernel without huge pages has nothing to be told
             memory.madvise(mmap.MADV_NOHUGEPAGE)
-        return np.frombuffer(memory, dtype).reshape(shape)
-    return np.zeros(shape, dtype)
+        array = np.frombuffer(memory, dtype).reshape(shape)
+    return array
 
 
 class CpuBuffers:
