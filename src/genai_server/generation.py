@@ -9,8 +9,10 @@ from msgspec import Struct
 class Sampling(Struct, frozen=True):
     """How the next token is chosen from the logits.
 
-    A `temperature` of 0 is greedy, and the fields below it then have no effect. `top_k` 0 and `top_p` 1.0 switch the
-    respective filter off, as do `min_p` 0.0 and `repetition_penalty` 1.0. Without a `seed` the request draws one.
+    A `temperature` of 0 is greedy, and `top_k`, `top_p`, `min_p` and `seed` then have no effect. `top_k` 0 and `top_p`
+    1.0 switch the respective filter off, as do `min_p` 0.0, a `repetition_penalty` of 1.0 and the two other penalties
+    at 0.0. `logit_bias` is added to the logits of these token ids, which must be in the vocabulary; 100 and more is
+    exclusive selection, -100 and less a ban. Without a `seed` the request draws one.
     """
 
     temperature: float = 0.0
@@ -19,6 +21,9 @@ class Sampling(Struct, frozen=True):
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
 
 
 class GenerationRequest(Struct, frozen=True):
@@ -27,7 +32,10 @@ class GenerationRequest(Struct, frozen=True):
     `prompt` are token ids, at least one. `max_tokens` bounds the answer, `max_length` prompt and answer together; both
     count tokens. `request_id` is the client's name for the request and need not be unique. `cache_prompt` lets a past
     that begins alike be used again; a lower `priority` is served earlier; an `exact` answer is bit for bit the same in
-    any company.
+    any company. Until `min_tokens` are produced nothing that ends an answer is chosen. With `top_logprobs`, also if it
+    is 0, each token comes with its log probability and those of so many likeliest ones; with `prompt_logprobs` so do
+    the tokens of the prompt, which then is not taken from the cache. A `grammar`, in one of llguidance's two forms, is
+    what the answer must fit.
     """
 
     request_id: str
@@ -39,6 +47,20 @@ class GenerationRequest(Struct, frozen=True):
     cache_prompt: bool = True
     priority: int = 0
     exact: bool = False
+    min_tokens: int = 0
+    top_logprobs: int | None = None
+    prompt_logprobs: bool = False
+    grammar: str | None = None
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """A token with its log probability (natural), as the model gave it before any option of sampling, and the likeliest
+    tokens at its place with theirs, likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = []
 
 
 class FinishReason(StrEnum):

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases
+from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, TokenLogprob
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _PREFIX_BYTES = 4
@@ -90,11 +90,19 @@ class Refused(Struct, frozen=True, tag=True):
     message: str
 
 
-class Tokens(Struct, frozen=True, tag=True):
-    """The next token ids of an answer."""
+class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
+    """The next token ids of an answer, with one of `logprobs` for each if the request wants them."""
 
     key: int
     tokens: list[int]
+    logprobs: list[TokenLogprob] = []
+
+
+class PromptLogprobs(Struct, frozen=True, tag=True):
+    """The log probabilities of the next tokens of the prompt; the very first token has none and is left out."""
+
+    key: int
+    logprobs: list[TokenLogprob]
 
 
 class Finished(Struct, frozen=True, tag=True):
@@ -155,7 +163,7 @@ class CacheReset(Struct, frozen=True, tag=True):
     slots: int
 
 
-ToApi = Welcome | Load | Accepted | Refused | Tokens | Finished | Failed | Reply | CacheReset
+ToApi = Welcome | Load | Accepted | Refused | Tokens | PromptLogprobs | Finished | Failed | Reply | CacheReset
 
 
 class EngineSpec(Struct, frozen=True):
