@@ -45,7 +45,7 @@ def request(script: str, **fields: Any) -> GenerationRequest:
 
 async def read(engine: EngineClient, script: str) -> str:
     stream = await engine.submit(request(script))
-    tokens = [token async for batch in stream for token in batch]
+    tokens = [token async for batch in stream for token in batch.tokens]
     assert stream.reason == FinishReason.STOP
     return bytes(tokens).decode()
 

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from genai_server.engines.stream import TokenStream
+from genai_server.engines.stream import Batch, TokenStream
 from genai_server.errors import EngineDied, QueueFull
-from genai_server.generation import FinishReason, Phases
+from genai_server.generation import FinishReason, Phases, TokenLogprob
 
 PHASES = Phases(0.1, 0.2, 0.3)
 
@@ -32,17 +32,17 @@ def test_tokens_come_in_order_and_what_a_slow_reader_missed_comes_as_one() -> No
     async def scenario(stream: TokenStream) -> None:
         stream.deliver([1])
         stream.deliver([2, 3])
-        assert await anext(stream) == [1, 2, 3]
+        assert await anext(stream) == Batch([1, 2, 3])
         stream.deliver([4])
-        assert await anext(stream) == [4]
+        assert await anext(stream) == Batch([4])
 
     _run(scenario)
 
 
 def test_a_waiting_reader_gets_each_batch_as_it_comes() -> None:
     async def scenario(stream: TokenStream) -> None:
-        async def read() -> list[list[int]]:
-            return [tokens async for tokens in stream]
+        async def read() -> list[Batch]:
+            return [batch async for batch in stream]
 
         reading = asyncio.create_task(read())
         for tokens in ([1], [2, 3]):
@@ -51,7 +51,7 @@ def test_a_waiting_reader_gets_each_batch_as_it_comes() -> None:
             stream.deliver(tokens)
         await _until_it_waits()
         stream.finish(FinishReason.STOP, PHASES)
-        assert await reading == [[1], [2, 3]]
+        assert await reading == [Batch([1]), Batch([2, 3])]
 
     _run(scenario)
 
@@ -61,7 +61,7 @@ def test_a_batch_is_the_readers_own() -> None:
         batch = [1]
         stream.deliver(batch)
         batch.append(2)
-        assert await anext(stream) == [1]
+        assert await anext(stream) == Batch([1])
 
     _run(scenario)
 
@@ -73,7 +73,36 @@ def test_a_reader_that_gave_up_waiting_loses_nothing() -> None:
         waiting.cancel()
         await _until_it_waits()
         stream.deliver([1])
-        assert await anext(stream) == [1]
+        assert await anext(stream) == Batch([1])
+
+    _run(scenario)
+
+
+# log probabilities
+
+
+def test_log_probabilities_come_with_their_tokens() -> None:
+    one, two, three = (TokenLogprob(token, -token / 2, [(9, -0.1)]) for token in (1, 2, 3))
+
+    async def scenario(stream: TokenStream) -> None:
+        stream.deliver([1], [one])
+        stream.deliver([2], [two])
+        assert await anext(stream) == Batch([1, 2], [one, two])
+        stream.deliver([3], [three])
+        assert await anext(stream) == Batch([3], [three])
+
+    _run(scenario)
+
+
+def test_those_of_the_prompt_gather_beside_the_tokens() -> None:
+    read = [TokenLogprob(token, -0.5) for token in range(3)]
+
+    async def scenario(stream: TokenStream) -> None:
+        stream.deliver_prompt(read[:2])
+        stream.deliver_prompt(read[2:])
+        stream.deliver([1])
+        assert await anext(stream) == Batch([1])
+        assert stream.prompt_logprobs == read
 
     _run(scenario)
 
@@ -85,8 +114,8 @@ def test_the_end_comes_after_the_tokens_and_stays() -> None:
     async def scenario(stream: TokenStream) -> None:
         stream.deliver([1])
         stream.finish(FinishReason.LENGTH, PHASES)
-        assert [tokens async for tokens in stream] == [[1]]
-        assert [tokens async for tokens in stream] == []
+        assert [batch async for batch in stream] == [Batch([1])]
+        assert [batch async for batch in stream] == []
         assert (stream.reason, stream.phases, stream.is_ended) == (FinishReason.LENGTH, PHASES, True)
 
     _run(scenario)
@@ -97,7 +126,7 @@ def test_an_error_comes_after_the_tokens_and_stays() -> None:
         stream.deliver([1])
         stream.fail(EngineDied("gone"))
         assert stream.is_ended
-        assert await anext(stream) == [1]
+        assert await anext(stream) == Batch([1])
         for _ in range(2):
             with pytest.raises(EngineDied, match="gone"):
                 await anext(stream)
@@ -122,7 +151,7 @@ def test_the_first_of_two_ends_holds() -> None:
         stream.finish(FinishReason.STOP, PHASES)
         stream.fail(EngineDied("gone"))
         stream.finish(FinishReason.LENGTH, Phases())
-        assert [tokens async for tokens in stream] == []
+        assert [batch async for batch in stream] == []
         assert (stream.reason, stream.phases) == (FinishReason.STOP, PHASES)
 
     async def other_way(stream: TokenStream) -> None:
@@ -178,7 +207,7 @@ def test_who_was_accepted_and_failed_at_once_was_accepted() -> None:
         stream.deliver([1])
         stream.fail(EngineDied("gone"))
         await stream.accepted()
-        assert await anext(stream) == [1]
+        assert await anext(stream) == Batch([1])
         with pytest.raises(EngineDied):
             await anext(stream)
 

@@ -33,9 +33,9 @@ class Answer:
 
         Raises GenerationFailed, after what came before it.
         """
-        async for tokens in self._stream:
-            self._stopwatch.count(len(tokens))
-            for token in tokens:
+        async for batch in self._stream:
+            self._stopwatch.count(len(batch.tokens))
+            for token in batch.tokens:
                 piece = self._decoder.decode([token])
                 if piece:
                     yield piece

@@ -25,6 +25,7 @@ from genai_server.messages import (
     GetRuntimeOptions,
     Hello,
     Load,
+    PromptLogprobs,
     Refused,
     Reply,
     ResetPrefixCache,
@@ -156,18 +157,23 @@ class EngineClient:
                 call = self._calls.pop(message.call, None)
                 if call is not None and not call.done():
                     call.set_result(message)
-            case Accepted() | Refused() | Tokens() | Finished() | Failed():
+            case Accepted() | Refused() | Tokens() | PromptLogprobs() | Finished() | Failed():
                 stream = self._streams.get(message.key)
                 if stream is not None:
                     self._advance(stream, message)
 
-    def _advance(self, stream: TokenStream, message: Accepted | Refused | Tokens | Finished | Failed) -> None:
+    def _advance(
+        self, stream: TokenStream, message: Accepted | Refused | Tokens | PromptLogprobs | Finished | Failed
+    ) -> None:
         match message:
             case Accepted():
                 stream.accept()
                 return
             case Tokens():
-                stream.deliver(message.tokens)
+                stream.deliver(message.tokens, message.logprobs)
+                return
+            case PromptLogprobs():
+                stream.deliver_prompt(message.logprobs)
                 return
             case Finished():
                 stream.finish(message.reason, message.phases, message.num_cached)

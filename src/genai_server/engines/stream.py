@@ -1,26 +1,37 @@
 """The API side's end of one request: an asynchronous iterator over what its engine sends."""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
 
 from genai_server.errors import GenaiServerError
-from genai_server.generation import FinishReason, Phases
+from genai_server.generation import FinishReason, Phases, TokenLogprob
+
+
+class Batch(Struct, frozen=True):
+    """The next token ids of an answer, at least one; `logprobs` has one for each if the request wants them."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprob] = []
 
 
 class TokenStream:
-    """Batches of token ids as they arrive; at the end `reason` is set, `phases` and `num_cached`.
+    """Batches of an answer's tokens as they arrive; at the end `reason` is set, `phases` and `num_cached`.
 
     Belongs to the event loop. Exactly one of `finish` and `fail` takes effect, the first. Who closes it before the end
-    cancels the request in the engine. A slow reader gets several batches as one.
+    cancels the request in the engine. A slow reader gets several batches as one. `prompt_logprobs` is complete when the
+    first batch comes, or the end; it begins with the prompt's second token.
     """
 
     def __init__(self, on_leave: Callable[[], None]) -> None:
         self.reason: FinishReason | None = None
         self.phases = Phases()
         self.num_cached = 0
+        self.prompt_logprobs: list[TokenLogprob] = []
         self._on_leave = on_leave
-        self._tokens: deque[int] = deque()
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._error: GenaiServerError | None = None
         self._changed = asyncio.Event()
         self._accepted = False
@@ -32,9 +43,14 @@ class TokenStream:
         self._accepted = True
         self._changed.set()
 
-    def deliver(self, tokens: list[int]) -> None:
-        """More of the answer."""
-        self._tokens.extend(tokens)
+    def deliver_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """More of the prompt's log probabilities; nobody waits for them by themselves."""
+        self.prompt_logprobs += logprobs
+
+    def deliver(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """More of the answer, with or without log probabilities."""
+        self._tokens += tokens
+        self._logprobs += logprobs
         self._changed.set()
 
     def finish(self, reason: FinishReason, phases: Phases, num_cached: int = 0) -> None:
@@ -66,12 +82,12 @@ class TokenStream:
     def __aiter__(self) -> "TokenStream":
         return self
 
-    async def __anext__(self) -> list[int]:
+    async def __anext__(self) -> Batch:
         while True:
             if self._tokens:
-                tokens = list(self._tokens)
-                self._tokens.clear()
-                return tokens
+                batch = Batch(self._tokens, self._logprobs)
+                self._tokens, self._logprobs = [], []
+                return batch
             if self._error is not None:
                 raise self._error
             if self.reason is not None:
