@@ -281,7 +281,7 @@ def test_beside_a_stream_a_chunk_takes_no_more_than_its_share_of_the_measured_ti
         scheduler.observe(step, step.num_tokens * per_token)
         found.append(step.num_tokens)
     # The first is small, for nothing is known of prompts; then three times what decoding took, within the bounds.
-    assert found == [8, 30, 90, 8, 100]
+    assert found == [16, 30, 90, 16, 100]
 
 
 def test_other_prompts_that_wait_do_not_shorten_a_chunk() -> None:

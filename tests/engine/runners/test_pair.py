@@ -217,7 +217,7 @@ def test_one_that_changes_over_within_its_prompt_reads_each_token_of_it_once(
         engine.step()
     engine.runners.to_batch(sequence)
     assert 0 < sequence.num_read < 70
-    assert read in (0, 8, 16)
+    assert read in (0, 16, 32)
     engine.run(sequence, STEPS)
     assert produced(sequence, STEPS) == undisturbed(text(70), STEPS)
     assert produced(other, STEPS) == undisturbed(text(30, 1), STEPS)
