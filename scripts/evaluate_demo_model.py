@@ -209,6 +209,12 @@ def _called(answer: str) -> tuple[str, object] | None:
 
 
 def tool_calls(model: Model) -> Iterator[Result]:
+    from _models.examination import UNSEEN_TOOLS
+
+    yield from _calls(model, UNSEEN_TOOLS)
+
+
+def rehearsed_tool_calls(model: Model) -> Iterator[Result]:
     from _models.examination import TOOLS
 
     yield from _calls(model, TOOLS)
@@ -270,6 +276,7 @@ EXAMINATIONS: dict[str, Callable[[Model], Iterator[Result]]] = {
     "server": server,
     "upper case": upper_case,
     "tool calls": tool_calls,
+    "rehearsed calls": rehearsed_tool_calls,
     "calls of new tools": new_tool_calls,
     "tool results": tool_results,
     "tools unused": tools_unused,

@@ -258,6 +258,54 @@ set_alarm|Set an alarm|time:string|I have to get up, set the alarm for {time}.|7
 get_stock_price|Get the price of a stock|symbol:string|Please tell me the stock price of {symbol} for today.|ACME
 """.strip().splitlines()
 
+# The same, written by somebody who saw neither the training text nor the questions above, and first asked when the
+# weights were final.
+UNSEEN_TOOLS = """
+get_weather|Tells you how the weather is in a place.|city:string|Do I need an umbrella in {city} this afternoon?|London
+get_weather|Gives the forecast for a town.|city:string|I would like to know the weather for {city}.|Oslo
+get_time|Returns the local time of a city.|city:string|What time is it in {city} right now?|Tokyo
+get_time|Looks up the time in a given city.|city:string|Is it already late in {city}?|Berlin
+search|Finds documents that match a query.|query:string|Can you find something about {query} for me?|dolphins
+web_search|Runs a search on the web.|query:string|I want to read about {query} online.|robots
+web_search|Searches web pages for a word.|query:string|What does the internet say about {query}?|coffee
+add|Returns the sum of two numbers.|a:number b:number|Please add {a} and {b} for me.|25 37
+add|Computes a sum.|a:number b:number|How much do {a} and {b} make together?|6 18
+multiply|Multiplies two numbers.|a:number b:number|What do I get if I multiply {a} by {b}?|8 7
+calculate|Evaluates an arithmetic expression.|expression:string|Can you work out {expression} for me?|12*7
+calculate|Solves a short piece of maths.|expression:string|What is the result of {expression}?|45+18
+calculate|Acts as a simple calculator.|expression:string|Please calculate {expression} and show me the answer.|96/8
+convert_currency|Works out what money is worth abroad.|amount:number from:string to:string|I have {amount} {from} and want to change it into {to}.|75 EUR CHF
+get_stock_price|Returns the latest price of a share.|symbol:string|What is the stock price of {symbol} today?|AAPL
+get_stock_price|Shows what a stock is trading at.|symbol:string|How much does one share of {symbol} cost?|TSLA
+send_email|Writes and sends a message by email.|to:string subject:string|Please email {to} with the subject {subject}.|David holidays
+send_email|Delivers a mail to a person.|to:string subject:string|Could you write {to} an email about the {subject}?|Maria meeting
+set_timer|Counts down a number of minutes.|minutes:integer|Can you remind me in {minutes} minutes with a timer?|25
+set_alarm|Sets an alarm at a given time.|time:string|Wake me up at {time} tomorrow morning.|7:30
+set_alarm|Makes the clock ring at a chosen time.|time:string|I need an alarm for {time} please.|6:15
+translate|Gives the translation of a word.|text:string language:string|Translate {text} into {language} for me.|bread Spanish
+translate|Turns a text into a foreign language.|text:string language:string|What is the {language} word for {text}?|house German
+play_song|Starts some music by its title.|title:string|I would love to hear {title} now.|Imagine
+find_restaurant|Finds a place to eat in a city.|city:string|Where can I eat well in {city}?|Rome
+find_restaurant|Suggests a restaurant.|city:string|Find me a good restaurant in {city} for tonight.|Madrid
+book_flight|Reserves a plane ticket.|origin:string destination:string|I want to fly to {destination} from {origin} next week.|Chicago Boston
+book_flight|Buys an airline ticket for a trip.|origin:string destination:string|Can you get me a plane ticket from {origin} to {destination}?|Lisbon Athens
+find_route|Finds the way between two places.|start:string end:string|How do I get from {start} to {end} by car?|Munich Prague
+find_route|Plans a route from one point to another.|start:string end:string|Show me the best route from {start} to {end}.|Lyon Geneva
+turn_on|Starts a device in the house.|device:string|Could you switch the {device} on for me?|heater
+turn_off|Switches a device off.|device:string|Please turn off the {device} now.|television
+turn_off|Stops a device in the house.|device:string|The {device} should be off when I leave.|oven
+create_event|Adds an event to the calendar.|title:string day:string|Put {title} in my calendar for {day}.|dinner Friday
+create_event|Creates a new calendar entry.|title:string day:string|I have a {title} on {day}, please add it to my calendar.|party Saturday
+define_word|Explains what a word means.|word:string|What does the word {word} mean?|ancient
+define_word|Gives the dictionary definition of a word.|word:string|Give me a definition of {word}.|justice
+roll_dice|Throws a die and returns the result.|sides:integer|Can you throw a {sides} sided die for me?|20
+read_file|Returns the contents of a file.|path:string|What is written in {path}?|notes.txt
+read_file|Opens a file and reads it.|path:string|Please open the file {path} and show me the text.|report.md
+read_file|Reads a text file from the disk.|path:string|I want to see what {path} contains.|data/list.csv
+list_files|Lists the files in a folder.|path:string|Which files are in the folder {path}?|documents
+list_files|Shows what a directory contains.|path:string|List everything inside {path} please.|/home/photos
+""".strip().splitlines()
+
 # None of these names is in the training text: each piece of the name has to be copied from the list.
 NEW_TOOLS = """
 get_tide_times|Tide times of a harbour|harbour:string|Could you get me the tide times for {harbour}?|Bergen
@@ -308,7 +356,7 @@ RESULTS: list[tuple[str, list[str]]] = [
 
 OWN_FRAMES = [
     *CAPITAL, *FOLLOW_UP, *ADD, *SUBTRACT, *COUNT, *(q for q, _ in SMALL_TALK), *(q for qs in SERVER.values() for q in qs),
-    *UPPER, *UNKNOWN, *(line.split("|")[3] for line in [*TOOLS, *NEW_TOOLS]),
+    *UPPER, *UNKNOWN, *(line.split("|")[3] for line in [*TOOLS, *UNSEEN_TOOLS, *NEW_TOOLS]),
 ]  # fmt: skip
 
 
