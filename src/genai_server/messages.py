@@ -35,6 +35,12 @@ class Cancel(Struct, frozen=True, tag=True):
     key: int
 
 
+class Stop(Struct, frozen=True, tag=True):
+    """The answer is complete as far as it has come; answered by `Finished` if it runs."""
+
+    key: int
+
+
 class SetRuntimeOption(Struct, frozen=True, tag=True):
     """Set one of onnxruntime-genai's runtime options on all requests of the device, or on those named."""
 
@@ -56,7 +62,7 @@ class ResetPrefixCache(Struct, frozen=True, tag=True):
     call: int
 
 
-ToEngine = Hello | Submit | Cancel | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache
+ToEngine = Hello | Submit | Cancel | Stop | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache
 
 
 class Welcome(Struct, frozen=True, tag=True):

@@ -1,7 +1,7 @@
 """The one table from errors to HTTP, and the body that clients get, before and after the response's headers alike."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -93,10 +93,13 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def from_validation(error: RequestValidationError) -> GenaiServerError:
     """The first of pydantic's findings, naming the field, what it must be and what was given."""
-    first = error.errors()[0]
+    first = max(error.errors(), key=lambda finding: len(_path(finding, error.body)))  # of a union, the nearest
     if first["type"] == "json_invalid":
         return errors.MalformedBody(f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
-    field = _field_name(first["loc"])
+    field = _field_name(_path(first, error.body))
+    if first["type"] == "field":
+        field = f"{field}.{first['ctx']['field']}" if field else first["ctx"]["field"]
+        return errors.InvalidField(f"{field} {first['ctx']['rule']}", param=field)
     if first["type"] == "missing" or (field is None and first.get("input") is None):
         return errors.InvalidField(f"{field or 'a JSON body'} is required", param=field)
     if first["type"] == "extra_forbidden":
@@ -110,9 +113,23 @@ def from_validation(error: RequestValidationError) -> GenaiServerError:
     return errors.InvalidField(f"{field or 'the body'} {rule}; given {given}", param=field)
 
 
-def _field_name(location: tuple[str | int, ...]) -> str | None:
-    """`messages[0].role` for ("body", "messages", 0, "role"), None for the body itself."""
+def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:
+    """Where in the body a finding lies: pydantic's location without its names for the members of a union."""
+    path: list[str | int] = []
+    value = body
+    for part in finding["loc"][1:]:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            if finding["type"] != "missing" or part != finding["loc"][-1]:
+                continue
+        path.append(part)
+    return path
+
+
+def _field_name(path: Sequence[str | int]) -> str | None:
+    """`messages[0].role` for ["messages", 0, "role"], None for the body itself."""
     name = ""
-    for part in location[1:]:
+    for part in path:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"
     return name.removeprefix(".") or None

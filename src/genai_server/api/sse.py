@@ -1,4 +1,4 @@
-"""Server-sent events of one answer."""
+"""Server-sent events of the answers to one request."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 from starlette.types import Receive, Scope, Send
 
-from genai_server.api.answer import Answer
+from genai_server.api.choices import Choices
 from genai_server.api.errors import error_body
 from genai_server.errors import GenaiServerError, ServerStopping
 
@@ -25,14 +25,14 @@ AppStatus.enable_automatic_graceful_drain = False
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
-class AnswerStream(EventSourceResponse):
-    """Sends events, each a JSON object or a plain word, and closes the answer however the response ends.
+class EventStream(EventSourceResponse):
+    """Sends events, each a JSON object or a plain word, and closes the answers however the response ends.
 
     An error after the headers is an event in the form of the error bodies, and the last one.
     """
 
-    def __init__(self, answer: Answer, events: AsyncIterator[dict[str, Any] | str]) -> None:
-        self._answer = answer
+    def __init__(self, choices: Choices, events: AsyncIterator[dict[str, Any] | str]) -> None:
+        self._choices = choices
         super().__init__(_encoded(events), sep="\n")  # of the pings between the events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +45,7 @@ class AnswerStream(EventSourceResponse):
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
-            self._answer.close()
+            self._choices.close()
 
 
 async def _encoded(events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[bytes]:

@@ -31,6 +31,7 @@ from genai_server.messages import (
     Reply,
     ResetPrefixCache,
     SetRuntimeOption,
+    Stop,
     Submit,
     ToApi,
     Tokens,
@@ -48,7 +49,7 @@ class Disconnected(Struct, frozen=True):
     """An API process has gone; nobody waits for its requests any more."""
 
 
-Message = Submit | Cancel | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache | Connected | Disconnected
+Message = Submit | Cancel | Stop | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache | Connected | Disconnected
 Inbox = SimpleQueue[tuple[int, Message]]
 Send = Callable[[int, list[ToApi]], None]
 
@@ -122,6 +123,10 @@ class EngineLoop:
                 sequence = self._sequences.get((connection, key))
                 if sequence is not None:
                     self._drop(sequence)
+            case Stop(key):
+                sequence = self._sequences.get((connection, key))
+                if sequence is not None:
+                    self._finish(sequence, FinishReason.STOP)
             case SetRuntimeOption():
                 self._set_runtime_option(connection, message)
             case GetRuntimeOptions(call):

@@ -1,0 +1,84 @@
+"""The text side of one answer while it is made: tokens in, parts and scored tokens out."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from genai_server.generation import TokenLogprob
+from genai_server.parts import Content, Part, Reasoning, ScoredToken
+from genai_server.text.stop import StopStrings
+from genai_server.text.tokenizer import Decoder
+
+
+class Parser(Protocol):
+    """Separates what an answer is made of; see text/answer_parser.py."""
+
+    def feed(self, text: str) -> list[Part]:
+        """The parts that this text completes."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """What is left when the answer has ended."""
+        ...
+
+
+class PlainParser:
+    """All of the text is content."""
+
+    def feed(self, text: str) -> list[Part]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Part]:
+        return []
+
+
+class AnswerText:
+    """Decodes tokens, ends the answer at a stop string, and separates its parts.
+
+    A scored token is given out together with the first of its text, so never if a stop string cut it off.
+    `num_reasoning` counts the tokens that were no more than reasoning.
+    """
+
+    def __init__(
+        self, decoder: Decoder, stop: StopStrings, parser: Parser, token_bytes: Callable[[int], bytes], offset: int = 0
+    ) -> None:
+        self.is_stopped = False
+        self.num_reasoning = 0
+        self._decoder = decoder
+        self._stop = stop
+        self._parser = parser
+        self._token_bytes = token_bytes
+        self._held: list[ScoredToken] = []
+        self._decoded = self._shown = offset
+
+    def feed(self, token: int, logprob: TokenLogprob | None = None) -> tuple[list[Part], list[ScoredToken]]:
+        """The parts that this token completes, and the scored tokens that belong to them or came before."""
+        text = self._decoder.decode([token])
+        if logprob is not None:
+            self._held.append(self.scored(logprob, self._decoded))
+        self._decoded += len(text)
+        shown, self.is_stopped = self._stop.feed(text)
+        self._shown += len(shown)
+        parts = self._parser.feed(shown) if shown else []
+        if parts and all(isinstance(part, Reasoning) for part in parts):
+            self.num_reasoning += 1
+        return parts, self._released()
+
+    def finish(self) -> tuple[list[Part], list[ScoredToken]]:
+        """What is left when the answer has ended."""
+        rest = "" if self.is_stopped else self._stop.finish()
+        self._shown += len(rest)
+        parts = (self._parser.feed(rest) if rest else []) + self._parser.finish()
+        tokens = self._released() if self.is_stopped else self._held
+        self._held = []
+        return parts, tokens
+
+    def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
+        """A token as it is told to clients."""
+        top = [ScoredToken(self._token_bytes(token), score) for token, score in logprob.top]
+        return ScoredToken(self._token_bytes(logprob.token), logprob.logprob, top, offset)
+
+    def _released(self) -> list[ScoredToken]:
+        """The held tokens that begin within what is shown."""
+        count = next((i for i, token in enumerate(self._held) if token.offset >= self._shown), len(self._held))
+        released, self._held = self._held[:count], self._held[count:]
+        return released
