@@ -7,7 +7,7 @@ from typing import Any
 from genai_server.api.answer import Answer
 from genai_server.api.choices import Choices
 from genai_server.api.services import Services
-from genai_server.api.shape import Shape, chat_shape, plain_shape
+from genai_server.api.shape import Shape, chat_shape, offered_tools, plain_shape
 from genai_server.engines.client import EngineClient
 from genai_server.errors import InvalidField, ModelNotFound
 from genai_server.generation import ModelInfo
@@ -43,9 +43,8 @@ class Prompt:
 async def start_chat(services: Services, body: ChatParameters, request_id: str) -> Choices:
     """The answers of an assistant. Raises RequestError and Unavailable."""
     start = _Start(services, body, request_id)
-    shape = chat_shape(body, start.codec)
-    messages = [message.for_template() for message in body.messages]
-    prompt = await start.codec.encode_chat(messages, shape.tools, _template_variables(body, start.codec))
+    prompt = await encode_chat(body, start.codec)
+    shape = chat_shape(body, start.codec, prompt)
     return Choices(request_id, services.settings.model_name, await start.answers([prompt], body.n or 1, shape), body.n or 1)
 
 
@@ -54,7 +53,7 @@ async def start_completion(
 ) -> tuple[list[Prompt], Choices]:
     """What follows on texts, and the prompts themselves. Raises RequestError and Unavailable."""
     start = _Start(services, body, request_id)
-    codec, shape = start.codec, plain_shape(body, start.codec)
+    codec, shape = start.codec, plain_shape(body)
     prompts, encoded = [], []
     for given in body.prompts:
         tokens = given if isinstance(given, list) else await codec.encode_text(
@@ -71,6 +70,12 @@ async def start_completion(
     offsets = [len(prompt.text) if body.echo else 0 for prompt in prompts]
     answers = await start.answers(encoded, body.n or 1, shape, offsets)
     return prompts, Choices(request_id, services.settings.model_name, answers, body.n or 1)
+
+
+async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
+    """The prompt of a chat. Raises InvalidField."""
+    messages = [message.for_template() for message in body.messages]
+    return await codec.encode_chat(messages, offered_tools(body, codec), _template_variables(body, codec))
 
 
 class _Start:

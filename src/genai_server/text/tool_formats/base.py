@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.parts import Part, ToolCallArguments, ToolCallStart
+from genai_server.parts import Part, ToolCallArguments, ToolCallStart
 
 
 @dataclass(frozen=True)
