@@ -9,10 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,16 +41,36 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now
         self._special_tokens = dict(special_tokens)
+        self._source = source
         try:
             self._template = environment.from_string(source)
+            self._reads = find_undeclared_variables(environment.parse(source)) - set(environment.globals)
         except TemplateError as error:
             raise ModelDirectoryError(f"the model's chat template is not valid: {error}") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def reads(self, name: str) -> bool:
+        """Whether the template reads a variable."""
+        return name in self._reads
+
+    def mentions(self, text: str) -> bool:
+        """Whether a text occurs in the template's source."""
+        return text in self._source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """The prompt up to where the assistant's answer begins. Raises InvalidField if the template refuses them."""
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+                **more,
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
             )
         except Exception as error:  # a template is a program from elsewhere and may fail in any way
             raise InvalidField(f"the model's chat template refuses these messages: {error}", param="messages") from None
