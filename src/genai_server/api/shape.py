@@ -48,7 +48,7 @@ def offered_tools(body: ChatParameters, codec: TextCodec) -> list[dict[str, Any]
     """The tools that the chat template is told of. Raises InvalidField if it cannot tell a model of tools."""
     if not body.tools or body.tool_choice == "none":
         return None
-    if not codec.template.reads("tools") or codec.dialect.tool_format is None:
+    if not codec.reads("tools") or codec.dialect.tool_format is None:
         raise InvalidField(
             "tools cannot be used: the model's chat template knows none, or calls of tools in a format that this server "
             "does not (GENAI_TOOL_PARSER names one)",

@@ -133,9 +133,9 @@ def _template_variables(body: ChatParameters, codec: TextCodec) -> dict[str, Any
     effort = body.reasoning_effort
     if effort is None:
         return variables
-    if codec.template.reads("reasoning_effort"):
+    if codec.reads("reasoning_effort"):
         variables.setdefault("reasoning_effort", effort)
-    elif codec.template.reads("enable_thinking"):
+    elif codec.reads("enable_thinking"):
         variables.setdefault("enable_thinking", effort != "none")
     elif effort != "none":
         raise InvalidField(

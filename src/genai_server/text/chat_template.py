@@ -9,10 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,7 +24,11 @@ from genai_server.errors import InvalidField, ModelDirectoryError
 _FILE = "chat_template.jinja"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 # The scripted runner reads its script from the last line and needs a mark where the prompt ends.
-SCRIPTED_TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}\x04"
+# It says that it reads tools and reasoning, in the formats that it names, so that a script can write both.
+SCRIPTED_TEMPLATE = (
+    "{# <tool_call> <think></think> #}{% if tools or enable_thinking %}{% endif %}"
+    "{% for m in messages %}{{ m.content }}\n{% endfor %}\x04"
+)
 
 
 class ChatTemplate:
@@ -39,16 +45,36 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now
         self._special_tokens = dict(special_tokens)
+        self.source = source
         try:
             self._template = environment.from_string(source)
+            self._reads = find_undeclared_variables(environment.parse(source)) - set(environment.globals)
         except TemplateError as error:
             raise ModelDirectoryError(f"the model's chat template is not valid: {error}") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def reads(self, name: str) -> bool:
+        """Whether the template reads a variable."""
+        return name in self._reads
+
+    def mentions(self, text: str) -> bool:
+        """Whether a text occurs in the template's source."""
+        return text in self.source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """The prompt up to where the assistant's answer begins. Raises InvalidField if the template refuses them."""
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+                **more,
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
             )
         except Exception as error:  # a template is a program from elsewhere and may fail in any way
             raise InvalidField(f"the model's chat template refuses these messages: {error}", param="messages") from None

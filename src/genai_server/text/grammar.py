@@ -54,6 +54,11 @@ def tool_calls(
     return lark("")
 
 
+def either(one: str, other: str) -> str:
+    """What fits one of two grammars."""
+    return one
+
+
 def after_reasoning(
     grammar: str, reasoning: ReasoningFormat, *, starts_inside: bool, special_tokens: Mapping[str, int]
 ) -> str:
