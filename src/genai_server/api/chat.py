@@ -30,7 +30,7 @@ async def chat(
     choices = await start_chat(services, body, request_id)
     (answer,) = await choices.whole(request.receive)
     told = message(answer)
-    found = {name: told[name] for name in ("reasoning_content", "tool_calls") if name in told}
+    found: dict[str, Any] = {name: told[name] for name in ("reasoning_content", "tool_calls") if name in told}
     if body.logprobs:
         found["logprobs"] = logprobs(answer.tokens)
     # The time to the first token means nothing to a client who gets all of them at once.

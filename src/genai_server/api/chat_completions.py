@@ -30,7 +30,7 @@ async def create_chat_completion(
 ) -> Response:
     """OpenAI's chat completion, in one piece or as a stream of chunks."""
     choices = await start_chat(services, body, request_id)
-    options = body.stream_options or StreamOptions()
+    options = body.stream_options or StreamOptions.model_validate({})
     build = ChatCompletionBuilder(
         request_id,
         choices.model,

@@ -31,8 +31,8 @@ class Choices:
         Raises GenerationFailed as soon as one of them fails.
         """
         if len(self.answers) == 1:
-            async for piece in self.answers[0].pieces():
-                yield 0, self.answers[0], piece
+            async for only in self.answers[0].pieces():
+                yield 0, self.answers[0], only
             yield 0, self.answers[0], None
             return
         arrived: asyncio.Queue[tuple[int, Piece | None | Exception]] = asyncio.Queue()

@@ -16,7 +16,7 @@ from genai_server.openai_api.completion import CompletionBuilder
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.openai_api.schemas.sampling import StreamOptions
-from genai_server.parts import Content, ScoredToken, WholeAnswer
+from genai_server.parts import ScoredToken, WholeAnswer
 
 router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)})
 
@@ -31,7 +31,7 @@ async def create_completion(
 ) -> Response:
     """OpenAI's text completion, in one piece or as a stream of chunks."""
     prompts, choices = await start_completion(services, body, request_id)
-    options = body.stream_options or StreamOptions()
+    options = body.stream_options or StreamOptions.model_validate({})
     build = CompletionBuilder(
         request_id,
         choices.model,

@@ -50,8 +50,8 @@ def offered_tools(body: ChatParameters, codec: TextCodec) -> list[dict[str, Any]
         return None
     if not codec.reads("tools") or codec.dialect.tool_format is None:
         raise InvalidField(
-            "tools cannot be used: the model's chat template knows none, or calls of tools in a format that this server "
-            "does not (GENAI_TOOL_PARSER names one)",
+            "tools cannot be used: the model's chat template knows none, or none in a format that this server knows "
+            "(GENAI_TOOL_PARSER names one)",
             param="tools",
         )
     return [tool.model_dump(exclude_none=True) for tool in body.tools]
@@ -108,7 +108,9 @@ def _forced_calls(body: ChatParameters, codec: TextCodec) -> str | None:
     if isinstance(body.tool_choice, NamedTool):
         name = body.tool_choice.function.name
         if name not in [tool.function.name for tool in body.tools or []]:
-            raise InvalidField(f"tool_choice names the function {name!r}, which is not among tools", param="tool_choice")
+            raise InvalidField(
+                f"tool_choice names the function {name!r}, which is not among tools", param="tool_choice"
+            )
         return _calls(body, codec, name)
     return _calls(body, codec, None) if body.tool_choice == "required" else None
 
@@ -153,7 +155,9 @@ def _schema(given: Any) -> dict[str, Any]:
         try:
             given = json.loads(given)
         except ValueError as error:
-            raise InvalidField(f"structured_outputs.json is not JSON: {error}", param="structured_outputs.json") from None
+            raise InvalidField(
+                f"structured_outputs.json is not JSON: {error}", param="structured_outputs.json"
+            ) from None
     if isinstance(given, bool):
         given = {} if given else {"not": {}}
     if not isinstance(given, dict):

@@ -45,7 +45,9 @@ async def start_chat(services: Services, body: ChatParameters, request_id: str) 
     start = _Start(services, body, request_id)
     prompt = await encode_chat(body, start.codec)
     shape = chat_shape(body, start.codec, prompt)
-    return Choices(request_id, services.settings.model_name, await start.answers([prompt], body.n or 1, shape), body.n or 1)
+    return Choices(
+        request_id, services.settings.model_name, await start.answers([prompt], body.n or 1, shape), body.n or 1
+    )
 
 
 async def start_completion(
@@ -56,12 +58,14 @@ async def start_completion(
     codec, shape = start.codec, plain_shape(body)
     prompts, encoded = [], []
     for given in body.prompts:
-        tokens = given if isinstance(given, list) else await codec.encode_text(
-            given, add_special=body.add_special_tokens is not False
+        tokens = (
+            given
+            if isinstance(given, list)
+            else await codec.encode_text(given, add_special=body.add_special_tokens is not False)
         )
         if strange := [token for token in tokens if token >= start.model.vocab_size]:
             raise InvalidField(
-                f"prompt must have token ids below {start.model.vocab_size}, the model's vocabulary, given {strange[0]}",
+                f"prompt must have ids below {start.model.vocab_size}, the model's vocabulary, given {strange[0]}",
                 param="prompt",
             )
         text = given if isinstance(given, str) else codec.decode(tokens)

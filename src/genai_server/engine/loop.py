@@ -119,14 +119,10 @@ class EngineLoop:
         match message:
             case Submit():
                 self._submit(connection, message)
-            case Cancel(key):
+            case Cancel(key) | Stop(key):
                 sequence = self._sequences.get((connection, key))
                 if sequence is not None:
-                    self._drop(sequence)
-            case Stop(key):
-                sequence = self._sequences.get((connection, key))
-                if sequence is not None:
-                    self._finish(sequence, FinishReason.STOP)
+                    self._leave(sequence, answered=isinstance(message, Stop))
             case SetRuntimeOption():
                 self._set_runtime_option(connection, message)
             case GetRuntimeOptions(call):
@@ -139,6 +135,13 @@ class EngineLoop:
                 self._loads.pop(connection, None)  # a stranger was never connected
                 for sequence in [s for s in self._sequences.values() if s.origin[0] == connection]:
                     self._drop(sequence)
+
+    def _leave(self, sequence: Sequence, *, answered: bool) -> None:
+        """Its reader wants no more of it, but perhaps its figures."""
+        if answered:
+            self._finish(sequence, FinishReason.STOP)
+        else:
+            self._drop(sequence)
 
     def _submit(self, connection: int, message: Submit) -> None:
         origin = (connection, message.key)

@@ -14,7 +14,9 @@ class ChatCompletionBuilder:
     With `has_usage` each chunk has a `usage`, null but where one is given.
     """
 
-    def __init__(self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False) -> None:
+    def __init__(
+        self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False
+    ) -> None:
         self._common = {"id": id, "created": created, "model": model}
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs
@@ -60,7 +62,12 @@ class ChatCompletionBuilder:
         reason: JsonObject | None = None,
         usage: Usage | None = None,
     ) -> JsonObject:
-        choice = {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **(reason or {"finish_reason": None})}
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs(tokens),
+            **(reason or {"finish_reason": None}),
+        }
         chunk: JsonObject = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
         return {**chunk, "usage": usage.to_json() if usage else None} if self._has_usage else chunk
 

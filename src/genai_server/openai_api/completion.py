@@ -11,7 +11,9 @@ from genai_server.parts import ScoredToken
 class CompletionBuilder:
     """Builds the objects of one request, each a `text_completion`; `created` is in seconds since 1970."""
 
-    def __init__(self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False) -> None:
+    def __init__(
+        self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False
+    ) -> None:
         self._common = {"id": id, "object": "text_completion", "created": created, "model": model}
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs

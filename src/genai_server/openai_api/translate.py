@@ -89,7 +89,9 @@ def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:
 def _min_tokens(body: SamplingFields, most: int) -> int:
     least = body.min_tokens or 0
     if least > most:
-        raise InvalidField(f"min_tokens must be at most {most}, what the answer may have, given {least}", param="min_tokens")
+        raise InvalidField(
+            f"min_tokens must be at most {most}, what the answer may have, given {least}", param="min_tokens"
+        )
     return least
 
 

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Callable, Collection
 
-from genai_server.text.lookahead import SPACE, Lookahead, Reader
 from genai_server.parts import Content, Part, Reasoning, ToolCallArguments
+from genai_server.text.lookahead import SPACE, Lookahead, Reader
 from genai_server.text.reasoning import ReasoningFormat, read_reasoning
 from genai_server.text.tool_formats.base import Calls, ToolFormat
 

@@ -20,11 +20,15 @@ class CompletionRequest(GenerationFields):
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="So many answers to each prompt.")
     best_of: int | None = Field(None, ge=1, description="Nothing but the value of n.")
     echo: bool | None = Field(None, description="The prompt before the answer, with its log probabilities.")
-    logprobs: int | None = Field(None, ge=0, le=20, description="Log probabilities of each token and so many likeliest.")
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="Log probabilities of each token and so many likeliest."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = Field(None, description="Only with stream: true.")
     suffix: None = Field(None, description="Not supported.")
-    add_special_tokens: bool | None = Field(None, description="Begin text prompts as the tokenizer does; true if left out.")
+    add_special_tokens: bool | None = Field(
+        None, description="Begin text prompts as the tokenizer does; true if left out."
+    )
     include_metrics: bool | None = Field(None, description="The metrics of /v1/chat beside the usage.")
 
     @model_validator(mode="after")
@@ -41,5 +45,5 @@ class CompletionRequest(GenerationFields):
     def prompts(self) -> list[str | list[int]]:
         """Each prompt, as text or as token ids."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)

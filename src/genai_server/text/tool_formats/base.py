@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from genai_server.text.lookahead import Lookahead, Reader
 from genai_server.parts import Part, ToolCallArguments, ToolCallStart
+from genai_server.text.lookahead import Lookahead, Reader
 
 
 @dataclass(frozen=True)
