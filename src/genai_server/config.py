@@ -77,6 +77,11 @@ class Settings(BaseModel):
         alias="GENAI_EXACT",
         description="Make every answer bit for bit the same in any company, at some cost.",
     )
+    tool_parser: str = Field(
+        "auto",
+        alias="GENAI_TOOL_PARSER",
+        description="How the model writes tool calls, such as hermes; auto asks its chat template, none has no tools.",
+    )
     max_queue: int = Field(
         256,
         alias="GENAI_MAX_QUEUE",

@@ -38,7 +38,9 @@ def load_codecs(settings: Settings) -> dict[str, TextCodec]:
             if importlib.util.find_spec(_LIBRARY) is None:
                 raise ConfigurationError(_NO_LIBRARY)
             check_model_directory(model_dir)
-        return {device: load_text_codec(model_dir, device) for device in settings.devices}
+        return {
+            device: load_text_codec(model_dir, device, tool_parser=settings.tool_parser) for device in settings.devices
+        }
     except ModelDirectoryError as error:
         raise ConfigurationError(f"--model-dir or GENAI_MODEL_DIR={settings.model_dir}: {error}") from None
 
