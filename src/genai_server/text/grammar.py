@@ -60,8 +60,11 @@ def tool_calls(
 
 
 def either(one: str, other: str) -> str:
-    """What fits one of two grammars."""
-    return one
+    """What fits one of two grammars of one part each."""
+    ((first,), (second,)) = (json.loads(grammar)["grammars"] for grammar in (one, other))
+    return _grammars(
+        {"lark_grammar": "start: @first | @second"}, {**first, "name": "first"}, {**second, "name": "second"}
+    )
 
 
 def after_reasoning(
