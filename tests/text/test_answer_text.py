@@ -13,13 +13,10 @@ class CallOnDigit:
     """Takes each digit for a call without arguments, and everything else for content."""
 
     def feed(self, text: str) -> list[Part]:
-        return [
-            part
-            for c in text
-            for part in (
-                [ToolCallStart(int(c), c, "f"), ToolCallArguments(int(c), "{}")] if c.isdigit() else [Content(c)]
-            )
-        ]
+        parts: list[Part] = []
+        for c in text:
+            parts += [ToolCallStart(int(c), c, "f"), ToolCallArguments(int(c), "{}")] if c.isdigit() else [Content(c)]
+        return parts
 
     def finish(self) -> list[Part]:
         return [ToolCallArguments(9, "rest")]

@@ -10,7 +10,7 @@ from genai_server.config import limit_tokenizer_threads
 from genai_server.errors import InvalidField
 from genai_server.text.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
 from genai_server.text.conversation import Message
-from genai_server.text.dialect import AUTOMATIC, Dialect, read_dialect
+from genai_server.text.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.prompt import PromptWriter, Tool
 from genai_server.text.special_tokens import Prompt, SpecialTokenGuard, blaming
 from genai_server.text.template_files import DEFAULT, load_chat_templates
@@ -36,7 +36,7 @@ class TextCodec:
         self,
         templates: Mapping[str, ChatTemplate],
         tokenizer: Tokenizer,
-        dialect: Dialect = Dialect(),
+        dialect: Dialect = PLAIN,
         *,
         allow_special_tokens: bool = False,
     ) -> None:

@@ -17,6 +17,9 @@ class Dialect:
     reasoning: ReasoningFormat | None = None
 
 
+PLAIN = Dialect()
+
+
 def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
     """What a chat template tells; `tool_parser` names a format of tool calls instead, or none.
 
