@@ -127,7 +127,14 @@ def test_a_given_value_replaces_the_models_even_if_it_is_zero(field: str, value:
 
 
 def test_all_given_values_arrive_in_their_places() -> None:
-    given: dict[str, Any] = {"temperature": 0.1, "top_k": 2, "top_p": 0.3, "min_p": 0.4, "repetition_penalty": 0.5, "seed": 6}
+    given: dict[str, Any] = {
+        "temperature": 0.1,
+        "top_k": 2,
+        "top_p": 0.3,
+        "min_p": 0.4,
+        "repetition_penalty": 0.5,
+        "seed": 6,
+    }
     given |= {"frequency_penalty": 0.7, "presence_penalty": -0.8, "logit_bias": {"999": -100, "0": 0.0}}
     assert _sampling(**given) == Sampling(0.1, 2, 0.3, 0.4, 0.5, 6, 0.7, -0.8, {999: -100.0})
 
