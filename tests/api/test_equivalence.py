@@ -118,7 +118,9 @@ def _first_token(server: RunningServer) -> tuple[int, str]:
     """The id and the text of the token that an answer to "Hello" begins with."""
     body = _body({"content": "Hello", "max_tokens": 1})
     text = _chat(server, body)[0]["message"]["content"]
-    tokens: list[int] = server.client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    tokens: list[int] = server.client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()[
+        "tokens"
+    ]
     return tokens[0], text
 
 
@@ -156,4 +158,6 @@ def test_a_prompt_is_scored_as_an_answer_is(demo: RunningServer) -> None:
     assert scores["top_logprobs"][0] is None
     assert scores["tokens"][-6:] == made["logprobs"]["tokens"]
     assert scores["token_logprobs"][-6:] == pytest.approx(made["logprobs"]["token_logprobs"], abs=1e-3)
-    assert [whole[offset:].startswith(token) for offset, token in zip(scores["text_offset"], scores["tokens"], strict=True)]
+    assert [
+        whole[offset:].startswith(token) for offset, token in zip(scores["text_offset"], scores["tokens"], strict=True)
+    ]

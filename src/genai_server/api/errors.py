@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from genai_server import errors
 from genai_server.errors import GenaiServerError
@@ -27,6 +28,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
 }
 # When a client may try again what could not be taken; engines restart and queues move on within seconds.
 RETRY_AFTER_SECONDS = 1
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _MOST_SHOWN = 100
 # pydantic's kinds of findings in plain words; a kind that is not here speaks for itself.
 _RULES = {
@@ -84,7 +86,10 @@ def install_error_handlers(app: FastAPI) -> None:
             "param": None,
             "code": reason.name.lower(),
         }
-        return JSONResponse({"error": detail}, error.status_code, headers=error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["allow"] = ", ".join(_methods(app, request))  # Starlette names those of one route only
+        return JSONResponse({"error": detail}, error.status_code, headers=headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
@@ -92,6 +97,12 @@ def install_error_handlers(app: FastAPI) -> None:
         # This handler runs outside the middleware that names the request.
         response.headers["x-request-id"] = request.state.request_id
         return response
+
+
+def _methods(app: FastAPI, request: Request) -> list[str]:
+    """What a path can be asked, by all of its routes."""
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    return [m for m, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in app.routes)]
 
 
 def from_validation(error: RequestValidationError) -> GenaiServerError:
@@ -112,7 +123,9 @@ def from_validation(error: RequestValidationError) -> GenaiServerError:
     given = repr(first["input"])
     if len(given) > _MOST_SHOWN:
         given = given[:_MOST_SHOWN] + "…"
-    rule = _RULES.get(first["type"], first["msg"].removeprefix("Value error, ")).format_map(first.get("ctx", {}))
+    rule = first["msg"].removeprefix("Value error, ")
+    if first["type"] in _RULES:
+        rule = _RULES[first["type"]].format_map(first.get("ctx", {}))
     return errors.InvalidField(f"{field or 'the body'} {rule}; given {given}", param=field)
 
 
