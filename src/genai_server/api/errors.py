@@ -86,7 +86,7 @@ def install_error_handlers(app: FastAPI) -> None:
             "param": None,
             "code": reason.name.lower(),
         }
-        headers = dict(error.headers or {})
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ", ".join(_methods(app, request))  # Starlette names those of one route only
         return JSONResponse({"error": detail}, error.status_code, headers=headers)
