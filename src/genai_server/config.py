@@ -77,6 +77,11 @@ class Settings(BaseModel):
         alias="GENAI_EXACT",
         description="Make every answer bit for bit the same in any company, at some cost.",
     )
+    tool_parser: str = Field(
+        "auto",
+        alias="GENAI_TOOL_PARSER",
+        description="How the model writes tool calls, such as hermes; auto asks its chat template, none has no tools.",
+    )
     max_queue: int = Field(
         256,
         alias="GENAI_MAX_QUEUE",
@@ -101,6 +106,11 @@ class Settings(BaseModel):
         "",
         alias="GENAI_CACHE_DIR",
         description="Folder for packed weights that all engines share; empty takes the user's, `none` does without.",
+    )
+    allow_special_tokens: bool = Field(
+        False,
+        alias="GENAI_ALLOW_SPECIAL_TOKENS",
+        description="Let messages and tools write the tokens that structure a prompt, such as the end of a turn.",
     )
     max_body_bytes: Positive = Field(
         1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Largest request body, in bytes."
@@ -271,6 +281,11 @@ def export_engines(folder: Path, environ: MutableMapping[str, str] | None = None
 def disable_telemetry(environ: MutableMapping[str, str] | None = None) -> None:
     """Keep onnxruntime-genai from reporting usage; has an effect only before the library is imported."""
     (os.environ if environ is None else environ).setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def limit_tokenizer_threads(environ: MutableMapping[str, str] | None = None) -> None:
+    """Keep the tokenizers library to the thread that calls it: one text is no work for several."""
+    (os.environ if environ is None else environ).setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def configure_logging(level: str) -> None:

@@ -26,6 +26,8 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }
+# When a client may try again what could not be taken; engines restart and queues move on within seconds.
+RETRY_AFTER_SECONDS = 1
 _MOST_SHOWN = 100
 # pydantic's kinds of findings in plain words; a kind that is not here speaks for itself.
 _RULES = {
@@ -60,7 +62,8 @@ def error_body(error: GenaiServerError) -> dict[str, Any]:
 def error_response(error: GenaiServerError) -> JSONResponse:
     """The whole response, for errors before the headers."""
     status, _ = http_status(error)
-    return JSONResponse(error_body(error), status)
+    headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if isinstance(error, errors.Unavailable) else None
+    return JSONResponse(error_body(error), status, headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:

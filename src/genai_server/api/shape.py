@@ -21,6 +21,7 @@ class Shape:
 
     dialect: Dialect = Dialect()
     tool_names: list[str] = field(default_factory=list)
+    most_calls: int | None = None
     grammar: str | None = None
     starts_in_reasoning: bool = False
 
@@ -66,6 +67,7 @@ def chat_shape(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> Sha
     return Shape(
         dialect,
         tool_names=[tool["function"]["name"] for tool in tools],
+        most_calls=1 if body.parallel_tool_calls is False else None,
         grammar=_chat_grammar(body, codec, starts_inside=inside),
         starts_in_reasoning=inside,
     )

@@ -120,7 +120,8 @@ class _Start:
                         StopStrings(self.body.stop_strings),
                         shape.parser(),
                         self.codec.token_bytes,
-                        offset,
+                        offset=offset,
+                        most_calls=shape.most_calls,
                     )
                     stream = await self.engine.submit(nth_choice(request, index))
                     started.append(Answer(stream, text, stopwatch))

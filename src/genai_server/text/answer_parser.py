@@ -18,8 +18,8 @@ class AnswerParser:
     answer's end, is of the format and not told.
 
     What looks like a call but is none is content. If that shows only after its beginning was told, what was told
-    stays, its arguments are not complete, and the rest is content. So it is with an answer that is cut: in a call
-    whose name has been told, its arguments end where the answer does; before, the text of the call is content.
+    stays, its arguments are not complete, and the rest is content. If the answer is cut within a call, its arguments
+    end with what was told of them; if not even its name was complete, its text is content.
     """
 
     def __init__(
@@ -102,10 +102,11 @@ class AnswerParser:
                 return
             new_line = new_line or "\n" in space
             whole = char in form.beginnings and (yield from form.read_calls(text, calls, new_line=new_line))
-            called, new_line = calls.told_to > place, False
-            if whole:
+            called = new_line = calls.told_to > place
+            if whole or (calls.open and not (yield from text.peek())):
                 continue
             if text.at == place:  # something else begins here
                 text.at += 1
                 text.take_here(plain)
             self._tell_content(("" if called else space) + text.since(calls.told_to))
+            calls.open = False

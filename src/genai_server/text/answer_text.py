@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from genai_server.generation import TokenLogprob
-from genai_server.parts import Content, Part, Reasoning, ScoredToken
+from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
 from genai_server.text.stop import StopStrings
 from genai_server.text.tokenizer import Decoder
 
@@ -34,12 +34,20 @@ class PlainParser:
 class AnswerText:
     """Decodes tokens, ends the answer at a stop string, and separates its parts.
 
-    A scored token is given out together with the first of its text, so never if a stop string cut it off.
-    `num_reasoning` counts the tokens that were no more than reasoning.
+    A scored token is given out together with the first of its text, so never if a stop string cut it off. Before a call
+    beyond `most_calls` the answer is ended, too. `num_reasoning` counts the tokens that were no more than reasoning.
+    `offset` are the characters of text before the answer.
     """
 
     def __init__(
-        self, decoder: Decoder, stop: StopStrings, parser: Parser, token_bytes: Callable[[int], bytes], offset: int = 0
+        self,
+        decoder: Decoder,
+        stop: StopStrings,
+        parser: Parser,
+        token_bytes: Callable[[int], bytes],
+        *,
+        offset: int = 0,
+        most_calls: int | None = None,
     ) -> None:
         self.is_stopped = False
         self.num_reasoning = 0
@@ -47,6 +55,7 @@ class AnswerText:
         self._stop = stop
         self._parser = parser
         self._token_bytes = token_bytes
+        self._most_calls = most_calls
         self._held: list[ScoredToken] = []
         self._decoded = self._shown = offset
 
@@ -58,7 +67,7 @@ class AnswerText:
         self._decoded += len(text)
         shown, self.is_stopped = self._stop.feed(text)
         self._shown += len(shown)
-        parts = self._parser.feed(shown) if shown else []
+        parts = self._within_calls(self._parser.feed(shown)) if shown else []
         if parts and all(isinstance(part, Reasoning) for part in parts):
             self.num_reasoning += 1
         return parts, self._released()
@@ -67,10 +76,19 @@ class AnswerText:
         """What is left when the answer has ended."""
         rest = "" if self.is_stopped else self._stop.finish()
         self._shown += len(rest)
-        parts = (self._parser.feed(rest) if rest else []) + self._parser.finish()
+        parts = self._within_calls((self._parser.feed(rest) if rest else []) + self._parser.finish())
         tokens = self._released() if self.is_stopped else self._held
         self._held = []
         return parts, tokens
+
+    def _within_calls(self, parts: list[Part]) -> list[Part]:
+        """The parts before the first call that is too many."""
+        for count, part in enumerate(parts):
+            if isinstance(part, ToolCallStart) and part.index == self._most_calls:
+                self.is_stopped = True
+                self._parser = PlainParser()  # what this one still holds is of the call
+                return parts[:count]
+        return parts
 
     def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
         """A token as it is told to clients."""

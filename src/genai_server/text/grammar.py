@@ -1,8 +1,7 @@
 """What an answer must fit, as grammars of llguidance.
 
-A grammar is the JSON text of llguidance's list of grammars, whose first one is the answer's (llguidance documentation,
-"Syntax of LLGuidance Grammars" and "JSON schema"). JSON comes on one line with ", " and ": " between, as chat templates
-show it to models: with flexible whitespace a model can write spaces until its tokens are used up.
+A grammar is the JSON text of llguidance's list of grammars, of which the first is the answer's (llguidance documentation,
+"Syntax of LLGuidance Grammars" and "JSON schema -> llguidance converter").
 """
 
 import json
@@ -12,6 +11,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits
 
 from genai_server.errors import InvalidField
+from genai_server.text.lark import any_of, one_line, quoted
 from genai_server.text.reasoning import ReasoningFormat
 from genai_server.text.tool_formats import Tool, ToolFormat
 
@@ -19,24 +19,28 @@ LONGEST_GRAMMAR = 256 * 1024
 
 
 def json_object() -> str:
-    """Any JSON object."""
+    """Any JSON object, on one line."""
     return json_schema({"type": "object"})
 
 
 def json_schema(schema: Mapping[str, Any]) -> str:
-    """JSON that fits a JSON schema (draft 2020-12, as far as llguidance knows it; `validate` tells)."""
-    return _grammars({"json_schema": _on_one_line(schema)})
+    """JSON on one line that fits a JSON schema (draft 2020-12).
+
+    llguidance says in `validate` what it does not know of a schema. Properties come in the schema's order; that keys
+    which the schema does not name are different is not seen to.
+    """
+    return _grammars({"json_schema": one_line(schema)})
 
 
 def regex(pattern: str) -> str:
-    """Text that matches a regular expression (of Rust's `regex` crate) as a whole."""
+    """Text that matches a regular expression (of Rust's `regex` crate) from its beginning to its end."""
     grammar: str = LLMatcher.grammar_from_regex(pattern)
     return grammar
 
 
 def choice(options: Sequence[str]) -> str:
     """Exactly one of these texts."""
-    return lark("start: " + " | ".join(map(json.dumps, options)))
+    return lark(f"start: {any_of(map(quoted, options))}")
 
 
 def lark(source: str) -> str:
@@ -47,32 +51,40 @@ def lark(source: str) -> str:
 def tool_calls(
     tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]
 ) -> str:
-    """A call of one of the tools or, if `parallel`, one or more, with arguments that fit the tools' parameters.
+    """A call of one of the tools or, if `parallel`, one or more, and nothing else.
 
-    `special_tokens` are the ids of the tokenizer's special tokens (`"special": true` in tokenizer.json) by their text.
+    The answer parser reads it, and the arguments fit the tools' parameters. `special_tokens` are the ids of the
+    tokenizer's special tokens (`"special": true` in tokenizer.json) by their text.
     """
-    return lark("")
+    return lark("start: calls\n" + tool_format.lark(tools, parallel=parallel, special_tokens=special_tokens))
 
 
 def either(one: str, other: str) -> str:
-    """What fits one of two grammars."""
-    return one
+    """What fits one of two grammars of one part each."""
+    ((first,), (second,)) = (json.loads(grammar)["grammars"] for grammar in (one, other))
+    return _grammars(
+        {"lark_grammar": "start: @first | @second"}, {**first, "name": "first"}, {**second, "name": "second"}
+    )
 
 
 def after_reasoning(
     grammar: str, reasoning: ReasoningFormat, *, starts_inside: bool, special_tokens: Mapping[str, int]
 ) -> str:
-    """What fits the grammar, after reasoning: one that has begun, if `starts_inside`, else one that may be left out."""
-    return grammar
+    """What fits the grammar, after reasoning: the rest of one, if `starts_inside`, else one that may be left out."""
+    rules = reasoning.lark(inside=starts_inside, special_tokens=special_tokens)
+    answer, *others = json.loads(grammar)["grammars"]
+    return _grammars({"lark_grammar": f"start: reasoning @answer\n{rules}"}, {**answer, "name": "answer"}, *others)
 
 
 def validate(grammar: str, *, param: str) -> None:
-    """Compile the grammar, within limits. Raises InvalidField with the compiler's words.
+    """Compile the grammar within limits. Raises InvalidField with the compiler's words.
 
-    Takes milliseconds for usual grammars. The lock of Python is not held meanwhile.
+    Python's lock is not held meanwhile.
     """
     if len(grammar) > LONGEST_GRAMMAR:
-        raise InvalidField(f"the grammar of {len(grammar)} characters is longer than {LONGEST_GRAMMAR}", param=param)
+        raise InvalidField(
+            f"the grammar has {len(grammar)} characters; at most {LONGEST_GRAMMAR} are allowed", param=param
+        )
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LLParserLimits())
     if wrong:
         raise InvalidField(f"the grammar cannot be used: {messages[0]}", param=param)
@@ -80,8 +92,3 @@ def validate(grammar: str, *, param: str) -> None:
 
 def _grammars(*grammars: dict[str, Any]) -> str:
     return json.dumps({"grammars": grammars})
-
-
-def _on_one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
-    options = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return {**schema, "x-guidance": options}

@@ -40,12 +40,12 @@ def read_value(text: Lookahead) -> Reader[bool]:
             return False
 
 
-def is_object(value: str) -> bool:
-    """Whether a text is one JSON object and nothing else."""
+def is_json(value: str) -> bool:
+    """Whether a text is one JSON value, possibly with whitespace around."""
     text = Lookahead()
     text.append(value)
     text.end()
-    return value.startswith("{") and read_now(read_value(text)) and len(value) == text.at
+    return read_now(read_value(text)) and not read_now(text.skip_space())
 
 
 def read_string(text: Lookahead) -> Reader[bool]:

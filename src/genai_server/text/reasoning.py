@@ -5,9 +5,10 @@ some open it themselves, so that the answer begins inside. (Chat templates of Qw
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from genai_server.text.lark import marker, quoted
 from genai_server.text.lookahead import SPACE, Lookahead, Reader
 
 _NEWLINES = re.compile(r"\n*")
@@ -29,6 +30,17 @@ class ReasoningFormat:
     def begins_inside(self, prompt: str) -> bool:
         """Whether the rendered prompt ends with the opening marker, so that the answer begins as reasoning."""
         return prompt.rstrip(SPACE).endswith(self.opening)
+
+    def lark(self, *, inside: bool, special_tokens: Mapping[str, int]) -> str:
+        """Rules of llguidance's Lark with `reasoning` on top: with `inside` the rest of one, else one or none."""
+        if self.closing in special_tokens:
+            thought = f"thought: /(.|\\n)*/ {marker(self.closing, special_tokens)}\n"
+        else:
+            thought = f"thought[suffix={quoted(self.closing)}]: /(.|\\n)*/\n"
+        newlines = '("\\n" | "\\n\\n")?'
+        if inside:
+            return f"reasoning: thought {newlines}\n{thought}"
+        return f"reasoning: ({marker(self.opening, special_tokens)} thought {newlines})?\n{thought}"
 
 
 THINK = ReasoningFormat("think", "<think>", "</think>")

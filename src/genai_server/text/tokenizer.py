@@ -3,7 +3,7 @@
 import codecs
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,8 @@ import tokenizers
 from genai_server.errors import ModelDirectoryError
 
 FILE = "tokenizer.json"
+# The last character that is not reserved: private, and in no vocabulary.
+_RARE = "\U0010fffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -52,16 +54,24 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def unknown(self) -> Set[int]:
+        """The tokens that stand for what has none; empty or one."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """How many tokens it knows. A model may have more."""
         ...
 
-    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """The token ids of a text, in which special tokens are recognised.
+    def encode(self, *pieces: str) -> list[int]:
+        """The token ids of a text, in which special tokens are recognised if they stand in one piece.
 
-        `add_special` puts those around it that the tokenizer puts around a whole text, such as the one that begins it.
         The text must be valid Unicode.
         """
+        ...
+
+    def framed(self, tokens: list[int]) -> list[int]:
+        """A text's tokens and those that the tokenizer puts around a whole text, such as the one that begins it."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -108,8 +118,10 @@ class ModelTokenizer:
             self._bytes = {id: token.content.encode() for id, token in added.items()}
             self._compute: Callable[[int], bytes] = self._of_byte_level
         else:
-            self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids
             self._compute = self._by_the_library
+        self._anchor = self.encode("a")
+        self._frame = _around(self._anchor, self._tokenizer.encode("a").ids)
+        self.unknown = frozenset(self.encode(_RARE)) & frozenset(self._special_tokens.values())
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
@@ -120,11 +132,14 @@ class ModelTokenizer:
         size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         return size
 
-    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+    def encode(self, *pieces: str) -> list[int]:
         # The method for one text neither gives up Python's lock nor does without each token's place in the text.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)
-        ids: list[int] = encoding.ids
-        return ids
+        encodings = self._tokenizer.encode_batch_fast(list(pieces), add_special_tokens=False)
+        return [token for encoding in encodings for token in encoding.ids]
+
+    def framed(self, tokens: list[int]) -> list[int]:
+        before, after = self._frame
+        return [*before, *tokens, *after]
 
     def decode(self, tokens: Sequence[int]) -> str:
         first, *others = tokens or [-1]
@@ -169,6 +184,12 @@ class ModelTokenizer:
         return str(both[len(before) :]).encode()
 
 
+def _around(inner: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
+    """What stands before and after the one list in the other."""
+    start = next(n for n in range(len(whole)) if whole[n : n + len(inner)] == inner)
+    return whole[:start], whole[start + len(inner) :]
+
+
 def _kinds(decoder: Any) -> set[str]:
     """The types of a decoder of the library and of those that it is made of."""
 
@@ -195,10 +216,14 @@ class ByteTokenizer:
     """The scripted runner's tokens: the bytes of UTF-8; ids above 255 have no text."""
 
     special_tokens: Mapping[str, int] = {}
+    unknown: Set[int] = frozenset()
     vocab_size = 257
 
-    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        return list(text.encode())
+    def encode(self, *pieces: str) -> list[int]:
+        return list("".join(pieces).encode())
+
+    def framed(self, tokens: list[int]) -> list[int]:
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from genai_server.parts import Part, ToolCallArguments, ToolCallStart
 from genai_server.text.lookahead import Lookahead, Reader
 
+# With these a schema says more about its properties than "properties" does.
+_ABOUT_PROPERTIES = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -16,6 +19,16 @@ class Tool:
 
     name: str
     parameters: Mapping[str, Any] | None = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema to which a model is held: an object and, unless `parameters` says otherwise, no more than its
+        properties, because most functions refuse others and models invent them.
+        """
+        schema = {**(self.parameters if self.parameters is not None else {"properties": {}}), "type": "object"}
+        if "properties" in schema and not _ABOUT_PROPERTIES & schema.keys():
+            schema["additionalProperties"] = False
+        return schema
 
 
 class ToolFormat(Protocol):
@@ -37,15 +50,15 @@ class ToolFormat(Protocol):
     def read_calls(self, text: Lookahead, calls: "Calls", *, new_line: bool) -> Reader[bool]:
         """Go past one or several calls at `text.at` and tell them to `calls`.
 
-        `new_line` says whether a line begins here. Returns False where the text is not, or is no longer, that of
+        `new_line` says whether a line begins here, or other calls are before. Returns False where the text is not, or is no longer, that of
         calls; what of it is not told up to `calls.told_to` is something else.
         """
         ...
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, token: Callable[[str], str]) -> str:
-        """Lark rules of llguidance with the start rule `calls`: one call or, if `parallel`, one or more.
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]) -> str:
+        """Rules of llguidance's Lark with `calls` on top: one call or, if `parallel`, one or more.
 
-        `token` gives the Lark expression for a marker: a quoted text, or the special token's id.
+        `special_tokens` are the ids of the tokenizer's special tokens by their text.
         """
         ...
 
@@ -55,11 +68,15 @@ class ToolFormat(Protocol):
 
 
 class Calls:
-    """The calls of one answer: which names there are, and how far the text has been told."""
+    """The calls of one answer: which names there are, and how far the text has been told.
+
+    A call is `open` from its start to its end; what comes after `told_to` has not been told.
+    """
 
     def __init__(self, names: Collection[str], new_id: Callable[[], str], tell: Callable[[Part], None]) -> None:
         self.names = names
         self.told_to = 0
+        self.open = False
         self._new_id = new_id
         self._tell = tell
         self._index = -1
@@ -67,14 +84,26 @@ class Calls:
     def start(self, name: str, told_to: int) -> None:
         """A call begins, and the text before `told_to` is told."""
         self._index += 1
-        self.told_to = told_to
+        self.open, self.told_to = True, told_to
         self._tell(ToolCallStart(self._index, self._new_id(), name))
 
     def arguments(self, fragment: str, told_to: int) -> None:
-        """More of the call's arguments, and the text before `told_to` is told."""
+        """More of the open call's arguments, and the text before `told_to` is told."""
         self.told_to = told_to
         if fragment:
             self._tell(ToolCallArguments(self._index, fragment))
+
+    def end(self, told_to: int) -> None:
+        """The open call is complete, and the text before `told_to` is told."""
+        self.open, self.told_to = False, told_to
+
+
+def read_closing(text: Lookahead, marker: str) -> Reader[None]:
+    """Go past the closing marker of calls, which models leave out now and then, and the whitespace before it."""
+    place = text.at
+    yield from text.skip_space()
+    if not (yield from text.take_last(marker)):
+        text.at = place
 
 
 def random_id(prefix: str = "call_", length: int = 24) -> str:

@@ -6,10 +6,12 @@ them as a string that holds the object; then it is told at once.
 """
 
 import json
+from collections.abc import Sequence
 
-from genai_server.text.json_text import is_object, read_colon, read_string, read_value
+from genai_server.text.json_text import is_json, read_colon, read_string, read_value
+from genai_server.text.lark import any_of, fits, quoted
 from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.tool_formats.base import Calls
+from genai_server.text.tool_formats.base import Calls, Tool
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("type", "id")
@@ -76,7 +78,9 @@ class _Call:
         """The object is closed: whether it was a call, with what was not told yet."""
         if not self._named:
             return False
-        self._calls.arguments("" if self._told else self._waiting or "{}", self._text.at)
+        if not self._told:
+            self._calls.arguments(self._waiting or "{}", self._text.at)
+        self._calls.end(self._text.at)
         return True
 
     def _read_arguments(self) -> Reader[bool]:
@@ -124,4 +128,14 @@ def _object_text(value: str) -> str | None:
     if value.startswith("{"):
         return value
     content: str = json.loads(value)
-    return content if is_object(content) else None
+    return content if content.startswith("{") and is_json(content) else None
+
+
+def lark_object(tools: Sequence[Tool], *, key: str = "arguments") -> str:
+    """The Lark rule `object`: one call as JSON, with arguments that fit the tool's parameters."""
+    calls = [f"{quoted(_head(tool.name, key))} {fits(tool.schema)} {quoted('}')}" for tool in tools]
+    return f"object: {any_of(calls)}\n"
+
+
+def _head(name: str, key: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "{key}": '

@@ -7,11 +7,12 @@
 (Chat templates of Hermes-2-Pro, Qwen2.5-Instruct and Qwen3.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
+from genai_server.text.lark import marker, quoted, separated
 from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.tool_formats.base import Calls, Tool, random_id
-from genai_server.text.tool_formats.call_object import read_call_object
+from genai_server.text.tool_formats.base import Calls, Tool, random_id, read_closing
+from genai_server.text.tool_formats.call_object import lark_object, read_call_object
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 
@@ -26,11 +27,13 @@ class Hermes:
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         if not (yield from text.take(_OPENING)) or not (yield from read_call_object(text, calls)):
             return False
-        yield from text.skip_space()
-        return (yield from text.take_last(_CLOSING))
+        yield from read_closing(text, _CLOSING)
+        return True
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, token: Callable[[str], str]) -> str:
-        return ""
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]) -> str:
+        opening, closing = marker(_OPENING, special_tokens), marker(_CLOSING, special_tokens)
+        calls, newline = separated("call", "\n", several=parallel), quoted("\n")
+        return f"calls: {calls}\ncall: {opening} {newline} object {newline} {closing}\n" + lark_object(tools)
 
     def new_id(self) -> str:
         return random_id()
