@@ -115,6 +115,18 @@ class Settings(BaseModel):
     max_body_bytes: Positive = Field(
         1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Largest request body, in bytes."
     )
+    response_store_size: int = Field(
+        256,
+        alias="GENAI_RESPONSE_STORE_SIZE",
+        ge=0,
+        le=1_000_000,
+        description="Responses of /v1/responses that each API process keeps, the last used ones; 0 keeps none.",
+    )
+    response_store_bytes: Positive = Field(
+        64 * 1024 * 1024,
+        alias="GENAI_RESPONSE_STORE_BYTES",
+        description="Most bytes of them with the conversations that they belong to, counted as JSON.",
+    )
     drain_timeout: int = Field(
         30,
         alias="GENAI_DRAIN_TIMEOUT",

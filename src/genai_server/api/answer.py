@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from genai_server.engines.stream import TokenStream
-from genai_server.generation import FinishReason
+from genai_server.generation import FinishReason, Phases
 from genai_server.openai_api.usage import Usage
 from genai_server.parts import Part, ScoredToken, ToolCallStart
 from genai_server.text.answer_text import AnswerText
@@ -69,6 +69,11 @@ class Answer:
     def timings(self) -> Timings:
         """The figures, once the answer has ended."""
         return self._stopwatch.timings(self._stream.phases.decode)
+
+    def end(self) -> None:
+        """End it at once, from elsewhere: whoever reads it gets no more than what has come."""
+        self._stream.finish(FinishReason.STOP, Phases())
+        self._stream.close()
 
     def close(self) -> None:
         """Leave; to be called in any case."""

@@ -1,8 +1,9 @@
 """The answers to one request, of which there may be several, read together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
@@ -10,6 +11,8 @@ from genai_server.api.answer import Answer, Piece
 from genai_server.errors import ServerStopping
 from genai_server.openai_api.usage import Usage
 from genai_server.parts import WholeAnswer
+
+T = TypeVar("T")
 
 
 class ClientLeft(Exception):
@@ -54,7 +57,14 @@ class Choices:
 
         Raises ClientLeft as soon as `receive` says so, and GenerationFailed.
         """
-        reading = asyncio.ensure_future(self._whole())
+        return await self.read(receive, self._whole())
+
+    async def read(self, receive: Receive, pieces: Coroutine[Any, Any, T]) -> T:
+        """What reading the pieces gives, and then close.
+
+        Raises ClientLeft as soon as `receive` says so, and GenerationFailed.
+        """
+        reading = asyncio.ensure_future(pieces)
         leaving = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -22,6 +22,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.RequestError: (400, "invalid_request_error"),
     errors.ModelNotFound: (404, "invalid_request_error"),
     errors.RequestNotFound: (404, "invalid_request_error"),
+    errors.ResponseNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
@@ -42,6 +43,7 @@ _RULES = {
     "list_type": "must be a list",
     "literal_error": "must be {expected}",
     "model_attributes_type": "must be an object",
+    "none_required": "must be null",
     "string_type": "must be a string",
     "string_unicode": "must be valid Unicode",
     "too_short": "must have at least {min_length} element(s)",
@@ -131,6 +133,8 @@ def from_validation(error: RequestValidationError) -> GenaiServerError:
 
 def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:
     """Where in the body a finding lies: pydantic's location without its names for the members of a union."""
+    if finding["loc"][0] != "body":  # in the query
+        return list(finding["loc"][1:])
     path: list[str | int] = []
     value = body
     for part in finding["loc"][1:]:

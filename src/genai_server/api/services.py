@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from genai_server.api.response_store import ResponseStore
 from genai_server.config import Settings
 from genai_server.engines.router import Router
 from genai_server.text.codec import TextCodec
@@ -18,6 +19,7 @@ class Services:
     settings: Settings
     router: Router
     codecs: Mapping[str, TextCodec]
+    responses: ResponseStore
     clock: Clock
     started: int
     on_loopback: bool

@@ -28,6 +28,16 @@ class Usage:
             "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
+    def to_response_json(self) -> JsonObject:
+        """The same as OpenAI's Responses API has it; nothing is written to a cache that has to be paid for."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
+            "output_tokens": self.completion,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.prompt + self.completion,
+        }
+
 
 def openai_reason(reason: FinishReason, *, calls_tools: bool = False) -> JsonObject:
     """`finish_reason` of a choice, and the true one beside it where OpenAI has no word for it."""

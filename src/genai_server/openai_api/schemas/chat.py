@@ -8,6 +8,7 @@ from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wi
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamOptions
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextPart(Wire):
@@ -129,7 +130,7 @@ class ChatParameters(GenerationFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the chat template.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     # OpenAI's that this server cannot honour: nothing but null.
     audio: None = None
     modalities: list[Literal["text"]] | None = None
