@@ -39,6 +39,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 # Libraries, by pattern of their top module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "onnxruntime*": ("engine.*", "text.tokenizer"),
+    "llguidance": ("engine.guidance", "text.grammar"),
     "fastapi": ("api.*", "cli.*"),
     "starlette": ("api.*", "cli.*"),
     "sse_starlette": ("api.*", "cli.*"),
