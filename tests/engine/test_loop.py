@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from genai_server.engine.guidance import bytes_guidance
 from genai_server.engine.loop import Connected, Disconnected, EngineLoop, Inbox
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import Interrupted
@@ -51,6 +52,7 @@ class Bench:
             runners,
             self.scheduler,
             RuntimeOptionState(runners, self.profiles),
+            bytes_guidance(self.runner.model),
             inbox=self.inbox,
             send=lambda connection, messages: self.sent.extend((connection, message) for message in messages),
             clock=lambda: float(next(clock)),
@@ -222,10 +224,10 @@ def test_a_failing_request_gets_its_error_and_the_others_go_on(bench: Bench) -> 
 def test_a_mistake_of_the_server_in_one_request_ends_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill = bench.runner.prefill
 
-    def broken(sequence: int, tokens: Any) -> Any:
+    def broken(sequence: int, tokens: Any, **how: Any) -> Any:
         if sequence == 0:
             raise ZeroDivisionError
-        return prefill(sequence, tokens)
+        return prefill(sequence, tokens, **how)
 
     monkeypatch.setattr(bench.runner, "prefill", broken)
     bench.submit(1, "say abc")
@@ -241,11 +243,11 @@ def test_a_pass_that_was_interrupted_is_given_again(bench: Bench, monkeypatch: p
     prefill = bench.runner.prefill
     passes: list[list[int]] = []
 
-    def interrupted(sequence: int, tokens: Any) -> Any:
+    def interrupted(sequence: int, tokens: Any, **how: Any) -> Any:
         passes.append(list(tokens))
         if len(passes) in (2, 3):
             raise Interrupted
-        return prefill(sequence, tokens)
+        return prefill(sequence, tokens, **how)
 
     monkeypatch.setattr(bench.runner, "prefill", interrupted)
     bench.submit(1, "say hello")
@@ -255,7 +257,7 @@ def test_a_pass_that_was_interrupted_is_given_again(bench: Bench, monkeypatch: p
 
 
 def test_whoever_leaves_after_an_interrupted_pass_leaves_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(sequence: int, tokens: Any) -> Any:
+    def interrupted(sequence: int, tokens: Any, **how: Any) -> Any:
         raise Interrupted
 
     monkeypatch.setattr(bench.runner, "prefill", interrupted)

@@ -36,7 +36,7 @@ class Recorder:
         self._prefix[sequence] = "0"
         return 0
 
-    def prefill(self, sequence: int, tokens: Iterable[int]) -> Logits:
+    def prefill(self, sequence: int, tokens: Iterable[int], *, positions: bool = False) -> Logits:
         if self._prefix[sequence] != "0":
             self.files += 1
             Path(f"{self._prefix[sequence]}_{self.files}.json").write_text("{}", encoding="utf-8")
@@ -289,7 +289,7 @@ class Batch:
         self.sequences.add(sequence)
         return 0
 
-    def prefill(self, sequence: int, tokens: Iterable[int]) -> Logits:
+    def prefill(self, sequence: int, tokens: Iterable[int], *, positions: bool = False) -> Logits:
         assert sequence in self.sequences
         return np.zeros(10, np.float32)
 

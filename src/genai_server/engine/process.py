@@ -20,6 +20,7 @@ import psutil
 from genai_server.config import configure_logging
 from genai_server.engine.connections import Connections, Listener, listen
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.guidance import Guidance, bytes_guidance, model_guidance
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.profiling import ProfileFolder
@@ -51,18 +52,19 @@ def main() -> None:
     try:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
+        guidance = load_guidance(spec, runners.generator.model)
     except Exception as error:  # whatever the library raises: the operator must read it
         failed.set()
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
     try:
-        serve(spec, listener, runners, report)
+        serve(spec, listener, runners, guidance, report)
     except BaseException:
         log.exception("the engine met an internal error and ends")
         os._exit(1)
 
 
-def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, report: BinaryIO) -> None:
+def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, guidance: Guidance, report: BinaryIO) -> None:
     """Take connections and run the generator worker, until the process ends."""
     connections = Connections(listener, spec.secret, runners.generator.model, runners.batching, runners.interrupt)
     profiles = ProfileFolder(
@@ -77,6 +79,7 @@ def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, report: Bin
             idle_chunk=IDLE_CHUNK,
         ),
         RuntimeOptionState(runners, profiles, state_file=Path(spec.state_file), max_rows=spec.profile_max_rows),
+        guidance,
         inbox=connections.inbox,
         send=connections.send,
     )
@@ -100,6 +103,11 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
             raise
         log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
         return RunnerPair(generator, reason=str(reason))
+
+
+def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
+    """What the device's answers can be guided with."""
+    return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
 
 
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> BatchedRunner:

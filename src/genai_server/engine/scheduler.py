@@ -59,14 +59,18 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises QueueFull when as many wait as may wait."""
-        present = len(self.running) + len(self.waiting)
+        self.require_room()
+        self.waiting.append(sequence)
+        self.waiting.sort(key=lambda waiting: waiting.request.priority)
+
+    def require_room(self, num_coming: int = 0) -> None:
+        """Raise QueueFull if a sequence could not be added beside so many others that are about to be."""
+        present = len(self.running) + len(self.waiting) + num_coming
         if present >= self._max_running + self._max_waiting:
             raise QueueFull(
                 f"{present} requests are on this device already: GENAI_MAX_BATCH_SIZE lets {self._max_running} run "
                 f"and GENAI_MAX_QUEUE lets {self._max_waiting} wait"
             )
-        self.waiting.append(sequence)
-        self.waiting.sort(key=lambda waiting: waiting.request.priority)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is."""

@@ -474,3 +474,14 @@ def test_closing_what_is_not_open_is_nothing(runner: BatchedRunner) -> None:
     runner.close(5)
     runner.close(5)
     assert idle(runner)
+
+
+def test_on_demand_a_prompt_gives_the_logits_after_each_of_its_tokens(runner: BatchedRunner) -> None:
+    prompt = text(50)
+    runner.open(0, prompt, Opening(MAX_LENGTH, reuse=False))
+    positions = runner.prefill(0, prompt, positions=True)
+    assert positions.shape == (len(prompt), runner.model.vocab_size)
+    for length in (2, 20, 50):
+        runner.open(1, prompt, Opening(MAX_LENGTH, reuse=False))
+        assert runner.prefill(1, prompt[:length]) == pytest.approx(positions[length - 1], abs=1e-3)
+        runner.close(1)

@@ -134,13 +134,13 @@ class BatchedRunner:
             self._exact.add(sequence)
         return self.slots.acquire(sequence, prompt, reuse=how.reuse, exact=how.exact)
 
-    def prefill(self, sequence: int, tokens: Sequence[int]) -> Logits:
+    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         index = self.slots.index(sequence)
         length = len(self.slots.slots[index].tokens) + len(tokens)
         logits = self._run(np.array([tokens], np.int64), index, np.array([length]))
         self.slots.append(sequence, list(tokens), prefilled=True)
-        last: Logits = logits[0, -1]
-        return last
+        wanted: Logits = logits[0] if positions else logits[0, -1]
+        return wanted
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
         for sequence in sequences:
