@@ -302,6 +302,21 @@ def test_an_exact_conversation_reads_its_own_answers_anew(batch: Batch, referenc
     assert batch.begin(3, [*follow, *text(4)]) > 38
 
 
+@pytest.mark.parametrize("alone", [range(1), range(10, 30)])
+def test_what_was_read_token_by_token_is_no_past_for_an_exact_answer(runner: BatchedRunner, alone: range) -> None:
+    prompt = text(30)
+    runner.open(1, prompt, Opening(MAX_LENGTH))
+    if alone.start:
+        runner.prefill(1, prompt[: alone.start])
+    for index in alone:
+        runner.prefill(1, prompt[index : index + 1])
+    runner.close(1)
+    follow = [*prompt[: alone.stop], *text(9, 1)]
+    assert runner.open(2, follow, Opening(MAX_LENGTH, exact=True)) == alone.start
+    runner.close(2)
+    assert runner.open(3, follow, Opening(MAX_LENGTH)) == alone.stop
+
+
 def test_without_reuse_all_is_read(batch: Batch, reference: Reference) -> None:
     batch.begin(1, text(40))
     assert batch.begin(2, text(40), reuse=False) == 0

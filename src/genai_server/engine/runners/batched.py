@@ -138,7 +138,8 @@ class BatchedRunner:
         index = self.slots.index(sequence)
         length = len(self.slots.slots[index].tokens) + len(tokens)
         logits = self._run(np.array([tokens], np.int64), index, np.array([length]))
-        self.slots.append(sequence, list(tokens), prefilled=True)
+        # One token alone is read by the kernel that decodes, which rounds otherwise.
+        self.slots.append(sequence, list(tokens), prefilled=len(tokens) > 1)
         last: Logits = logits[0, -1]
         return last
 
