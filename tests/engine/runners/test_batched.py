@@ -407,6 +407,22 @@ def test_a_prefill_is_interrupted_by_another_thread_and_can_be_given_again(batch
     assert idle(runner)
 
 
+def test_a_prompt_is_read_beside_a_stream_however_often_somebody_interrupts(batch: Batch) -> None:
+    runner = batch.runner
+    long = text(900)
+    batch.begin(1, text(33))
+    runner.open(2, long, Opening(MAX_LENGTH))
+    thread, stop = interrupting(runner)
+    try:
+        with pytest.raises(Interrupted):
+            runner.prefill(2, long)
+        batch.step(1)
+        runner.prefill(2, long)
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, reference: Reference) -> None:
     long = text(900)
     batch.runner.open(1, long, Opening(MAX_LENGTH))

@@ -223,10 +223,10 @@ class BatchedRunner:
         self._reading = options if new > 1 and self._may_interrupt else None
         try:
             self._session.run_with_iobinding(binding, options)
-            self._may_interrupt = True
+            self._may_interrupt |= new > 1
         except RuntimeError as error:
             if _INTERRUPTED_MESSAGE in str(error):
-                # Not twice in a row: else a prompt would never be read beside somebody who asks often.
+                # No two chunks in a row: else a prompt would never be read beside somebody who asks often.
                 self._may_interrupt = False
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
