@@ -13,7 +13,7 @@ from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
-from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.generation import FinishReason, GenerationRequest
 from genai_server.messages import (
     Accepted,
@@ -252,6 +252,31 @@ def test_a_pass_that_was_interrupted_is_given_again(bench: Bench, monkeypatch: p
     bench.run()
     assert passes[1] == passes[2] == passes[3] != passes[0]
     assert (bench.text(1), bench.reason(1)) == ("hello", FinishReason.STOP)
+
+
+def test_only_passes_that_ran_to_their_end_are_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, observe = bench.runner.prefill, bench.scheduler.observe
+    ends: list[type[Exception]] = [Interrupted, ZeroDivisionError]
+    timed: list[Pass] = []
+
+    def broken(sequence: int, tokens: Any) -> Any:
+        if ends:
+            raise ends.pop(0)
+        return prefill(sequence, tokens)
+
+    def noted(step: Pass, seconds: float) -> None:
+        timed.append(step)
+        observe(step, seconds)
+
+    monkeypatch.setattr(bench.runner, "prefill", broken)
+    monkeypatch.setattr(bench.scheduler, "observe", noted)
+    bench.submit(1, "say hello")
+    bench.steps(2)
+    assert isinstance(bench.ends(1)[0], Failed)
+    assert timed == []
+    bench.submit(2, "say hello")
+    bench.steps(1)
+    assert [step.num_tokens for step in timed] == [8]
 
 
 def test_whoever_leaves_after_an_interrupted_pass_leaves_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

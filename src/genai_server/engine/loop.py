@@ -98,8 +98,8 @@ class EngineLoop:
         step = self._scheduler.next_pass()
         if step is not None:
             started = self._clock()
-            self._forward(step)
-            self._scheduler.observe(step, self._clock() - started)
+            if self._forward(step):
+                self._scheduler.observe(step, self._clock() - started)
         self._deliver()
 
     # receive
@@ -197,7 +197,8 @@ class EngineLoop:
             with self._failing([sequence]):
                 self._options.move(sequence)
 
-    def _forward(self, step: Pass) -> None:
+    def _forward(self, step: Pass) -> bool:
+        """Run a pass and sample from it; returns whether it ran to its end."""
         with self._failing(step.sequences):
             for sequence in step.sequences:
                 sequence.start()
@@ -209,6 +210,8 @@ class EngineLoop:
                 if sequence.num_unread == 0:
                     with self._failing([sequence]):
                         self._sample(sequence, row)
+            return True
+        return False
 
     @contextmanager
     def _failing(self, sequences: list[Sequence]) -> Iterator[None]:
