@@ -40,7 +40,7 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, session_options: di
             if not _is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
                 _write(model_dir, target)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
         log.warning("weights are not shared, for they cannot be kept in %s: %s", cache_dir, error)
         return model_dir
     return target
@@ -51,7 +51,11 @@ def _write(model_dir: Path, target: Path) -> None:
     log.info("packing the weights of %s once, into %s", model_dir, target)
     decoder = _decoder(model_dir)
     left_out = {decoder, *external_files(model_dir / decoder)}
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as making:
+    prefix = f".making-{target.name}-"
+    for left in target.parent.iterdir():
+        if left.name.startswith(prefix):  # by a process that was killed, for we have the lock
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as making:
         fresh = Path(making) / "model"
         fresh.mkdir()
         for file in model_dir.iterdir():
