@@ -360,6 +360,22 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
     assert batch.answers[4] == reference([*text(70), *text(3)], 2)
 
 
+@pytest.mark.parametrize("lone_row_is_exact", [True, False])
+def test_one_slot_is_enough_and_keeps_one_past(
+    graph: DecoderGraph, session: Any, reference: Reference, lone_row_is_exact: bool
+) -> None:
+    batch = Batch(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(1, MAX_LENGTH)))
+    batch.runner.lone_row_is_exact = lone_row_is_exact
+    assert len(batch.runner.slots.slots) == batch.runner.max_rows == 1
+    for number, prompt in enumerate((text(40), text(30))):
+        batch.begin(number, prompt, exact=True)
+        for _ in range(STEPS - 1):
+            batch.step(number)
+        batch.end(number)
+        assert batch.answers[number] == reference(prompt, STEPS)
+    assert batch.begin(2, text(40)) == 0
+
+
 # interruption
 
 

@@ -64,14 +64,14 @@ def lazy_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 class CpuBuffers:
-    """Keys and values of all layers in CPU memory: one array [slots, kv_heads, length, head_size] each.
+    """Keys and values of all layers in CPU memory: one array [rows, kv_heads, length, head_size] each.
 
     There is room for one token more than a sequence may have, for a companion row writes one behind its end. The memory
     is reserved, not used, until something is written.
     """
 
-    def __init__(self, graph: DecoderGraph, num_slots: int, max_length: int) -> None:
-        shape = (num_slots, graph.num_kv_heads, graph.slot_length(max_length), graph.head_size)
+    def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
+        shape = (num_rows, graph.num_kv_heads, graph.slot_length(max_length), graph.head_size)
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
         self._arrays = [lazy_zeros(shape, graph.cache_type) for _ in self._names]
 
@@ -110,10 +110,9 @@ class BatchedRunner:
         self._session = session
         self._model = model
         self._exact: set[int] = set()
-        # Two at least: the lone row of an exact answer needs a companion.
-        num_slots = max(2, limits.num_slots)
-        self._buffers = CpuBuffers(graph, num_slots, limits.max_length)
-        self.slots = KvSlots(num_slots, self._buffers)
+        # Two rows at least, for the lone row of an exact answer needs a companion; beyond the slots it keeps nothing.
+        self._buffers = CpuBuffers(graph, max(2, limits.num_slots), limits.max_length)
+        self.slots = KvSlots(limits.num_slots, self._buffers)
         self._max_rows = limits.num_slots
         self._bindings: dict[tuple[int, int], Any] = {}
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
@@ -154,7 +153,9 @@ class BatchedRunner:
         indices = [self.slots.index(sequence) for sequence in sequences]
         ids[indices, 0] = tokens
         # A row that is not asked for writes one token behind its past, where nothing counts.
-        lengths = np.array([len(slot.tokens) + 1 for slot in self.slots.slots[:rows]])
+        lengths = np.ones(rows, np.int64)
+        for index, slot in enumerate(self.slots.slots[:rows]):
+            lengths[index] += len(slot.tokens)
         logits = self._run(ids, 0, lengths)
         for sequence, token in zip(sequences, tokens, strict=True):
             self.slots.append(sequence, [token], prefilled=False)
