@@ -99,7 +99,9 @@ def test_as_many_as_may_run_and_wait_are_taken_and_no_more(admitted_first: bool)
         scheduler.add(_sequence(name))
         if admitted_first:
             scheduler.admit()
-    with pytest.raises(QueueFull, match=r"3 requests .* GENAI_MAX_QUEUE lets 1 wait"):
+    with pytest.raises(
+        QueueFull, match=r"3 requests .* GENAI_MAX_BATCH_SIZE lets 2 run and GENAI_MAX_QUEUE lets 1 wait"
+    ):
         scheduler.add(_sequence("d"))
 
 

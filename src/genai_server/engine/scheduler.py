@@ -33,6 +33,7 @@ class Scheduler:
     While others decode, a chunk of prompt has at most `prefill_chunk` tokens, and fewer where they would wait for too
     long, else `idle_chunk`; no chunk has one token alone unless the prompt has, nor one beyond the attention's blocks,
     for another kernel reads it. What an exact sequence has produced itself is read anew token by token, as it was made.
+    `limited_by` is the setting that `max_running` comes from.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Scheduler:
         max_waiting: int,
         prefill_chunk: int,
         idle_chunk: int | None = None,
+        limited_by: str = "GENAI_MAX_BATCH_SIZE",
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._limited_by = limited_by
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
         self._pace = Pace()
@@ -62,7 +65,7 @@ class Scheduler:
         present = len(self.running) + len(self.waiting)
         if present >= self._max_running + self._max_waiting:
             raise QueueFull(
-                f"{present} requests are on this device already: GENAI_MAX_BATCH_SIZE lets {self._max_running} run "
+                f"{present} requests are on this device already: {self._limited_by} lets {self._max_running} run "
                 f"and GENAI_MAX_QUEUE lets {self._max_waiting} wait"
             )
         self.waiting.append(sequence)
