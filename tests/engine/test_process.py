@@ -1,14 +1,17 @@
 """What an engine process loads; what it does with it is tested with the supervisor and the server."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from genai_server.engine import process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import QueueFull
+from genai_server.errors import QueueFull, RunnerFailed
 from genai_server.generation import GenerationRequest
 from genai_server.messages import EngineSpec
 from tests.running_server import DEMO
@@ -60,3 +63,17 @@ def test_memory_for_no_slot_at_all_is_too_little() -> None:
     given = spec(128, kv_cache_bytes=slot_bytes(128) - 1)
     with pytest.raises(DoesNotFit, match=r"need \d+ bytes, GENAI_KV_CACHE_BYTES is \d+"):
         process.load_batched(given, DEMO, check_model_directory(DEMO))
+
+
+def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_the_batch_is_demanded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(self: BatchedRunner, *_: Any) -> None:
+        raise RunnerFailed("onnxruntime: shapes differ")
+
+    monkeypatch.setattr(BatchedRunner, "_run", failing)
+    runners = process.load_runners(spec(128))
+    assert runners.batched is None
+    assert "shapes differ" in (runners.batching.reason or "")
+    with pytest.raises(DoesNotFit, match="shapes differ"):
+        process.load_runners(msgspec.structs.replace(spec(128), scheduler="batched"))

@@ -29,6 +29,7 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
+from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
 from genai_server.messages import EngineReport, EngineSpec
 
@@ -130,12 +131,11 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
         raise DoesNotFit(need)
     if num_slots < spec.max_batch_size:
         log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, spec.max_batch_size, need)
-    return BatchedRunner(
-        graph,
-        open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir)),
-        model,
-        BatchLimits(num_slots, max_length),
-    )
+    session = open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir))
+    try:
+        return BatchedRunner(graph, session, model, BatchLimits(num_slots, max_length))
+    except RunnerFailed as error:
+        raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
 
 
 def _private_standard_output() -> BinaryIO:
