@@ -174,6 +174,17 @@ def test_of_several_prompts_the_oldest_is_read_to_its_end_first() -> None:
     assert _passes(scheduler, 4) == "pqpq"
 
 
+def test_the_prompt_of_the_lowest_priority_number_is_read_first_even_if_another_was_begun() -> None:
+    low, high = _sequence("p", priority=3), _sequence("q", priority=-1)
+    scheduler = _running(low)
+    assert _passes(scheduler, 2) == "pp"
+    scheduler.add(high)
+    scheduler.admit()
+    assert _passes(scheduler, 2) == "qq"
+    _produce(high)
+    assert _passes(scheduler, 4) == "qpqp"
+
+
 def test_however_many_prompts_wait_a_stream_pauses_for_one_chunk() -> None:
     # The prompts came first, and still every round has one chunk only.
     scheduler = _running(*(_sequence(name) for name in "pqr"), *(_sequence(name, decoding=True) for name in "ab"))

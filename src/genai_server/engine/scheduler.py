@@ -1,9 +1,9 @@
 """Which sequences take part in the next forward pass: pure policy, without model, thread or clock.
 
 A round takes every decoding sequence one token further – the batched ones in one pass together, each other one in a
-pass of its own – and then reads one chunk of prompt of the sequence that has waited longest for its first token. So a
-long prompt costs a running stream one chunk's time for each token, however many prompts wait; how large a chunk may be
-follows from what passes have taken up to now (engine/pace.py).
+pass of its own – and then reads one chunk of prompt, by priority and then of the sequence that has waited longest for
+its first token. So a long prompt costs a running stream one chunk's time for each token, however many prompts wait; how
+large a chunk may be follows from what passes have taken up to now (engine/pace.py).
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Pass:
 
 
 class Scheduler:
-    """Waiting and running sequences of one device, each kind in order of priority and arrival.
+    """Waiting sequences of one device, in order of priority and arrival, and running ones, in order of admission.
 
     While others decode, a chunk of prompt has at most `prefill_chunk` tokens, and fewer where they would wait for too
     long, else `idle_chunk`; no chunk has one token alone unless the prompt has, nor one beyond the attention's blocks,
@@ -109,8 +109,9 @@ class Scheduler:
         for sequence in [sequence for sequence in self.running if not sequence.batched]:
             if sequence in self.running and not sequence.batched and not sequence.is_prefilling:
                 yield Pass([sequence], 1)
-        reading = next((sequence for sequence in self.running if sequence.is_prefilling), None)
-        if reading is not None:
+        prompts = [sequence for sequence in self.running if sequence.is_prefilling]
+        if prompts:
+            reading = min(prompts, key=lambda sequence: sequence.request.priority)
             yield Pass([reading], self._chunk(reading), prefills=True)
 
     def _chunk(self, sequence: Sequence) -> int:
