@@ -17,7 +17,6 @@ from typing import BinaryIO
 import msgspec
 import psutil
 
-from genai_server.config import configure_logging
 from genai_server.engine.connections import Connections, Listener, listen
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.loop import EngineLoop
@@ -31,6 +30,7 @@ from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
+from genai_server.logs import configure_logging
 from genai_server.messages import EngineReport, EngineSpec
 
 log = logging.getLogger(__name__)
