@@ -24,7 +24,7 @@ def check_model_directory(directory: Path) -> ModelInfo:
     """
     if not directory.is_dir():
         raise ModelDirectoryError(f"model directory {directory} does not exist")
-    config = _read_json(directory / CONFIG)
+    config = read_config(directory)
     try:
         info = model_info(config)
         decoder = str(config["model"]["decoder"]["filename"])
@@ -43,6 +43,11 @@ def check_model_directory(directory: Path) -> ModelInfo:
             f"neither {CHAT_TEMPLATE} nor chat_template in {TOKENIZER_CONFIG}"
         )
     return info
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The directory's genai_config.json. Raises ModelDirectoryError."""
+    return _read_json(directory / CONFIG)
 
 
 def model_info(config: dict[str, Any]) -> ModelInfo:

@@ -19,7 +19,7 @@ from typing import Any
 import onnxruntime
 from filelock import FileLock
 
-from genai_server.engine.model_files import CONFIG, external_files
+from genai_server.engine.model_files import external_files, read_config
 
 log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
@@ -49,7 +49,7 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, session_options: di
 def _write(model_dir: Path, target: Path) -> None:
     """Pack beside the target, and put it in its place when it is whole."""
     log.info("packing the weights of %s once, into %s", model_dir, target)
-    decoder = _decoder(model_dir)
+    decoder = str(read_config(model_dir)["model"]["decoder"]["filename"])
     left_out = {decoder, *external_files(model_dir / decoder)}
     prefix = f".making-{target.name}-"
     for left in target.parent.iterdir():
@@ -114,8 +114,3 @@ def _processor() -> str:
         return f"{platform.machine()} {platform.processor()}"
     told = ("model name", "flags", "Features", "CPU part")
     return " ".join(sorted({line for line in lines if line.startswith(told)}))
-
-
-def _decoder(model_dir: Path) -> str:
-    config = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))
-    return str(config["model"]["decoder"]["filename"])
