@@ -199,6 +199,7 @@ class EngineLoop:
 
     def _forward(self, step: Pass) -> bool:
         """Run a pass and sample from it; returns whether it ran to its end."""
+        completed = False
         with self._failing(step.sequences):
             for sequence in step.sequences:
                 sequence.start()
@@ -210,8 +211,8 @@ class EngineLoop:
                 if sequence.num_unread == 0:
                     with self._failing([sequence]):
                         self._sample(sequence, row)
-            return True
-        return False
+            completed = True
+        return completed
 
     @contextmanager
     def _failing(self, sequences: list[Sequence]) -> Iterator[None]:
