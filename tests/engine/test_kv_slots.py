@@ -96,6 +96,8 @@ class Bench:
         assert len(set(running)) == len(running)
         assert all(slot.sequence is None for slot in slots.slots[slots.num_running :])
         assert len({id(slot) for slot in slots.slots}) == len(self.buffers.rows)
+        assert [slot.index for slot in slots.slots] == list(range(len(slots.slots)))
+        assert all(slots.has(sequence) for sequence in running if sequence is not None)
         for slot, row in zip(slots.slots, self.buffers.rows, strict=True):
             assert row[: len(slot.tokens)] == slot.tokens
             assert 0 <= slot.num_prefilled <= len(slot.tokens)
@@ -136,7 +138,8 @@ def test_when_one_leaves_the_others_close_ranks_and_keep_their_tokens(bench: Ben
 def test_a_sequence_that_has_left_has_no_slot(bench: Bench) -> None:
     bench.prefill(1, [1, 2, 3])
     bench.release(1)
-    with pytest.raises(StopIteration):
+    assert not bench.slots.has(1)
+    with pytest.raises(KeyError):
         bench.slots.index(1)
     assert (bench.slots.num_running, bench.slots.num_decoding, bench.slots.num_free) == (0, 0, 4)
 

@@ -25,9 +25,11 @@ class Buffers(Protocol):
 class Slot:
     """The tokens whose keys and values lie in a slot; the first `num_prefilled` of them came from prefill.
 
-    `sequence` is the running sequence that has the slot, None for an idle one; `released` orders the idle ones.
+    `index` is the row. `sequence` is the running sequence that has the slot, None for an idle one; `released` orders the
+    idle ones.
     """
 
+    index: int
     tokens: list[int] = field(default_factory=list)
     num_prefilled: int = 0
     sequence: int | None = None
@@ -38,10 +40,11 @@ class KvSlots:
     """The slots over one set of buffers."""
 
     def __init__(self, num_slots: int, buffers: Buffers) -> None:
-        self.slots = [Slot() for _ in range(num_slots)]
+        self.slots = [Slot(index) for index in range(num_slots)]
         self.num_running = 0
         self.num_decoding = 0
         self._buffers = buffers
+        self._running: dict[int, Slot] = {}
         self._num_released = 0
 
     @property
@@ -51,11 +54,11 @@ class KvSlots:
 
     def has(self, sequence: int) -> bool:
         """Whether a sequence runs."""
-        return any(slot.sequence == sequence for slot in self.slots[: self.num_running])
+        return sequence in self._running
 
     def index(self, sequence: int) -> int:
         """The slot of a running sequence."""
-        return next(index for index in range(self.num_running) if self.slots[index].sequence == sequence)
+        return self._running[sequence].index
 
     def acquire(self, sequence: int, prompt: list[int], *, reuse: bool = True, exact: bool = False) -> int:
         """Give a sequence the next slot; returns how many tokens of its prompt lie in it already.
@@ -75,19 +78,20 @@ class KvSlots:
             taken = next((slot for slot in idle if slot is not source), idle[0])
         if taken is not source:
             taken.tokens = []
-        self._exchange(self._position(taken), target)
+        self._exchange(taken.index, target)
         if source is not None and taken is not source:
-            self._buffers.copy(self._position(source), target, length)
+            self._buffers.copy(source.index, target, length)
             taken.tokens, taken.num_prefilled = source.tokens[:length], source.num_prefilled
         taken.tokens = taken.tokens[:length]
         taken.num_prefilled = min(taken.num_prefilled, length)
         taken.sequence = sequence
+        self._running[sequence] = taken
         self.num_running += 1
         return length
 
     def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
         """The keys and values of these tokens lie in the sequence's slot now, behind what was there."""
-        slot = self.slots[self.index(sequence)]
+        slot = self._running[sequence]
         if prefilled and slot.num_prefilled == len(slot.tokens):
             slot.num_prefilled += len(tokens)
         slot.tokens += tokens
@@ -99,8 +103,8 @@ class KvSlots:
 
     def release(self, sequence: int) -> None:
         """The sequence has ended; its past stays until the slot is needed. The others close ranks."""
-        index = self.index(sequence)
-        slot = self.slots[index]
+        slot = self._running.pop(sequence)
+        index = slot.index
         self._num_released += 1
         slot.sequence, slot.released = None, self._num_released
         if index < self.num_decoding:
@@ -128,9 +132,6 @@ class KvSlots:
                 best = (slot, length)
         return best
 
-    def _position(self, slot: Slot) -> int:
-        return next(index for index, candidate in enumerate(self.slots) if candidate is slot)
-
     def _exchange(self, one: int, other: int) -> None:
         if one == other:
             return
@@ -142,6 +143,7 @@ class KvSlots:
         else:
             self._buffers.swap(one, other, max(len(first.tokens), len(second.tokens)))
         self.slots[one], self.slots[other] = second, first
+        second.index, first.index = one, other
 
 
 def _common_length(one: list[int], other: list[int]) -> int:
