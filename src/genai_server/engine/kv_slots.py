@@ -8,6 +8,9 @@ idle ones, which keep the tokens of finished sequences for the next prompt that 
 from dataclasses import dataclass, field
 from typing import Protocol
 
+# Tokens beyond a common past that are sooner read anew than the past is copied.
+_LITTLE = 16
+
 
 class Buffers(Protocol):
     """What the slots need of the key-value buffers, wherever these lie."""
@@ -66,16 +69,18 @@ class KvSlots:
         At least two tokens are always left to read, for one alone is read by another kernel, which rounds otherwise: so
         asking twice gives the same answer twice. With `exact`, only keys and values from prefill are used again, for
         those from decoding differ from them by rounding.
-        An idle slot that has little beyond the common past is taken over; otherwise the past is copied into the idle
-        slot that was released longest ago, so that both can be gone on from.
+        An idle slot that has little beyond the common past is taken over, and if no slot is empty, one of which half is
+        common; otherwise the past is copied into the idle slot that was released longest ago, so that both can be gone
+        on from.
         """
         source, length = self._longest_past(prompt, exact=exact) if reuse else (None, 0)
         target = self.num_running
-        if source is not None and source.sequence is None and 2 * length >= len(source.tokens):
-            taken = source
-        else:
-            idle = sorted(self.slots[target:], key=lambda slot: slot.released)
-            taken = next((slot for slot in idle if slot is not source), idle[0])
+        idle = sorted(self.slots[target:], key=lambda slot: (bool(slot.tokens), slot.released))
+        taken = next((slot for slot in idle if slot is not source), idle[0])
+        if source is not None and source.sequence is None:
+            beyond = len(source.tokens) - length
+            if beyond <= _LITTLE or (taken.tokens and beyond <= length):
+                taken = source
         if taken is not source:
             taken.tokens = []
         self._exchange(taken.index, target)
@@ -122,10 +127,13 @@ class KvSlots:
         return len(idle)
 
     def _longest_past(self, prompt: list[int], *, exact: bool) -> tuple[Slot | None, int]:
-        """The slot that has most of the prompt's beginning, and how many tokens of it may be used."""
+        """The slot that has most of the prompt's beginning, and how many tokens of it may be used.
+
+        Of several an idle one, for that may be taken over.
+        """
         most = len(prompt) - 2
         best: tuple[Slot | None, int] = (None, 0)
-        for slot in self.slots:
+        for slot in self.slots[self.num_running :] + self.slots[: self.num_running]:
             usable = slot.tokens[: slot.num_prefilled] if exact else slot.tokens
             length = min(most, _common_length(prompt, usable))
             if length > best[1]:
