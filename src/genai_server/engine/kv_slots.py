@@ -28,8 +28,8 @@ class Buffers(Protocol):
 class Slot:
     """The tokens whose keys and values lie in a slot; the first `num_prefilled` of them came from prefill.
 
-    `index` is the row. `sequence` is the running sequence that has the slot, None for an idle one; `released` orders the
-    idle ones.
+    `index` is its row. `sequence` is the running sequence that has the slot, None for an idle one; `released` orders
+    the idle ones.
     """
 
     index: int

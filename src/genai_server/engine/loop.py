@@ -97,9 +97,7 @@ class EngineLoop:
         self._deliver()
         step = self._scheduler.next_pass()
         if step is not None:
-            started = self._clock()
-            if self._forward(step):
-                self._scheduler.observe(step, self._clock() - started)
+            self._forward(step)
         self._deliver()
 
     # receive
@@ -197,10 +195,10 @@ class EngineLoop:
             with self._failing([sequence]):
                 self._options.move(sequence)
 
-    def _forward(self, step: Pass) -> bool:
-        """Run a pass and sample from it; returns whether it ran to its end."""
-        completed = False
+    def _forward(self, step: Pass) -> None:
+        """Run a pass and sample from it; only one that runs to its end tells how long passes take."""
         with self._failing(step.sequences):
+            started = self._clock()
             for sequence in step.sequences:
                 sequence.start()
                 self._options.before_pass(sequence)
@@ -211,8 +209,7 @@ class EngineLoop:
                 if sequence.num_unread == 0:
                     with self._failing([sequence]):
                         self._sample(sequence, row)
-            completed = True
-        return completed
+            self._scheduler.observe(step, self._clock() - started)
 
     @contextmanager
     def _failing(self, sequences: list[Sequence]) -> Iterator[None]:
