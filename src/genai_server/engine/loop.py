@@ -6,6 +6,7 @@ arrives meanwhile waits for at most one decode step or one prefill chunk.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
@@ -269,9 +270,9 @@ class EngineLoop:
     def _publish_load(self) -> None:
         """Tell each API process what has changed since it was told."""
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        own = Counter(connection for connection, _ in self._sequences)
         for connection, last in self._loads.items():
-            others = sum(origin[0] != connection for origin in self._sequences)
-            load = Load(running, waiting, others, self._options.terminated)
+            load = Load(running, waiting, len(self._sequences) - own[connection], self._options.terminated)
             if load != last:
                 self._loads[connection] = load
                 self._tell(connection, load)
