@@ -6,6 +6,7 @@ as for many; so everything here is compared exactly.
 
 import random
 import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,21 @@ def idle(runner: BatchedRunner) -> bool:
 
 
 # batches
+
+
+def test_batches_of_every_size_leave_no_memory_taken(batch: Batch) -> None:
+    for number in range(SLOTS):
+        batch.begin(number, text(900, number))
+    tracemalloc.start()
+    try:
+        for rows in range(SLOTS, 0, -1):
+            batch.step(*range(rows))
+            batch.end(rows - 1)
+        arrays = tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)
+        kept = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([arrays]).traces)
+    finally:
+        tracemalloc.stop()
+    assert kept < 900
 
 
 def test_its_facts(runner: BatchedRunner) -> None:

@@ -110,11 +110,14 @@ class BatchedRunner:
         self._session = session
         self._model = model
         self._exact: set[int] = set()
-        # Two rows at least, for the lone row of an exact answer needs a companion; beyond the slots it keeps nothing.
-        self._buffers = CpuBuffers(graph, max(2, limits.num_slots), limits.max_length)
+        # Two at least, for the lone row of an exact answer needs a companion; beyond the slots it keeps nothing.
+        num_rows = max(2, limits.num_slots)
+        self._buffers = CpuBuffers(graph, num_rows, limits.max_length)
         self.slots = KvSlots(limits.num_slots, self._buffers)
         self._max_rows = limits.num_slots
         self._bindings: dict[tuple[int, int], Any] = {}
+        # One for all passes: every binding would keep its own last mask.
+        self._mask = np.empty(num_rows * graph.slot_length(limits.max_length), np.int64)
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
@@ -213,7 +216,9 @@ class BatchedRunner:
         """One pass of `ids` [rows, new] over the slots from `first` on, whose rows are `lengths` long after it."""
         rows, new = ids.shape
         binding = self._binding(first, rows)
-        mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+        width = int(lengths.max())
+        mask = self._mask[: rows * width].reshape(rows, width)
+        np.less(np.arange(width), lengths[:, None], out=mask)
         binding.bind_cpu_input(self._graph.input_ids, ids)
         binding.bind_cpu_input(self._graph.attention_mask, mask)
         if self._graph.position_ids is not None:
