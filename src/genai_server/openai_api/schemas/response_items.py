@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire
 from genai_server.openai_api.schemas.chat import FunctionName
@@ -91,8 +91,6 @@ def _form_of(given: Any) -> str | None:
 
 def _type_of(item: Any) -> Any:
     """An item's type, or what the item is without one; None for what is no item."""
-    if isinstance(item, BaseModel):
-        return getattr(item, "type", None)
     if not isinstance(item, dict):
         return None
     kind = item.get("type", "message" if "role" in item else "item_reference")
