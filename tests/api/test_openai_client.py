@@ -16,7 +16,7 @@ from tests.running_server import RunningServer
 
 class City(BaseModel):
     name: Literal["Paris", "Rome"]
-    people: int
+    big: bool
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ _NAMES = {
     "response_format": "text.format",
 }
 _OTHER = re.compile(rf"\b({'|'.join(_NAMES)})\b")
+_MESSAGE = re.compile(r"\bmessages\[\d+\][\w.\[\]]*")
 
 
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
@@ -64,7 +65,7 @@ def outer_error(error: GenaiServerError) -> GenaiServerError:
     if error.param is None:
         return error
     if error.param.startswith("messages"):
-        return type(error)(error.message, param="input")
+        return type(error)(_MESSAGE.sub("input", error.message), param="input")
 
     def name(inner: re.Match[str]) -> str:
         return _NAMES[inner[0]]

@@ -91,8 +91,6 @@ def _form_of(given: Any) -> str | None:
 
 def _type_of(item: Any) -> Any:
     """An item's type, or what the item is without one; None for what is no item."""
-    if isinstance(item, Item | ItemReference):
-        return item.type
     if not isinstance(item, dict):
         return None
     kind = item.get("type", "message" if "role" in item else "item_reference")

@@ -1,7 +1,7 @@
 """Tool calls as Mistral's models write them, after the token `[TOOL_CALLS]`.
 
-It is an array of objects or, with tokenizers from version 11 on, one name and its arguments and then, for the next call,
-the token again. Version 11 has `[CALL_ID]` and an id before `[ARGS]`.
+It is an array of objects or, with tokenizers from version 11 on, one name and its arguments and then, for the next
+call, the token again. Version 11 has `[CALL_ID]` and an id before `[ARGS]`.
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo"}}]
     [TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}
