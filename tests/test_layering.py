@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "generation", "parts", "timing", "messages"),
     ("config", "logs"),
     ("text", "openai_api"),
-    ("engine", "engines"),
+    ("engine", "engines", "anthropic_api"),
     ("api", "bench"),
     ("cli",),
     ("asgi", "__main__"),
@@ -32,9 +32,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine": ("text", "openai_api"),
     "engines": ("text", "openai_api"),
+    "anthropic_api": ("text",),
     "api": ("engine",),
     # It measures servers of any kind, from outside.
-    "bench": ("engine", "engines", "text", "openai_api", "messages", "generation"),
+    "bench": ("engine", "engines", "text", "openai_api", "anthropic_api", "messages", "generation"),
 }
 # Libraries, by pattern of their top module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {

@@ -76,6 +76,12 @@ async def start_completion(
     return prompts, Choices(request_id, services.settings.model_name, answers, body.n or 1)
 
 
+def require_model(services: Services, model: str | None) -> None:
+    """Raise ModelNotFound unless it is the served one, or none."""
+    if model not in (None, services.settings.model_name):
+        raise ModelNotFound(f"model {model!r} is not served; {services.settings.model_name!r} is", param="model")
+
+
 async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
     """The prompt of a chat. Raises InvalidField."""
     messages = [message.for_template() for message in body.messages]
@@ -89,10 +95,7 @@ class _Start:
         self.services = services
         self.body = body
         self.request_id = request_id
-        if body.model not in (None, services.settings.model_name):
-            raise ModelNotFound(
-                f"model {body.model!r} is not served; {services.settings.model_name!r} is", param="model"
-            )
+        require_model(services, body.model)
         self.engine: EngineClient
         self.model: ModelInfo
         self.engine, self.model = services.router.pick(body.device)

@@ -90,6 +90,11 @@ class AnswerText:
                 return parts[:count]
         return parts
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the answer."""
+        return self._stop.found
+
     def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
         """A token as it is told to clients."""
         top = [ScoredToken(self._token_bytes(token), score) for token, score in logprob.top]
