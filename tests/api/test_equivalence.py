@@ -56,7 +56,7 @@ def _chat(server: RunningServer, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _streamed(server: RunningServer, body: dict[str, Any]) -> list[dict[str, Any]]:
     """The choices put together from their chunks."""
-    choices = [{"content": "", "tokens": [], "reason": None} for _ in range(body.get("n", 1))]
+    choices: list[dict[str, Any]] = [{"content": "", "tokens": [], "reason": None} for _ in range(body.get("n", 1))]
     with server.client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
