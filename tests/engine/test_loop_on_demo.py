@@ -286,6 +286,13 @@ def test_an_answer_that_would_end_goes_on_up_to_its_least_tokens(device: Device)
     assert 2 not in device.tokens(2)
 
 
+def test_a_prompt_of_one_token_may_be_only_read(device: Device) -> None:
+    device.inbox.put((API, Submit(1, GenerationRequest("r", [100], 0, MAX_LENGTH, prompt_logprobs=True))))
+    device.run(1)
+    assert device.reason(1) == FinishReason.LENGTH
+    assert (device.tokens(1), device.prompt_logprobs(1)) == ([], [])
+
+
 def test_a_prompt_that_was_only_read_is_in_the_cache(device: Device) -> None:
     text = "How are you today? " * 5
     device.submit(1, text, max_tokens=0)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
 from genai_server.errors import InvalidField
+from genai_server.parts import Content, ToolCallArguments, ToolCallStart
 from genai_server.text import grammar
-from genai_server.text.parts import Content, ToolCallArguments, ToolCallStart
 from genai_server.text.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
 from genai_server.text.tool_formats import TOOL_FORMATS, Tool
 from tests.running_server import DEMO

@@ -100,7 +100,7 @@ class EngineLoop:
         self._clock = clock
         self._options = options
         self._model = runners.generator.model
-        self._reception = Reception(scheduler, options, guidance, self._model, clock, self._compiled)
+        self._reception = Reception(scheduler, options, guidance, self._model, clock, self._on_compiled)
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._loads: dict[int, Load] = {}
         self._outbox: dict[int, list[ToApi]] = {}
@@ -175,10 +175,11 @@ class EngineLoop:
             self._sequences[sequence.origin] = sequence
             self._tell(connection, Accepted(message.key))
 
-    def _compiled(self, connection: int, submit: Submit, compiled: Compiled) -> None:
+    def _on_compiled(self, connection: int, submit: Submit, compiled: Compiled) -> None:
         self._inbox.put((connection, GrammarCompiled(submit, compiled)))
 
     def _go_on(self, connection: int, message: GrammarCompiled) -> None:
+        """Consider again who has waited for a grammar."""
         if self._reception.compiled(connection, message.submit, message.compiled):
             self._submit(connection, message.submit)
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import psutil
 
 from genai_server.engine.connections import Connections, Listener, listen
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.guidance import Guidance, bytes_guidance, model_guidance
 from genai_server.engine.loop import EngineLoop
+from genai_server.engine.memory import free_memory
 from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
@@ -131,7 +131,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
             f"GENAI_MAX_LENGTH allows {max_length}"
         )
     slot_bytes = graph.bytes_per_token * graph.slot_length(max_length)
-    allowed = spec.kv_cache_bytes or psutil.virtual_memory().available // 2
+    allowed = spec.kv_cache_bytes or free_memory() // 2
     num_slots = min(spec.max_batch_size, allowed // slot_bytes)
     source = "GENAI_KV_CACHE_BYTES" if spec.kv_cache_bytes else "half of the memory that is free"
     need = f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes, {source} is {allowed}"

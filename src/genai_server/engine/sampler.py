@@ -1,8 +1,8 @@
 """Chooses the next token from the logits, for every runner alike; it knows no model.
 
-The order, up to the penalties as in vLLM (whose name for the first is structured outputs) and from the temperature on
-as in Hugging Face's generation: what the grammar and min_tokens rule out, logit bias, repetition penalty, frequency and
-presence penalty, temperature, top-k, top-p, min-p.
+The order, up to the penalties as in vLLM and from the temperature on as in Hugging Face's generation: what the grammar
+and min_tokens rule out, logit bias, repetition penalty, frequency and presence penalty, temperature, top-k, top-p,
+min-p.
 """
 
 from collections.abc import Sequence

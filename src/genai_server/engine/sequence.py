@@ -11,11 +11,11 @@ class Sequence:
     must fit.
 
     `tokens` are those of the prompt and those produced; its runner has read the first `num_read` of them, and
-    `num_cached` of the prompt came from the cache; the log probabilities of `num_scored`, with the first, which has
-    none, need not be told any more. `profile` is the prefix that its passes shall be profiled under from
-    now on, `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which
-    it is profiled; one that is `left_out` is not chosen when the device is profiled. `batched` says which of the
-    engine's two runners has it.
+    `num_cached` of the prompt came from the cache. The log probabilities of the prompt's first `num_scored` need not be
+    told any more; the very first has none. `profile` is the prefix that its passes shall be profiled under from now on,
+    `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which it is
+    profiled; one that is `left_out` is not chosen when the device is profiled. `batched` says which of the engine's two
+    runners has it.
     """
 
     def __init__(
