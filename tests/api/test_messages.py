@@ -3,18 +3,35 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
 from anthropic.types import Message, ThinkingBlock, ToolUseBlock
+from pydantic import BaseModel
 
 from tests.running_server import RunningServer
 
 TOOLS: list[Any] = [{"name": "add", "input_schema": {"type": "object"}}]
 CALL = '<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>'
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 9}},
+        "required": ["city"],
+    },
+}
 SCRIPT = f"say <think>so</think>Sum: {CALL}"
+
+
+class Answer(BaseModel):
+    """What an answer shall be."""
+
+    right: bool
+    number: Literal[1, 2, 3]
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +228,9 @@ def test_every_error_of_these_paths_has_anthropics_form(
 
 
 def test_a_call_and_its_result_can_be_sent_back(demo: RunningServer) -> None:
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    tool = {"name": "get_weather", "description": "Get the weather of a city.", "input_schema": schema}
     question = _turn("What is the weather in Paris?")
     with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
-        fields: Any = {"model": "onnx-genai", "max_tokens": 100, "tools": [tool]}
+        fields: Any = {"model": "onnx-genai", "max_tokens": 100, "tools": [WEATHER]}
         called = client.messages.create(messages=[question], **fields)
         (call,) = (block for block in called.content if isinstance(block, ToolUseBlock))
         result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": '{"temperature": 21}'}
@@ -244,6 +259,27 @@ def test_the_clients_own_loop_runs_a_tool_and_tells_its_result(demo: RunningServ
         ).until_done()
     assert called == ["Paris"]
     assert "21" in str(last.content[0].to_dict()["text"])
+
+
+def test_an_answer_fits_the_class_that_it_is_parsed_to(demo: RunningServer) -> None:
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        fields: Any = {"model": "onnx-genai", "max_tokens": 200, "messages": [_turn("What is 2 + 3?")]}
+        parsed = client.messages.parse(output_format=Answer, **fields).parsed_output
+        with client.messages.stream(output_format=Answer, **fields) as stream:
+            streamed = stream.get_final_message().parsed_output
+    assert isinstance(parsed, Answer)
+    assert parsed == streamed
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_call_can_be_forced(demo: RunningServer, choice: Any) -> None:
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(
+            model="onnx-genai", max_tokens=100, tools=[WEATHER], tool_choice=choice, messages=[_turn("Hello!")]
+        )
+    (call,) = message.content
+    assert isinstance(call, ToolUseBlock)
+    assert (message.stop_reason, call.name, set(call.input)) == ("tool_use", "get_weather", {"city"})
 
 
 def test_a_turn_that_the_client_has_begun_goes_on(demo: RunningServer) -> None:
