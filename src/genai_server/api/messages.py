@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
@@ -13,16 +13,15 @@ from genai_server.anthropic_api.translate import Translation
 from genai_server.api.choices import Choices
 from genai_server.api.errors import anthropic_body
 from genai_server.api.services import Services, request_id, services
-from genai_server.api.sse import EventStream
+from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import encode_chat, require_model, start_chat
 from genai_server.errors import RequestError
 from genai_server.openai_api.schemas.base import JsonObject
 
 router = APIRouter(tags=["anthropic"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)})
-_STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
-@router.post("/v1/messages", responses=_STREAMS)
+@router.post("/v1/messages", responses=STREAMS)
 @router.post("/messages", include_in_schema=False)
 async def create_message(
     body: MessagesRequest,

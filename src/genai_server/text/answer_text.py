@@ -8,7 +8,6 @@ from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallSt
 from genai_server.text.stop import StopStrings
 from genai_server.text.tokenizer import Decoder
 
-
 # OpenAI's word for a token that cannot come: JSON has no infinity.
 _IMPOSSIBLE = -9999.0
 

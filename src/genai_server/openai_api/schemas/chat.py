@@ -152,7 +152,7 @@ class ChatParameters(GenerationFields):
 class ChatRequest(ChatParameters):
     """Body of /v1/chat and /v1/chat/stream."""
 
-    n: Literal[1] | None = Field(None, description="These endpoints give one answer.")
+    n: int | None = Field(None, ge=1, le=1, description="These endpoints give one answer.")
 
 
 class ChatCompletionRequest(ChatParameters):
