@@ -246,6 +246,15 @@ def test_telemetry_is_off_unless_the_operator_has_said_otherwise() -> None:
     assert willing == {"ORT_DISABLE_TELEMETRY": "0"}
 
 
+def test_the_tokenizer_keeps_to_one_thread_unless_the_operator_has_said_otherwise() -> None:
+    silent: dict[str, str] = {}
+    config.limit_tokenizer_threads(silent)
+    assert silent == {"TOKENIZERS_PARALLELISM": "false"}
+    willing = {"TOKENIZERS_PARALLELISM": "true"}
+    config.limit_tokenizer_threads(willing)
+    assert willing == {"TOKENIZERS_PARALLELISM": "true"}
+
+
 # logging
 
 
