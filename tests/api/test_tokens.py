@@ -68,7 +68,7 @@ def test_pieces_are_texts_or_the_bytes_of_what_is_no_text(demo: RunningServer) -
     ("fields", "param", "reason"),
     [
         ({}, None, "the body must have one of prompt, content and messages"),
-        ({"prompt": "x", "messages": [{"role": "user"}]}, "messages", "messages is not allowed beside prompt"),
+        (body("x", prompt="x"), "messages", "messages is not allowed beside prompt"),
         ({"prompt": "x", "content": "x"}, "content", "content is not allowed beside prompt"),
         ({"prompt": "x", "add_special": True}, "add_special", "add_special is only allowed with content"),
         ({"content": "x", "tools": []}, "tools", "tools is only allowed with messages"),
