@@ -64,9 +64,11 @@ def test_any_text_comes_back_from_its_tokens(tokenizer: Tokenizer, text: str) ->
 
 
 @given(text=ANY_TEXT)
-def test_the_bytes_of_the_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+def test_the_bytes_of_the_tokens_are_those_of_the_text_with_at_most_a_blank_before_it(
+    tokenizer: Tokenizer, text: str
+) -> None:
     data = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
-    assert data.removeprefix(b" ") == text.encode().removeprefix(b" ")
+    assert data in (text.encode(), b" " + text.encode())
 
 
 @pytest.mark.parametrize("text", TEXTS[:-1])
