@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Response
 
 from genai_server.api.services import Services, services
-from genai_server.errors import ModelNotFound
+from genai_server.api.start import require_model
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatMessage, Tool
 from genai_server.openai_api.schemas.tokens import (
@@ -58,8 +58,7 @@ def apply_template(body: ApplyTemplateRequest, services: Annotated[Services, Dep
 
 def _codec(services: Services, model: str | None) -> TextCodec:
     """Every device has the same model. Raises ModelNotFound."""
-    if model not in (None, services.settings.model_name):
-        raise ModelNotFound(f"model {model!r} is not served; {services.settings.model_name!r} is", param="model")
+    require_model(services, model)
     return next(iter(services.codecs.values()))
 
 

@@ -62,10 +62,8 @@ class ChatMessage(Wire):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: content is a text, what is not there is left out."""
+        """As the text side takes it: what is not there is left out, but for the content."""
         fields = self.model_dump(exclude_none=True, exclude={"annotations"})
-        if isinstance(self.content, list):
-            fields["content"] = "".join(part.text for part in self.content)
         return {"content": None, **fields} if self.tool_calls else fields
 
 

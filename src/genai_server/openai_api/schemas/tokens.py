@@ -63,7 +63,7 @@ class TokenizeResponse(BaseModel):
     tokens: list[int]
     count: int
     max_model_len: int
-    pieces: list[str | list[int]]
+    pieces: list[str | list[int]] = Field(default_factory=list, description="Only if they are asked for.")
 
 
 class DetokenizeRequest(Wire):
