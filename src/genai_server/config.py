@@ -6,7 +6,6 @@ option follows from the field's name (`max_length` becomes `--max-length`).
 
 import argparse
 import ipaddress
-import logging
 import os
 import re
 from collections.abc import Mapping, MutableMapping
@@ -77,6 +76,11 @@ class Settings(BaseModel):
         alias="GENAI_EXACT",
         description="Make every answer bit for bit the same in any company, at some cost.",
     )
+    tool_parser: str = Field(
+        "auto",
+        alias="GENAI_TOOL_PARSER",
+        description="How the model writes tool calls, such as hermes; auto asks its chat template, none has no tools.",
+    )
     max_queue: int = Field(
         256,
         alias="GENAI_MAX_QUEUE",
@@ -102,8 +106,25 @@ class Settings(BaseModel):
         alias="GENAI_CACHE_DIR",
         description="Folder for packed weights that all engines share; empty takes the user's, `none` does without.",
     )
+    allow_special_tokens: bool = Field(
+        False,
+        alias="GENAI_ALLOW_SPECIAL_TOKENS",
+        description="Let messages and tools write the tokens that structure a prompt, such as the end of a turn.",
+    )
     max_body_bytes: Positive = Field(
         1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Largest request body, in bytes."
+    )
+    response_store_size: int = Field(
+        256,
+        alias="GENAI_RESPONSE_STORE_SIZE",
+        ge=0,
+        le=1_000_000,
+        description="Responses of /v1/responses that each API process keeps, the last used ones; 0 keeps none.",
+    )
+    response_store_bytes: Positive = Field(
+        64 * 1024 * 1024,
+        alias="GENAI_RESPONSE_STORE_BYTES",
+        description="Most bytes of them with the conversations that they belong to, counted as JSON.",
     )
     drain_timeout: int = Field(
         30,
@@ -261,8 +282,6 @@ def disable_telemetry(environ: MutableMapping[str, str] | None = None) -> None:
     (os.environ if environ is None else environ).setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
-def configure_logging(level: str) -> None:
-    """Log to standard error, one line each."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    for noisy in ("asyncio", "sse_starlette"):
-        logging.getLogger(noisy).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))
+def limit_tokenizer_threads(environ: MutableMapping[str, str] | None = None) -> None:
+    """Keep the tokenizers library to the thread that calls it: one text is no work for several."""
+    (os.environ if environ is None else environ).setdefault("TOKENIZERS_PARALLELISM", "false")

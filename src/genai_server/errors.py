@@ -5,11 +5,14 @@ GenaiServerError
 │   └── ModelDirectoryError     the model directory is missing or incomplete
 ├── RequestError                the caller's to mend; raised before any work is done
 │   ├── InvalidField            a field is missing, unknown, of the wrong kind or out of range
-│   │   └── PromptTooLong       the prompt does not fit the length that the server allows
+│   │   ├── PromptTooLong       the prompt does not fit the length that the server allows
+│   │   └── PreviousNotFound    the response to go on from is not kept
 │   ├── MalformedBody           the body is not JSON
 │   ├── BodyTooLarge            the body is over the size limit
 │   ├── ModelNotFound           no such model is served
 │   ├── RequestNotFound         no such request is running or waiting
+│   ├── ThreadUnsupported       the request wants its conversation to be kept
+│   ├── ResponseNotFound        no such response is kept
 │   └── AdminForbidden          the caller may not use the admin endpoints
 ├── Unavailable                 nobody's fault; the same request may succeed later
 │   ├── QueueFull               as many requests wait as are allowed to
@@ -65,6 +68,12 @@ class PromptTooLong(InvalidField):
     code = "context_length_exceeded"
 
 
+class PreviousNotFound(InvalidField):
+    """The response that a request goes on from is not kept, or no more."""
+
+    code = "previous_response_not_found"
+
+
 class MalformedBody(RequestError):
     """The body is not JSON."""
 
@@ -87,6 +96,18 @@ class RequestNotFound(RequestError):
     """No such request is running or waiting."""
 
     code = "request_not_found"
+
+
+class ThreadUnsupported(RequestError):
+    """The server shall keep the conversation; Anthropic's client goes on without if it gets this code."""
+
+    code = "thread_unsupported_request"
+
+
+class ResponseNotFound(RequestError):
+    """No such response is kept, or no more."""
+
+    code = "response_not_found"
 
 
 class AdminForbidden(RequestError):

@@ -35,6 +35,12 @@ class Cancel(Struct, frozen=True, tag=True):
     key: int
 
 
+class Stop(Struct, frozen=True, tag=True):
+    """The answer is complete as far as it has come; answered by `Finished` if it runs."""
+
+    key: int
+
+
 class SetRuntimeOption(Struct, frozen=True, tag=True):
     """Set one of onnxruntime-genai's runtime options on all requests of the device, or on those named."""
 
@@ -56,7 +62,7 @@ class ResetPrefixCache(Struct, frozen=True, tag=True):
     call: int
 
 
-ToEngine = Hello | Submit | Cancel | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache
+ToEngine = Hello | Submit | Cancel | Stop | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache
 
 
 class Welcome(Struct, frozen=True, tag=True):
@@ -83,11 +89,12 @@ class Accepted(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The request was not taken; `code` names a class of errors.py."""
+    """The request was not taken; `code` names a class of errors.py, `param` the field at fault, if one is."""
 
     key: int
     code: str
     message: str
+    param: str | None = None
 
 
 class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -115,11 +122,12 @@ class Finished(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The answer ended in an error; `code` names a class of errors.py."""
+    """The answer ended in an error; `code` names a class of errors.py, `param` the field at fault, if one is."""
 
     key: int
     code: str
     message: str
+    param: str | None = None
 
 
 class ProfiledRequest(Struct, frozen=True):

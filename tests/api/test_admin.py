@@ -110,9 +110,10 @@ def test_profiling_writes_one_file_for_each_pass_between_on_and_off(server: Runn
         on = server.options(enable_profiling="mine", device="scripted:1").json()["devices"]["scripted:1"]
         assert on["enable_profiling"] == "mine"
         assert [request["request_id"] for request in on["requests"]] == [name]
-        assert on["requests"][0]["from_token"] >= 3
+        first = on["requests"][0]["from_token"]
+        assert first >= 3
         before = on["profile_files"]
-        for _ in range(5):
+        for _ in range(first + 5 - 3):  # some of them were made before the switch, and lay in the socket
             next(reader)
         off = server.options(enable_profiling="0", device="scripted:1").json()["devices"]["scripted:1"]
         assert off["enable_profiling"] == "0"

@@ -34,3 +34,15 @@ def test_unknown_paths_and_methods_answer_in_the_same_form(
     response = scripted.client.request(method, path)
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_405_names_all_methods_of_the_path(scripted: RunningServer) -> None:
+    assert scripted.client.delete("/v1/admin/runtime_options").headers["allow"] == "GET, POST"
+
+
+def test_a_rule_with_braces_in_it_is_told_as_it_is(scripted: RunningServer) -> None:
+    tool = {"type": "function", "function": {"name": "a b"}}
+    response = scripted.client.post("/v1/chat", json={"messages": [{"role": "user", "content": "x"}], "tools": [tool]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools[0].function.name"
+    assert "{1,128}" in response.json()["error"]["message"]

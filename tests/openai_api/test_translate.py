@@ -1,21 +1,14 @@
-"""From the wire to the vocabulary and back: defaults, limits, and OpenAI's forms."""
+"""From the wire to the vocabulary: defaults and limits."""
 
 from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from genai_server.errors import InvalidField, PromptTooLong
-from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Sampling
-from genai_server.openai_api.schemas import ChatCompletionRequest, ChatRequest
-from genai_server.openai_api.translate import (
-    ChatCompletionBuilder,
-    Policy,
-    openai_reason,
-    to_generation_request,
-    to_sampling,
-    usage,
-)
+from genai_server.generation import GenerationRequest, ModelInfo, Sampling
+from genai_server.openai_api.schemas.chat import ChatCompletionRequest, ChatRequest
+from genai_server.openai_api.schemas.completions import CompletionRequest
+from genai_server.openai_api.translate import Policy, nth_choice, to_generation_request, to_sampling
 
 HELLO = [{"role": "user", "content": "Hello"}]
 DEFAULTS = Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.1)
@@ -115,7 +108,7 @@ def test_a_priority_is_handed_on_and_is_none_if_left_out() -> None:
 
 
 def _sampling(**fields: Any) -> Sampling:
-    return to_sampling(ChatRequest.model_validate({"messages": HELLO, **fields}), DEFAULTS)
+    return to_sampling(ChatRequest.model_validate({"messages": HELLO, **fields}), MODEL)
 
 
 def test_what_a_request_leaves_out_has_the_models_value() -> None:
@@ -134,66 +127,70 @@ def test_a_given_value_replaces_the_models_even_if_it_is_zero(field: str, value:
 
 
 def test_all_given_values_arrive_in_their_places() -> None:
-    given = {"temperature": 0.1, "top_k": 2, "top_p": 0.3, "min_p": 0.4, "repetition_penalty": 0.5, "seed": 6}
-    assert _sampling(**given) == Sampling(0.1, 2, 0.3, 0.4, 0.5, 6)
-
-
-# answers
-
-
-def test_a_terminated_answer_is_cut_in_openais_words_and_true_in_ours() -> None:
-    assert openai_reason(FinishReason.TERMINATED) == {"finish_reason": "length", "genai_finish_reason": "terminated"}
-
-
-@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
-def test_openais_own_reasons_stand_alone(reason: FinishReason) -> None:
-    assert openai_reason(reason) == {"finish_reason": reason.value}
-
-
-def test_usage_adds_up() -> None:
-    assert usage(3, 4, 2) == {
-        "prompt_tokens": 3,
-        "completion_tokens": 4,
-        "total_tokens": 7,
-        "prompt_tokens_details": {"cached_tokens": 2},
+    given: dict[str, Any] = {
+        "temperature": 0.1,
+        "top_k": 2,
+        "top_p": 0.3,
+        "min_p": 0.4,
+        "repetition_penalty": 0.5,
+        "seed": 6,
     }
+    given |= {"frequency_penalty": 0.7, "presence_penalty": -0.8, "logit_bias": {"999": -100, "0": 0.0}}
+    assert _sampling(**given) == Sampling(0.1, 2, 0.3, 0.4, 0.5, 6, 0.7, -0.8, {999: -100.0})
 
 
-@pytest.mark.parametrize("reason", FinishReason)
-def test_a_whole_answer_is_one_of_openais(reason: FinishReason) -> None:
-    built = ChatCompletionBuilder("id1", "m", 1234).complete("text", reason, usage(3, 4))
-    read = ChatCompletion.model_validate(built)
-    assert (read.id, read.model, read.created, read.object) == ("id1", "m", 1234, "chat.completion")
-    assert [choice.message.content for choice in read.choices] == ["text"]
-    assert read.choices[0].finish_reason in ("stop", "length")
-    assert read.usage is not None
-    assert read.usage.total_tokens == 7
+def test_a_bias_beyond_the_vocabulary_is_refused() -> None:
+    with pytest.raises(InvalidField, match=r"^logit_bias .*\b1000\b.*\b1000$") as caught:
+        _sampling(logit_bias={"1000": 1})
+    assert caught.value.param == "logit_bias"
 
 
-def _stream(*, with_usage: bool) -> list[dict[str, Any]]:
-    build = ChatCompletionBuilder("id1", "m", 1234, with_usage=with_usage)
-    return [build.first(), build.text("Hel"), build.text("lo"), build.last(FinishReason.STOP)]
+def test_negative_seeds_are_seeds_of_their_own() -> None:
+    assert len({_sampling(seed=seed).seed for seed in (-1, 1, -(2**63), 2**63 - 1)}) == 4
 
 
-def test_the_chunks_of_a_stream_are_openais_and_make_up_the_answer() -> None:
-    chunks = [ChatCompletionChunk.model_validate(chunk) for chunk in _stream(with_usage=False)]
-    assert {(chunk.id, chunk.model, chunk.created, chunk.object) for chunk in chunks} == {
-        ("id1", "m", 1234, "chat.completion.chunk")
-    }
-    choices = [chunk.choices[0] for chunk in chunks]
-    assert [choice.delta.role for choice in choices] == ["assistant", None, None, None]
-    assert "".join(choice.delta.content or "" for choice in choices) == "Hello"
-    assert [choice.finish_reason for choice in choices] == [None, None, None, "stop"]
+def test_each_choice_has_a_random_stream_of_its_own() -> None:
+    request = _request(seed=5)
+    seeds = [nth_choice(request, index).sampling.seed for index in range(3)]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 3
+    assert nth_choice(_request(), 1).sampling.seed is None
 
 
-def test_usage_is_null_in_the_chunks_of_those_who_asked_and_absent_for_the_others() -> None:
-    assert [chunk["usage"] for chunk in _stream(with_usage=True)] == [None] * 4
-    assert not [chunk for chunk in _stream(with_usage=False) if "usage" in chunk]
+def test_a_least_length_must_fit_the_greatest() -> None:
+    assert _request(10, min_tokens=90).min_tokens == 90
+    assert _request(10, min_tokens=3, max_tokens=3).min_tokens == 3
+    for fields in ({"min_tokens": 91}, {"min_tokens": 4, "max_tokens": 3}):
+        with pytest.raises(InvalidField) as caught:
+            _request(10, **fields)
+        assert caught.value.param == "min_tokens"
 
 
-def test_the_chunk_of_usage_has_no_choices() -> None:
-    built = ChatCompletionBuilder("id1", "m", 1234, with_usage=True).usage(usage(1, 2))
-    read = ChatCompletionChunk.model_validate(built)
-    assert read.choices == []
-    assert read.usage is not None
-    assert read.usage.total_tokens == 3
+@pytest.mark.parametrize(
+    ("fields", "meant"), [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)]
+)
+def test_log_probabilities_are_made_only_if_they_are_wanted(fields: dict[str, Any], meant: int | None) -> None:
+    assert _request(**fields).top_logprobs == meant
+
+
+def _completion(**fields: Any) -> GenerationRequest:
+    body = CompletionRequest.model_validate({"prompt": "x", **fields})
+    return to_generation_request(body, [5] * 10, MODEL, request_id="r1", policy=Policy(1000))
+
+
+def test_a_completion_has_openais_sixteen_tokens_if_nothing_else_is_said() -> None:
+    assert [_completion(max_tokens=given).max_tokens for given in (None, 7)] == [16, 7]
+
+
+def test_a_prompt_is_scored_only_if_it_is_told_with_log_probabilities() -> None:
+    assert _completion(echo=True, logprobs=0, max_tokens=0).prompt_logprobs
+    assert not _completion(echo=True).prompt_logprobs
+    assert not _completion(logprobs=0).prompt_logprobs
+
+
+def test_a_prompt_without_an_answer_may_fill_the_context() -> None:
+    body = CompletionRequest.model_validate({"prompt": "x", "echo": True, "max_tokens": 0})
+    full = to_generation_request(body, [5] * 100, MODEL, request_id="r1", policy=Policy(1000))
+    assert (full.max_tokens, full.max_length) == (0, 100)
+    with pytest.raises(PromptTooLong):
+        to_generation_request(body, [5] * 101, MODEL, request_id="r1", policy=Policy(1000))

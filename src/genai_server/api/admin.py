@@ -12,7 +12,8 @@ from genai_server.api.services import Services, services
 from genai_server.engines.client import EngineClient
 from genai_server.errors import InvalidField, NoEngineReady, RequestNotFound
 from genai_server.messages import Reply
-from genai_server.openai_api.schemas import ErrorResponse, RuntimeOptionsRequest
+from genai_server.openai_api.schemas.admin import RuntimeOptionsRequest
+from genai_server.openai_api.schemas.base import ErrorResponse
 
 T = TypeVar("T")
 

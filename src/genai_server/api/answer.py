@@ -1,84 +1,89 @@
-"""One running answer: its text, piece by piece, its finish reason and its timings."""
+"""One running answer: its parts as they come, its finish reason and its timings."""
 
-import asyncio
 from collections.abc import AsyncIterator
-
-from starlette.types import Receive
+from dataclasses import dataclass
 
 from genai_server.engines.stream import TokenStream
-from genai_server.errors import ServerStopping
-from genai_server.generation import FinishReason
-from genai_server.text.tokenizer import Decoder
+from genai_server.generation import FinishReason, Phases
+from genai_server.openai_api.usage import Usage
+from genai_server.parts import Part, ScoredToken, ToolCallStart
+from genai_server.text.answer_text import AnswerText
 from genai_server.timing import Stopwatch, Timings
 
 
-class ClientLeft(Exception):
-    """Nobody is there any more to take the answer."""
+@dataclass(frozen=True)
+class Piece:
+    """What an answer goes on by, never nothing; the scored tokens only if log probabilities are wanted."""
+
+    parts: list[Part]
+    tokens: list[ScoredToken]
 
 
 class Answer:
-    """Reads a TokenStream as text; whoever has it must `close` it, which ends the generation if it still runs."""
+    """Reads a TokenStream; whoever has it must `close` it, which ends the generation if it still runs."""
 
-    def __init__(
-        self, stream: TokenStream, decoder: Decoder, stopwatch: Stopwatch, *, request_id: str, model: str
-    ) -> None:
-        self.request_id = request_id
-        self.model = model
+    def __init__(self, stream: TokenStream, text: AnswerText, stopwatch: Stopwatch) -> None:
+        self.calls_tools = False
         self._stream = stream
-        self._decoder = decoder
+        self._text = text
         self._stopwatch = stopwatch
 
-    async def pieces(self) -> AsyncIterator[str]:
-        """The text token by token, never empty: a part of a character comes with the token that completes it.
-
-        Raises GenerationFailed, after what came before it.
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answer token by token: a part of a character, of a stop string or of a marker comes with what completes
+        it. Raises GenerationFailed, after what came before it.
         """
         async for batch in self._stream:
-            self._stopwatch.count(len(batch.tokens))
-            for token in batch.tokens:
-                piece = self._decoder.decode([token])
-                if piece:
-                    yield piece
+            for index, token in enumerate(batch.tokens):
+                self._stopwatch.count(1)
+                parts, tokens = self._text.feed(token, batch.logprobs[index] if batch.logprobs else None)
+                if parts or tokens:
+                    yield self._piece(parts, tokens)
+                if self._text.is_stopped:
+                    await self._stream.stop()
+                    break
+        parts, tokens = self._text.finish()
+        if parts or tokens:
+            yield self._piece(parts, tokens)
 
     @property
     def reason(self) -> FinishReason:
         """Why the answer has ended."""
+        if self._text.is_stopped:
+            return FinishReason.STOP
         assert self._stream.reason is not None, "pieces() has not ended yet"
         return self._stream.reason
 
     @property
-    def num_cached(self) -> int:
-        """Tokens of the prompt that needed not be read, once the answer has ended."""
-        return self._stream.num_cached
+    def stop_string(self) -> str | None:
+        """The request's stop string that has ended the answer, if one has."""
+        return self._text.stop_string
+
+    @property
+    def prompt_tokens(self) -> list[ScoredToken]:
+        """The prompt's tokens but the first with their log probabilities, if they are wanted; complete with the first
+        piece. Their offsets are not known.
+        """
+        return [self._text.scored(logprob, 0) for logprob in self._stream.prompt_logprobs]
+
+    @property
+    def usage(self) -> Usage:
+        """What it took up to now; the cached tokens are known at the end only."""
+        watch = self._stopwatch
+        return Usage(watch.input_tokens, watch.output_tokens, self._stream.num_cached, self._text.num_reasoning)
 
     def timings(self) -> Timings:
         """The figures, once the answer has ended."""
         return self._stopwatch.timings(self._stream.phases.decode)
 
+    def end(self) -> None:
+        """End it at once, from elsewhere: whoever reads it gets no more than what has come."""
+        self._stream.finish(FinishReason.STOP, Phases())
+        self._stream.close()
+
     def close(self) -> None:
         """Leave; to be called in any case."""
         self._stream.close()
 
-    async def text(self, receive: Receive) -> str:
-        """The whole text, and then close. Raises ClientLeft as soon as `receive` says so, and GenerationFailed."""
-        reading = asyncio.ensure_future(self._read())
-        leaving = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                raise ClientLeft
-            return reading.result()
-        except asyncio.CancelledError:
-            raise ServerStopping from None  # nothing else cancels a plain answer
-        finally:
-            reading.cancel()
-            leaving.cancel()
-            self.close()
-
-    async def _read(self) -> str:
-        return "".join([piece async for piece in self.pieces()])
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
+        self.calls_tools = self.calls_tools or any(isinstance(part, ToolCallStart) for part in parts)
+        return Piece(parts, tokens)

@@ -10,10 +10,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from genai_server import __version__
-from genai_server.api import admin, chat, openai, status
-from genai_server.api.answer import ClientLeft
+from genai_server.api import admin, chat, chat_completions, completions, messages, models, responses, status, tokens
+from genai_server.api.choices import ClientLeft
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.middleware import BodyLimit, RequestId
+from genai_server.api.response_store import ResponseStore
 from genai_server.api.services import Services
 from genai_server.config import Settings
 from genai_server.engines.router import Router
@@ -44,7 +45,9 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with engines() as folder, Router(settings.devices, folder).attached() as router:
-            app.state.services = Services(settings, router, codecs, clock, int(time.time()), on_loopback)
+            responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
+            started = int(time.time())
+            app.state.services = Services(settings, router, codecs, responses, clock, started, on_loopback)
             yield
         for codec in codecs.values():
             codec.close()
@@ -53,7 +56,7 @@ def create_app(
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(RequestId)
     install_error_handlers(app)
-    for module in (chat, openai, admin, status):
+    for module in (chat, chat_completions, completions, responses, messages, models, tokens, admin, status):
         app.include_router(module.router)
 
     @app.exception_handler(ClientLeft)

@@ -1,7 +1,11 @@
-"""The one table from errors to HTTP, and the body that clients get, before and after the response's headers alike."""
+"""The one table from errors to HTTP, and the bodies that clients get, before and after the response's headers alike.
+
+Anthropic's paths have errors in Anthropic's form, all others in OpenAI's.
+"""
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -9,8 +13,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 
 from genai_server import errors
+from genai_server.anthropic_api.error import error_object
 from genai_server.errors import GenaiServerError
 
 log = logging.getLogger(__name__)
@@ -21,11 +28,16 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.RequestError: (400, "invalid_request_error"),
     errors.ModelNotFound: (404, "invalid_request_error"),
     errors.RequestNotFound: (404, "invalid_request_error"),
+    errors.ResponseNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }
+# When a client may try again what could not be taken; engines restart and queues move on within seconds.
+RETRY_AFTER_SECONDS = 1
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _MOST_SHOWN = 100
+_ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
 # pydantic's kinds of findings in plain words; a kind that is not here speaks for itself.
 _RULES = {
     "bool_type": "must be true or false",
@@ -38,8 +50,12 @@ _RULES = {
     "list_type": "must be a list",
     "literal_error": "must be {expected}",
     "model_attributes_type": "must be an object",
+    "none_required": "must be null",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_short": "must have at least {min_length} character(s)",
     "string_type": "must be a string",
     "string_unicode": "must be valid Unicode",
+    "too_long": "must have at most {max_length} element(s)",
     "too_short": "must have at least {min_length} element(s)",
 }
 
@@ -55,10 +71,29 @@ def error_body(error: GenaiServerError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: GenaiServerError) -> JSONResponse:
-    """The whole response, for errors before the headers."""
+def anthropic_body(error: GenaiServerError, request_id: str) -> dict[str, Any]:
+    """Anthropic's form of an error."""
     status, _ = http_status(error)
-    return JSONResponse(error_body(error), status)
+    return error_object(status, error.message, error.code, request_id)
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is for one of Anthropic's paths."""
+    return _ANTHROPIC_PATH.fullmatch(scope["path"]) is not None
+
+
+def request_id_headers(scope: Scope) -> dict[str, str]:
+    """The name of a request, where its client looks for it."""
+    name: str = scope["state"]["request_id"]
+    return {"x-request-id": name, "request-id": name} if speaks_anthropic(scope) else {"x-request-id": name}
+
+
+def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
+    """The whole response to the request of this scope, for errors before the headers."""
+    status, _ = http_status(error)
+    body = anthropic_body(error, scope["state"]["request_id"]) if speaks_anthropic(scope) else error_body(error)
+    headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if isinstance(error, errors.Unavailable) else None
+    return JSONResponse(body, status, headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -66,37 +101,48 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(GenaiServerError)
     async def ours(request: Request, error: GenaiServerError) -> JSONResponse:
-        return error_response(error)
+        return error_response(error, request.scope)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(from_validation(error))
+        return error_response(from_validation(error), request.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         reason = HTTPStatus(error.status_code)
-        detail = {
-            "message": f"{reason.phrase}: {request.method} {request.url.path[:_MOST_SHOWN]}",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": reason.name.lower(),
-        }
-        return JSONResponse({"error": detail}, error.status_code, headers=error.headers)
+        message = f"{reason.phrase}: {request.method} {request.url.path[:_MOST_SHOWN]}"
+        kind, code = "invalid_request_error", reason.name.lower()
+        body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        if speaks_anthropic(request.scope):
+            body = error_object(reason, message, code, request.state.request_id)
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["allow"] = ", ".join(_methods(app, request))  # Starlette names those of one route only
+        return JSONResponse(body, error.status_code, headers=headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        response = error_response(GenaiServerError("internal error; the server's log has more"))
+        response = error_response(GenaiServerError("internal error; the server's log has more"), request.scope)
         # This handler runs outside the middleware that names the request.
-        response.headers["x-request-id"] = request.state.request_id
+        response.headers.update(request_id_headers(request.scope))
         return response
+
+
+def _methods(app: FastAPI, request: Request) -> list[str]:
+    """What a path can be asked, by all of its routes."""
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    return [m for m, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in app.routes)]
 
 
 def from_validation(error: RequestValidationError) -> GenaiServerError:
     """The first of pydantic's findings, naming the field, what it must be and what was given."""
-    first = error.errors()[0]
+    first = max(error.errors(), key=lambda finding: len(_path(finding, error.body)))  # of a union, the nearest
     if first["type"] == "json_invalid":
         return errors.MalformedBody(f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
-    field = _field_name(first["loc"])
+    field = _field_name(_path(first, error.body))
+    if first["type"] == "field":
+        field = f"{field}.{first['ctx']['field']}" if field else first["ctx"]["field"]
+        return errors.InvalidField(f"{field} {first['ctx']['rule']}", param=field)
     if first["type"] == "missing" or (field is None and first.get("input") is None):
         return errors.InvalidField(f"{field or 'a JSON body'} is required", param=field)
     if first["type"] == "extra_forbidden":
@@ -106,13 +152,31 @@ def from_validation(error: RequestValidationError) -> GenaiServerError:
     given = repr(first["input"])
     if len(given) > _MOST_SHOWN:
         given = given[:_MOST_SHOWN] + "…"
-    rule = _RULES.get(first["type"], first["msg"].removeprefix("Value error, ")).format_map(first.get("ctx", {}))
+    rule = first["msg"].removeprefix("Value error, ")
+    if first["type"] in _RULES:
+        rule = _RULES[first["type"]].format_map(first.get("ctx", {}))
     return errors.InvalidField(f"{field or 'the body'} {rule}; given {given}", param=field)
 
 
-def _field_name(location: tuple[str | int, ...]) -> str | None:
-    """`messages[0].role` for ("body", "messages", 0, "role"), None for the body itself."""
+def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:
+    """Where in the body a finding lies: pydantic's location without its names for the members of a union."""
+    if finding["loc"][0] != "body":  # in the query
+        return list(finding["loc"][1:])
+    path: list[str | int] = []
+    value = body
+    for part in finding["loc"][1:]:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            if finding["type"] != "missing" or part != finding["loc"][-1]:
+                continue
+        path.append(part)
+    return path
+
+
+def _field_name(path: Sequence[str | int]) -> str | None:
+    """`messages[0].role` for ["messages", 0, "role"], None for the body itself."""
     name = ""
-    for part in location[1:]:
+    for part in path:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"
     return name.removeprefix(".") or None

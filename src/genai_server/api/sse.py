@@ -1,16 +1,15 @@
-"""Server-sent events of one answer."""
+"""Server-sent events of the answers to one request."""
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
 
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 from starlette.types import Receive, Scope, Send
 
-from genai_server.api.answer import Answer
 from genai_server.api.errors import error_body
 from genai_server.errors import GenaiServerError, ServerStopping
 
@@ -25,15 +24,37 @@ AppStatus.enable_automatic_graceful_drain = False
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
-class AnswerStream(EventSourceResponse):
-    """Sends events, each a JSON object or a plain word, and closes the answer however the response ends.
+# What an endpoint that may stream says of its 200.
+STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
-    An error after the headers is an event in the form of the error bodies, and the last one.
+
+class Closable(Protocol):
+    """Whatever the events tell of."""
+
+    def close(self) -> None:
+        """Leave; called in any case."""
+        ...
+
+
+class EventStream(EventSourceResponse):
+    """Sends events, each a JSON object or a plain word, and closes what they tell of however the response ends.
+
+    With `named` each event, an object, goes by the name that it has as its `type`. An error after the headers is the
+    last event, in the form that `tell_error` gives it.
     """
 
-    def __init__(self, answer: Answer, events: AsyncIterator[dict[str, Any] | str]) -> None:
-        self._answer = answer
-        super().__init__(_encoded(events), sep="\n")  # of the pings between the events
+    def __init__(
+        self,
+        source: Closable,
+        events: AsyncIterator[dict[str, Any] | str],
+        *,
+        named: bool = False,
+        tell_error: Callable[[GenaiServerError], dict[str, Any]] = error_body,
+    ) -> None:
+        self._source = source
+        self._named = named
+        self._tell_error = tell_error
+        super().__init__(self._encoded(events), sep="\n")  # of the pings between the events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A generator's own `finally` is not enough: cancelled before its first step, it never runs.
@@ -41,25 +62,24 @@ class AnswerStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
         except asyncio.CancelledError:
             # The server stops, and has waited for as long as it may.
-            last = _event(error_body(ServerStopping()))
+            last = self._event(self._tell_error(ServerStopping()))
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
-            self._answer.close()
+            self._source.close()
 
+    async def _encoded(self, events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[bytes]:
+        try:
+            async for event in events:
+                yield self._event(event)
+        except GenaiServerError as error:
+            yield self._event(self._tell_error(error))
+        except Exception:
+            log.exception("a stream met an internal error")
+            yield self._event(self._tell_error(GenaiServerError("internal error; the server's log has more")))
 
-async def _encoded(events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[bytes]:
-    try:
-        async for event in events:
-            yield _event(event)
-    except GenaiServerError as error:
-        yield _event(error_body(error))
-    except Exception:
-        log.exception("a stream met an internal error")
-        yield _event(error_body(GenaiServerError("internal error; the server's log has more")))
-
-
-def _event(value: dict[str, Any] | str) -> bytes:
-    """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
-    data = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).translate(_LINE_ENDS)
-    return f"data: {data}\n\n".encode()
+    def _event(self, value: dict[str, Any] | str) -> bytes:
+        """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+        data = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).translate(_LINE_ENDS)
+        name = f"event: {value['type']}\n" if self._named and isinstance(value, dict) else ""
+        return f"{name}data: {data}\n\n".encode()

@@ -14,13 +14,16 @@ from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
 from genai_server.api.app import create_app
-from genai_server.config import Settings, configure_logging, engines_to_attach, load_settings
+from genai_server.config import Settings, engines_to_attach, load_settings
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError, ModelDirectoryError
+from genai_server.logs import configure_logging
 from genai_server.text.codec import TextCodec, load_text_codec
 
 _LIBRARY = "onnxruntime_genai"
+# Characters, for each byte that a body may have: templates write some things twice, and JSON longer than it came.
+_LONGEST_PROMPT = 4
 _NO_LIBRARY = (
     "onnxruntime-genai is not installed; install exactly one of genai-server[cpu], genai-server[cuda] "
     "and genai-server[directml]"
@@ -38,7 +41,16 @@ def load_codecs(settings: Settings) -> dict[str, TextCodec]:
             if importlib.util.find_spec(_LIBRARY) is None:
                 raise ConfigurationError(_NO_LIBRARY)
             check_model_directory(model_dir)
-        return {device: load_text_codec(model_dir, device) for device in settings.devices}
+        return {
+            device: load_text_codec(
+                model_dir,
+                device,
+                tool_parser=settings.tool_parser,
+                allow_special_tokens=settings.allow_special_tokens,
+                max_characters=_LONGEST_PROMPT * settings.max_body_bytes,
+            )
+            for device in settings.devices
+        }
     except ModelDirectoryError as error:
         raise ConfigurationError(f"--model-dir or GENAI_MODEL_DIR={settings.model_dir}: {error}") from None
 

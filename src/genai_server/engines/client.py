@@ -30,6 +30,7 @@ from genai_server.messages import (
     Reply,
     ResetPrefixCache,
     SetRuntimeOption,
+    Stop,
     Submit,
     ToApi,
     ToEngine,
@@ -82,7 +83,7 @@ class EngineClient:
         Raises Unavailable with the engine's reason if it does not.
         """
         key = next(self._keys)
-        stream = TokenStream(lambda: self._leave(key))
+        stream = TokenStream(lambda: self._leave(key), lambda: self._send([Stop(key)]))
         self._send([Submit(key, request)])
         self._streams[key] = stream
         try:
@@ -178,7 +179,7 @@ class EngineClient:
             case Finished():
                 stream.finish(message.reason, message.phases, message.num_cached)
             case Refused() | Failed():
-                stream.fail(from_code(message.code, message.message))
+                stream.fail(from_code(message.code, message.message, message.param))
         del self._streams[message.key]
 
     def _leave(self, key: int) -> None:

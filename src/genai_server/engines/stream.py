@@ -24,12 +24,13 @@ class TokenStream:
     first batch comes, or the end; it begins with the prompt's second token.
     """
 
-    def __init__(self, on_leave: Callable[[], None]) -> None:
+    def __init__(self, on_leave: Callable[[], None], on_stop: Callable[[], None] = lambda: None) -> None:
         self.reason: FinishReason | None = None
         self.phases = Phases()
         self.num_cached = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self._on_leave = on_leave
+        self._on_stop = on_stop
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._error: GenaiServerError | None = None
@@ -93,6 +94,14 @@ class TokenStream:
             if self.reason is not None:
                 raise StopAsyncIteration
             await self._wait()
+
+    async def stop(self) -> None:
+        """The reader has all that it wants: end the answer, drop what comes meanwhile, and wait for its figures."""
+        if not self.is_ended:
+            self._on_stop()
+        while not self.is_ended:
+            await self._wait()
+        self._tokens, self._logprobs = [], []
 
     def close(self) -> None:
         """The reader leaves."""

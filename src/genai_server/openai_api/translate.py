@@ -1,16 +1,26 @@
-"""Between the wire and the vocabulary, without any I/O: requests downwards, chunks and answers upwards."""
+"""From bodies to the vocabulary of generation: defaults and limits. Without any I/O."""
 
 from dataclasses import dataclass
 
 from msgspec import structs
 
 from genai_server.errors import InvalidField, PromptTooLong
-from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Sampling
-from genai_server.openai_api.schemas import ChatCompletionRequest, ChatParameters, JsonObject
+from genai_server.generation import GenerationRequest, ModelInfo, Sampling
+from genai_server.openai_api.schemas.chat import ChatCompletionRequest, ChatParameters
+from genai_server.openai_api.schemas.completions import CompletionRequest
+from genai_server.openai_api.schemas.sampling import GenerationFields, SamplingFields
 
-_SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-# OpenAI's enumeration has no word for it; the answer is cut, as with "length".
-_OPENAI_REASONS = {FinishReason.TERMINATED: "length"}
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+# OpenAI's default for an answer that is not a chat's.
+_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -22,99 +32,94 @@ class Policy:
 
 
 def to_generation_request(
-    body: ChatParameters, prompt: list[int], model: ModelInfo, *, request_id: str, policy: Policy
+    body: GenerationFields,
+    prompt: list[int],
+    model: ModelInfo,
+    *,
+    request_id: str,
+    policy: Policy,
+    grammar: str | None = None,
 ) -> GenerationRequest:
     """Resolve all defaults.
 
     Raises InvalidField and PromptTooLong, which name field, limit and given value.
     """
+    source = "prompt" if isinstance(body, CompletionRequest) else "messages"
     limit = min(policy.max_length, model.context_length)
+    limited_by = "GENAI_MAX_LENGTH" if limit == policy.max_length else "the model's context"
     field, max_tokens = _answer_limit(body)
-    source = "GENAI_MAX_LENGTH" if limit == policy.max_length else "the model's context"
     if max_tokens is not None and max_tokens > limit:
-        raise InvalidField(f"{field} must be at most {limit} ({source}), given {max_tokens}", param=field)
+        raise InvalidField(f"{field} must be at most {limit} ({limited_by}), given {max_tokens}", param=field)
     if not prompt:
-        raise InvalidField("the messages make no tokens with this model's chat template", param="messages")
-    if len(prompt) >= limit:
+        raise InvalidField(f"the {source} make no tokens with this model", param=source)
+    if len(prompt) >= limit + (max_tokens == 0):
         raise PromptTooLong(
-            f"the messages make {len(prompt)} tokens, but prompt and answer together may have {limit} ({source})",
-            param="messages",
+            f"the {source} make {len(prompt)} tokens, but prompt and answer together may have {limit} ({limited_by})",
+            param=source,
         )
+    room = limit - len(prompt)
     return GenerationRequest(
         request_id=request_id,
         prompt=prompt,
-        max_tokens=limit - len(prompt) if max_tokens is None else max_tokens,
+        max_tokens=room if max_tokens is None else max_tokens,
         max_length=limit,
-        sampling=to_sampling(body, model.defaults),
+        sampling=to_sampling(body, model),
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,
         priority=body.priority or 0,
         exact=policy.exact if body.exact is None else body.exact,
+        min_tokens=_min_tokens(body, room if max_tokens is None else min(room, max_tokens)),
+        top_logprobs=_top_logprobs(body),
+        prompt_logprobs=isinstance(body, CompletionRequest) and bool(body.echo) and body.logprobs is not None,
+        grammar=grammar,
     )
 
 
-def _answer_limit(body: ChatParameters) -> tuple[str, int | None]:
-    """The most tokens of the answer, and under which of its two names it was given."""
+def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:
+    """The most tokens of the answer, and under which of its names it was given."""
     if isinstance(body, ChatCompletionRequest) and body.max_completion_tokens is not None:
         if body.max_tokens is not None:
             raise InvalidField("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
         return "max_completion_tokens", body.max_completion_tokens
+    if isinstance(body, CompletionRequest) and body.max_tokens is None:
+        return "max_tokens", _COMPLETION_TOKENS
     return "max_tokens", body.max_tokens
 
 
-def to_sampling(body: ChatParameters, defaults: Sampling) -> Sampling:
-    """The model's own sampling values, with those that the request gives in their place."""
+def _min_tokens(body: SamplingFields, most: int) -> int:
+    least = body.min_tokens or 0
+    if least > most:
+        raise InvalidField(
+            f"min_tokens must be at most {most}, what the answer may have, given {least}", param="min_tokens"
+        )
+    return least
+
+
+def _top_logprobs(body: GenerationFields) -> int | None:
+    if isinstance(body, CompletionRequest):
+        return body.logprobs
+    if isinstance(body, ChatParameters) and body.logprobs:
+        return body.top_logprobs or 0
+    return None
+
+
+def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
+    """The model's own sampling values, with those that the request gives in their place. Raises InvalidField."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
-    return structs.replace(defaults, **given)
+    bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
+    if strange := [token for token in bias if token >= model.vocab_size]:
+        raise InvalidField(
+            f"logit_bias must have token ids below {model.vocab_size}, the model's vocabulary, given {strange[0]}",
+            param="logit_bias",
+        )
+    # A random stream begins at a number that is not negative; OpenAI's seeds may be.
+    seed = None if body.seed is None else body.seed % 2**64
+    return structs.replace(model.defaults, **given, seed=seed, logit_bias=bias)
 
 
-def openai_reason(reason: FinishReason) -> JsonObject:
-    """`finish_reason` of a choice, and the true one beside it where OpenAI has no word for it."""
-    if reason in _OPENAI_REASONS:
-        return {"finish_reason": _OPENAI_REASONS[reason], "genai_finish_reason": reason.value}
-    return {"finish_reason": reason.value}
-
-
-def usage(num_prompt: int, num_completion: int, num_cached: int = 0) -> JsonObject:
-    """OpenAI's usage object, in tokens."""
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
-    }
-
-
-class ChatCompletionBuilder:
-    """Builds OpenAI's chat completion objects of one answer; `created` is in seconds since 1970."""
-
-    def __init__(self, id: str, model: str, created: int, *, with_usage: bool = False) -> None:
-        self._common = {"id": id, "created": created, "model": model}
-        self._with_usage = with_usage
-
-    def complete(self, text: str, reason: FinishReason, usage: JsonObject) -> JsonObject:
-        """The whole answer."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, **openai_reason(reason)}
-        return {**self._common, "object": "chat.completion", "choices": [choice], "usage": usage}
-
-    def first(self) -> JsonObject:
-        """The chunk that only says who speaks."""
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def text(self, text: str) -> JsonObject:
-        """A piece of the answer."""
-        return self._chunk({"content": text})
-
-    def last(self, reason: FinishReason) -> JsonObject:
-        """The chunk that says why the answer ends."""
-        return self._chunk({}, openai_reason(reason))
-
-    def usage(self, usage: JsonObject) -> JsonObject:
-        """The chunk after the last, for those who asked for it."""
-        return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": usage}
-
-    def _chunk(self, delta: JsonObject, reason: JsonObject | None = None) -> JsonObject:
-        choice = {"index": 0, "delta": delta, "logprobs": None, **(reason or {"finish_reason": None})}
-        chunk: JsonObject = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
-        return {**chunk, "usage": None} if self._with_usage else chunk
+def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
+    """The request of one of several choices: each has a random stream of its own."""
+    seed = request.sampling.seed
+    if index == 0 or seed is None:
+        return request
+    return structs.replace(request, sampling=structs.replace(request.sampling, seed=(seed + index) % 2**64))

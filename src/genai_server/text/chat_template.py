@@ -1,4 +1,4 @@
-"""Messages to the prompt that a model was trained on, by the Jinja template of its directory.
+"""Variables to the text that a model was trained on, by the Jinja template of its directory.
 
 Rendered in a sandbox with the settings of Hugging Face's `apply_chat_template` (transformers documentation, "Chat
 templates"): `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now` and a `tojson` that keeps
@@ -6,67 +6,85 @@ characters as they are. The engine built into onnxruntime-genai lacks parts of J
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension
-from jinja2.nodes import Node
+from jinja2.meta import find_undeclared_variables
+from jinja2.nodes import Const, Name, Node, Template, TemplateData
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from genai_server.errors import InvalidField, ModelDirectoryError
 
-_FILE = "chat_template.jinja"
-_TOKENIZER_CONFIG = "tokenizer_config.json"
 # The scripted runner reads its script from the last line and needs a mark where the prompt ends.
-SCRIPTED_TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}\x04"
+# It says that it reads tools and reasoning, in the formats that it names, so that a script can write both.
+SCRIPTED_TEMPLATE = (
+    "{# <tool_call> <think></think> tool_calls #}{% if tools or enable_thinking %}{% endif %}"
+    "{% for m in messages %}{{ m.content }}\n{% endfor %}\x04"
+)
+MAX_CHARACTERS = 4 * 1024 * 1024
 
 
 class ChatTemplate:
     """A compiled template; `special_tokens` are the variables such as `bos_token` that it may use.
 
-    Raises ModelDirectoryError if the template is not valid Jinja.
+    A text of more than `max_characters` is refused while it is made. `variables` are the names of all others that it
+    reads, `constants` the texts in its source. Raises ModelDirectoryError if the template is not
+    valid Jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, *, max_characters: int = MAX_CHARACTERS
+    ) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now
-        self._special_tokens = dict(special_tokens)
+        self.source = source
+        self._special_tokens = dict(special_tokens or {})
+        self._max_characters = max_characters
         try:
             self._template = environment.from_string(source)
+            syntax = environment.parse(source)
+            self.variables = _inputs(syntax) - {*environment.globals, *self._special_tokens}
         except TemplateError as error:
             raise ModelDirectoryError(f"the model's chat template is not valid: {error}") from None
+        texts = [node.value for node in syntax.find_all(Const)] + [node.data for node in syntax.find_all(TemplateData)]
+        self.constants = frozenset(text for text in texts if isinstance(text, str))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt up to where the assistant's answer begins. Raises InvalidField if the template refuses them."""
+    def mentions(self, text: str) -> bool:
+        """Whether a text occurs in the template's source."""
+        return text in self.source
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The template's text.
+
+        Raises TypeError if it adds a text to something else, and InvalidField, in its own words, for all else that it
+        refuses.
+        """
+        pieces = []
+        left = self._max_characters
         try:
-            return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
-            )
+            for piece in self._template.generate(**{**self._special_tokens, **variables}):
+                pieces.append(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise TemplateError(f"they make a prompt of more than {self._max_characters} characters")
+        except TypeError:
+            raise
         except Exception as error:  # a template is a program from elsewhere and may fail in any way
-            raise InvalidField(f"the model's chat template refuses these messages: {error}", param="messages") from None
+            raise refused(error) from None
+        return "".join(pieces)
 
 
-def load_chat_template(model_dir: Path) -> ChatTemplate:
-    """The template of a model directory: `chat_template.jinja`, else `chat_template` in tokenizer_config.json.
-
-    Raises ModelDirectoryError if there is none or it is not valid.
-    """
-    config = json.loads((model_dir / _TOKENIZER_CONFIG).read_text(encoding="utf-8"))
-    path = model_dir / _FILE
-    source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several named ones
-        source = next((one["template"] for one in source if one.get("name") == "default"), None)
-    if not isinstance(source, str):
-        raise ModelDirectoryError(f"model directory {model_dir} has no chat template")
-    return ChatTemplate(source, _special_tokens(config))
+def refused(error: Exception) -> InvalidField:
+    """What a template refuses is the messages' fault, as far as anybody can tell."""
+    return InvalidField(f"the model's chat template refuses these messages: {error}", param="messages")
 
 
 class GenerationTag(Extension):
@@ -79,14 +97,26 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and its like, each given as a text or as an object with its `content`."""
-    tokens = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens
+def _inputs(syntax: Template) -> frozenset[str]:
+    """The variables that a template takes from outside, as opposed to those that it sets before it reads them.
+
+    Jinja counts among the former what is set in one branch and read after it; Llama 3.1 does so with `tools`.
+    """
+    first: dict[str, str] = {}
+    for name in _names(syntax):
+        first.setdefault(name.name, name.ctx)
+    return frozenset(
+        name for name in find_undeclared_variables(syntax) if first[name] == "load" or name in ("messages", "tools")
+    )
+
+
+def _names(node: Node) -> Iterator[Name]:
+    """The names in a program, that which is assigned before that to which it is assigned."""
+    if isinstance(node, Name):
+        yield node
+    children = list(node.iter_child_nodes())
+    for child in sorted(children, key=lambda child: child is getattr(node, "target", None)):
+        yield from _names(child)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -1,44 +1,211 @@
-"""A model's text side as one: messages in, token ids out; token ids in, text out."""
+"""A model's text side as one: messages or text in, token ids out; token ids in, text out."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
-from genai_server.errors import ModelDirectoryError
-from genai_server.text.chat_template import SCRIPTED_TEMPLATE, ChatTemplate, load_chat_template
-from genai_server.text.encoder import Encoder
-from genai_server.text.tokenizer import ByteTokenizer, Decoder, ModelTokenizer, Tokenizer
+from genai_server.config import limit_tokenizer_threads
+from genai_server.errors import InvalidField
+from genai_server.text.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
+from genai_server.text.conversation import Message
+from genai_server.text.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
+from genai_server.text.grammar import find_opaque_tokens
+from genai_server.text.prompt import PromptWriter, Tool
+from genai_server.text.special_tokens import Prompt, SpecialTokenGuard, blaming
+from genai_server.text.template_files import DEFAULT, load_chat_templates
+from genai_server.text.tokenizer import FILE, ByteTokenizer, Decoder, ModelTokenizer, Tokenizer
+
+# What template and tokenizer do in a few milliseconds at most: so many characters, and so many messages.
+SHORT_TEXT = 8_000
+FEW_MESSAGES = 50
+# Longer ones at a time; others wait.
+_THREADS = 2
+_SLICE = 20_000
+
+T = TypeVar("T")
 
 
 class TextCodec:
-    """Chat template and tokenizer of one model; belongs to the event loop, and must be closed."""
+    """Chat template and tokenizer of one model; belongs to the event loop, and must be closed.
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, model_dir: Path = Path()) -> None:
-        self._template = template
+    Messages and tools are objects as OpenAI's clients send them; a content is a text, a list of text parts, or None.
+    Special tokens in them are plain text, unless `allow_special_tokens`. `dialect` is how the model writes what is not
+    content; `opaque_tokens` are those that a grammar must name by their ids, by their texts.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, ChatTemplate],
+        tokenizer: Tokenizer,
+        dialect: Dialect = PLAIN,
+        *,
+        opaque_tokens: Mapping[str, int] = MappingProxyType({}),
+        allow_special_tokens: bool = False,
+    ) -> None:
+        self.dialect = dialect
+        self.opaque_tokens = opaque_tokens
         self._tokenizer = tokenizer
-        self._encoder = Encoder(tokenizer, model_dir)
+        self._allow_special_tokens = allow_special_tokens
+        self._writer = PromptWriter(templates, () if allow_special_tokens else tokenizer.special_tokens)
+        self._guard = SpecialTokenGuard(tokenizer.special_tokens)
+        # The one that stands for whatever the tokenizer does not know structures nothing.
+        self._structural = frozenset(tokenizer.special_tokens.values()) - tokenizer.unknown
+        self._threads = ThreadPoolExecutor(_THREADS, "text")
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The prompt's token ids. Raises InvalidField if the template or the tokenizer refuses the messages."""
-        return await self._encoder.encode(self._template.render(messages))
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt's token ids; `template_kwargs` are more variables for the template.
 
-    def decoder(self) -> Decoder:
-        """A decoder for one answer."""
-        return self._tokenizer.decoder()
+        Of these, `add_generation_prompt` false ends the prompt after the last message, and `continue_final_message`
+        true ends it within. Raises InvalidField, whose `param` names the field, if no prompt can be made of them.
+        """
+
+        def encode() -> list[int]:
+            prompt = self._writer.write(messages, tools, template_kwargs)
+            return self._encode(prompt, "messages", check=not self._allow_special_tokens)
+
+        return await self._run(encode, is_short=not tools and _are_short(messages))
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. Raises InvalidField like `encode_chat`."""
+        return self._writer.write(messages, tools, template_kwargs).text
+
+    async def encode_text(
+        self, text: str, add_special: bool = True, *, parse_special: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """The token ids of a raw text.
+
+        `add_special` puts the tokens around it that the tokenizer puts around a whole text, such as the one that begins
+        it. Without `parse_special` the special tokens in the text are taken for plain text. Raises InvalidField, naming
+        `param`, if the text is not valid Unicode.
+        """
+        with blaming(param):
+            text.encode()
+
+        def encode() -> list[int]:
+            prompt = Prompt([text], 0) if parse_special else self._guard.plain(text)
+            return self._encode(prompt, param, check=not parse_special, add_special=add_special)
+
+        return await self._run(encode, is_short=len(text) <= SHORT_TEXT)
+
+    def decode(self, tokens: Sequence[int], *, param: str = "tokens") -> str:
+        """The text of token ids with its special tokens; bytes that are no character become U+FFFD.
+
+        Raises InvalidField, naming `param`, for an id that the tokenizer does not know.
+        """
+        unknown = next((n for n, token in enumerate(tokens) if not self._tokenizer.knows(token)), None)
+        if unknown is not None:
+            raise InvalidField(
+                f"{param}[{unknown}] must be a token of this model, which has {self.vocab_size}; "
+                f"given {tokens[unknown]}",
+                param=param,
+            )
+        return self._tokenizer.decode(tokens)
+
+    def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
+        """A decoder for one answer that shows, of the special tokens, only those in `show`, given as ids or texts.
+
+        With `continues` the answer goes on from a text, so that a blank at its begin is one.
+        """
+        return self._tokenizer.decoder(show, continues=continues)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to a text, in UTF-8, of which it may be a part; empty for an unknown id."""
+        return self._tokenizer.token_bytes(token)
+
+    def token_text(self, token: int) -> str:
+        """The same as text, with U+FFFD for bytes that are no character by themselves."""
+        return self._tokenizer.token_bytes(token).decode(errors="replace")
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The texts of the tokens that structure a prompt rather than being text, with their ids."""
+        return self._tokenizer.special_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the tokenizer knows. The model may have more."""
+        return self._tokenizer.vocab_size
+
+    def reads(self, name: str) -> bool:
+        """Whether the chat template reads a variable, such as `tools`, `enable_thinking` or `reasoning_effort`."""
+        return self._writer.reads(name)
+
+    def mentions(self, text: str) -> bool:
+        """Whether a text, such as `<tool_call>`, occurs in the chat template."""
+        return self._writer.mentions(text)
 
     def close(self) -> None:
         """Free what it holds."""
-        self._encoder.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, prompt: Prompt, param: str, *, check: bool, add_special: bool = False) -> list[int]:
+        tokens = self._tokenizer.encode(*prompt.pieces)
+        # A tokenizer may take for a special token what it makes alike, such as letters of full width.
+        if check and _num_in(self._structural, tokens) > prompt.num_special:
+            raise InvalidField(f"{param} has a special token in a form that cannot be encoded as text", param=param)
+        return self._tokenizer.framed(tokens) if add_special else tokens
+
+    async def _run(self, job: Callable[[], T], *, is_short: bool) -> T:
+        """Do it here, or in a thread if it takes longer, so that the event loop goes on meanwhile."""
+        if is_short:
+            return job()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, job)
 
 
-def load_text_codec(model_dir: Path, device: str) -> TextCodec:
-    """The text side of the model that `device` runs.
+def load_text_codec(
+    model_dir: Path,
+    device: str,
+    *,
+    tool_parser: str = AUTOMATIC,
+    allow_special_tokens: bool = False,
+    max_characters: int = MAX_CHARACTERS,
+) -> TextCodec:
+    """The text side of the model that `device` runs, whose prompts have at most `max_characters`.
 
-    Raises ConfigurationError if a file cannot be used, ImportError without the library.
+    `tool_parser` names the format of its tool calls. Raises ModelDirectoryError if a file cannot be used, and
+    ConfigurationError for an unknown format.
     """
+    tokenizer: Tokenizer
+    opaque_tokens: Mapping[str, int] = {}
     if device.startswith("scripted"):
-        return TextCodec(ChatTemplate(SCRIPTED_TEMPLATE, {}), ByteTokenizer())
-    try:
-        return TextCodec(load_chat_template(model_dir), ModelTokenizer(model_dir), model_dir)
-    except RuntimeError as error:
-        raise ModelDirectoryError(f"the tokenizer in {model_dir} cannot be loaded: {error}") from None
+        templates: Mapping[str, ChatTemplate]
+        templates = {DEFAULT: ChatTemplate(SCRIPTED_TEMPLATE, max_characters=max_characters)}
+        tokenizer = ByteTokenizer()
+    else:
+        limit_tokenizer_threads()
+        templates, tokenizer = load_chat_templates(model_dir, max_characters=max_characters), ModelTokenizer(model_dir)
+        opaque_tokens = find_opaque_tokens(json.loads((model_dir / FILE).read_text(encoding="utf-8")))
+    dialect = read_dialect("\n".join(template.source for template in templates.values()), tool_parser)
+    return TextCodec(
+        templates, tokenizer, dialect, opaque_tokens=opaque_tokens, allow_special_tokens=allow_special_tokens
+    )
+
+
+def _num_in(wanted: Set[int], tokens: list[int]) -> int:
+    """How many tokens are among the wanted ones; counted in slices, between which other threads have their turn."""
+    slices = (tokens[start : start + _SLICE] for start in range(0, len(tokens), _SLICE))
+    return sum(sum(map(wanted.__contains__, some)) for some in slices)
+
+
+def _are_short(messages: Sequence[Message]) -> bool:
+    """Whether they are few short texts and nothing else."""
+    values = [value for message in messages[:FEW_MESSAGES] for value in message.values() if value is not None]
+    return (
+        len(messages) <= FEW_MESSAGES
+        and all(isinstance(value, str) for value in values)
+        and sum(map(len, values)) <= SHORT_TEXT
+    )

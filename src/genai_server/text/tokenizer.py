@@ -1,74 +1,251 @@
 """Text to token ids and back, of a model directory or of the scripted runner."""
 
 import codecs
-from collections.abc import Callable, Iterable
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Protocol
 
-from genai_server.config import disable_telemetry
-from genai_server.errors import InvalidField
+import tokenizers
+
+from genai_server.errors import ModelDirectoryError
+
+FILE = "tokenizer.json"
+# The last character that is not reserved: private, and in no vocabulary.
+_RARE = "\U0010fffd"
+# Pieces at a time; that the library makes its results of them holds Python's lock.
+_BATCH = 1_000
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Tokenizer(Protocol):
-    """Both directions between text and token ids; used by one thread only."""
+class Decoder:
+    """Token ids of one answer to text, piece by piece; a character is held back until its last token has come.
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a text in which special tokens are recognised. Raises InvalidField."""
-        ...
+    `token_bytes` gives a token's bytes, `first_bytes` those of a token that begins the text. `hidden` tokens have no
+    text.
+    """
 
-    def decoder(self) -> "Decoder":
-        """A decoder for one answer."""
-        ...
-
-
-class Decoder(Protocol):
-    """Token ids of one answer to text, piece by piece; a character is held back until its last token has come."""
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        first_bytes: Callable[[int], bytes],
+        hidden: Collection[int] = frozenset(),
+    ) -> None:
+        self._next_bytes = first_bytes
+        self._token_bytes = token_bytes
+        self._hidden = hidden
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete, possibly empty."""
+        text = ""
+        for token in tokens:
+            if token not in self._hidden:
+                text += self._characters.decode(self._next_bytes(token))
+                self._next_bytes = self._token_bytes
+        return text
+
+
+class Tokenizer(Protocol):
+    """Both directions between text and token ids; usable by several threads at once."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The texts of the tokens that structure a prompt rather than being text, with their ids."""
+        ...
+
+    @property
+    def unknown(self) -> Set[int]:
+        """The tokens that stand for what has none; empty or one."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it knows. A model may have more."""
+        ...
+
+    def encode(self, *pieces: str) -> list[int]:
+        """The token ids of a text, in which special tokens are recognised if they stand in one piece.
+
+        The text must be valid Unicode.
+        """
+        ...
+
+    def framed(self, tokens: list[int]) -> list[int]:
+        """A text's tokens and those that the tokenizer puts around a whole text, such as the one that begins it."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The whole text with its special tokens; bytes that are no character become U+FFFD."""
+        ...
+
+    def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
+        """A decoder for one answer that shows, of the special tokens, only those in `show`, given as ids or texts.
+
+        With `continues` the answer goes on from a text, so that a blank at its begin is one.
+        """
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token adds to a text, in UTF-8, of which it may be a part; empty for an unknown id."""
+        ...
+
+    def knows(self, token: int) -> bool:
+        """Whether there is a token of this id."""
         ...
 
 
 class ModelTokenizer:
-    """The tokenizer of a model directory, loaded without the model.
+    """The tokenizer of a model directory by its tokenizer.json, as Hugging Face's library reads it.
 
-    It never gives up Python's lock. 92,000 characters of prose take it 3 ms, but see text/encoder.py.
-    Raises RuntimeError with the library's own reason if it cannot be loaded, ImportError without the library.
+    Raises ModelDirectoryError if the file is missing or cannot be used.
     """
 
     def __init__(self, model_dir: Path) -> None:
-        disable_telemetry()
-        import onnxruntime_genai
+        path = model_dir / FILE
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more special
+            raise ModelDirectoryError(f"the tokenizer {path} cannot be loaded: {error}") from None
+        # Either may be a leftover of training.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_tokens = {token.content: id for id, token in added.items() if token.special}
+        kinds = _kinds(self._tokenizer.decoder)
+        self._has_byte_tokens = "ByteFallback" in kinds
+        self._bytes: dict[int, bytes] = {}
+        if "ByteLevel" in kinds:
+            self._bytes = {id: token.content.encode() for id, token in added.items()}
+            self._compute: Callable[[int], bytes] = self._of_byte_level
+        else:
+            self._compute = self._by_the_library
+        self._anchor = self.encode("a")
+        self._frame = _around(self._anchor, self._tokenizer.encode("a").ids)
+        self._special_ids = frozenset(self._special_tokens.values())
+        self.unknown = self._special_ids.intersection(self.encode(_RARE))
 
-        self._tokenizer: Any = onnxruntime_genai.Tokenizer(onnxruntime_genai.Config(str(model_dir)))
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        return self._special_tokens
 
-    def encode(self, text: str) -> list[int]:
-        if "\0" in text:
-            # The library takes it for the end of the text, and would drop the rest without a word.
-            raise InvalidField("the messages have a NUL character (U+0000), which cannot be encoded", param="messages")
-        tokens: list[int] = self._tokenizer.encode(text).tolist()
+    @property
+    def vocab_size(self) -> int:
+        size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return size
+
+    def encode(self, *pieces: str) -> list[int]:
+        # The method for one text neither gives up Python's lock nor does without each token's place in the text.
+        tokens: list[int] = []
+        for start in range(0, len(pieces), _BATCH):
+            batch = list(pieces[start : start + _BATCH])
+            for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                tokens += encoding.ids
         return tokens
 
-    def decoder(self) -> Decoder:
-        return PieceDecoder(self._tokenizer.create_stream().decode)
+    def framed(self, tokens: list[int]) -> list[int]:
+        before, after = self._frame
+        return [*before, *tokens, *after]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        first, *others = tokens or [-1]
+        data = self._first_bytes(first) + b"".join(map(self.token_bytes, others))
+        return data.decode(errors="replace")
+
+    def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
+        shown = {self._special_tokens.get(token, -1) if isinstance(token, str) else token for token in show}
+        first_bytes = self.token_bytes if continues else self._first_bytes
+        return Decoder(self.token_bytes, first_bytes, self._special_ids - shown)
+
+    def token_bytes(self, token: int) -> bytes:
+        data = self._bytes.get(token)
+        if data is None:
+            data = self._bytes[token] = self._compute(token)
+        return data
+
+    def knows(self, token: int) -> bool:
+        return self._text_of(token) is not None
+
+    def _text_of(self, token: int) -> str | None:
+        """As the vocabulary writes it."""
+        text: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
+        return text
+
+    def _first_bytes(self, token: int) -> bytes:
+        """Without the blank that some tokenizers put before the first word of a text."""
+        data = self.token_bytes(token)
+        if data[:1] == b" " and self._compute == self._by_the_library:
+            return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
+        return data
+
+    def _of_byte_level(self, token: int) -> bytes:
+        text = self._text_of(token)
+        try:
+            return bytes(map(_BYTE_OF.__getitem__, text or ""))
+        except KeyError:
+            return str(text).encode()
+
+    def _by_the_library(self, token: int) -> bytes:
+        text = self._text_of(token)
+        if text is None:
+            return b""
+        if self._has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(text)):
+            return bytes([int(match[1], 16)])
+        before = self._tokenizer.decode(self._anchor, skip_special_tokens=False)
+        both = self._tokenizer.decode([*self._anchor, token], skip_special_tokens=False)
+        return str(both[len(before) :]).encode()
 
 
-class PieceDecoder:
-    """A decoder over a function that decodes one token in the context of those before."""
+def _around(inner: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
+    """What stands before and after the one list in the other."""
+    start = next(n for n in range(len(whole)) if whole[n : n + len(inner)] == inner)
+    return whole[:start], whole[start + len(inner) :]
 
-    def __init__(self, decode_one: Callable[[int], str]) -> None:
-        self._decode_one = decode_one
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        return "".join(map(self._decode_one, tokens))
+def _kinds(decoder: Any) -> set[str]:
+    """The types of a decoder of the library and of those that it is made of."""
+
+    def walk(part: Any) -> Iterable[str]:
+        if isinstance(part, dict):
+            yield part.get("type", "")
+            for inner in part.get("decoders", []):
+                yield from walk(inner)
+
+    return set(walk(json.loads(decoder.__getstate__()))) if decoder is not None else set()
+
+
+def _byte_characters() -> dict[str, int]:
+    """The printable character for each byte in the tokens of byte-level BPE (GPT-2's `bytes_to_unicode`)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_characters()
 
 
 class ByteTokenizer:
     """The scripted runner's tokens: the bytes of UTF-8; ids above 255 have no text."""
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode(errors="replace"))
+    special_tokens: Mapping[str, int] = {}
+    unknown: Set[int] = frozenset()
+    vocab_size = 257
 
-    def decoder(self) -> Decoder:
-        incremental = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return PieceDecoder(lambda token: incremental.decode(bytes([token])) if token < 256 else "")
+    def encode(self, *pieces: str) -> list[int]:
+        return list("".join(pieces).encode())
+
+    def framed(self, tokens: list[int]) -> list[int]:
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
+
+    def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
+        return Decoder(self.token_bytes, self.token_bytes)
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if 0 <= token < 256 else b""
+
+    def knows(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size

@@ -1,0 +1,117 @@
+"""The answers to one request, of which there may be several, read together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from genai_server.api.answer import Answer, Piece
+from genai_server.errors import ServerStopping
+from genai_server.openai_api.usage import Usage
+from genai_server.parts import WholeAnswer
+
+T = TypeVar("T")
+
+
+class ClientLeft(Exception):
+    """Nobody is there any more to take the answer."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """All answers of a request, those to the same prompt side by side; whoever has them must `close` them."""
+
+    id: str
+    model: str
+    answers: Sequence[Answer]
+    num_per_prompt: int
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Answer, Piece | None]]:
+        """What comes of each answer, with its index, as it comes; None when that answer has ended.
+
+        Raises GenerationFailed as soon as one of them fails.
+        """
+        if len(self.answers) == 1:
+            async for only in self.answers[0].pieces():
+                yield 0, self.answers[0], only
+            yield 0, self.answers[0], None
+            return
+        arrived: asyncio.Queue[tuple[int, Piece | None | Exception]] = asyncio.Queue()
+        readers = [asyncio.ensure_future(_read(index, answer, arrived)) for index, answer in enumerate(self.answers)]
+        try:
+            running = len(readers)
+            while running:
+                index, piece = await arrived.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                running -= piece is None
+                yield index, self.answers[index], piece
+        finally:
+            for reader in readers:
+                reader.cancel()
+
+    async def whole(self, receive: Receive) -> list[WholeAnswer]:
+        """Each answer in one piece, and then close.
+
+        Raises ClientLeft as soon as `receive` says so, and GenerationFailed.
+        """
+        return await self.read(receive, self._whole())
+
+    async def read(self, receive: Receive, pieces: Coroutine[Any, Any, T]) -> T:
+        """What reading the pieces gives, and then close.
+
+        Raises ClientLeft as soon as `receive` says so, and GenerationFailed.
+        """
+        reading = asyncio.ensure_future(pieces)
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ClientLeft
+            return reading.result()
+        except asyncio.CancelledError:
+            raise ServerStopping from None  # nothing else cancels a plain answer
+        finally:
+            reading.cancel()
+            leaving.cancel()
+            self.close()
+
+    def usage(self) -> Usage:
+        """Of all answers together: a prompt counts once, however many answers there are to it."""
+        usages = [answer.usage for answer in self.answers]
+        return Usage(
+            prompt=sum(usage.prompt for usage in usages[:: self.num_per_prompt]),
+            completion=sum(usage.completion for usage in usages),
+            cached=sum(usage.cached for usage in usages[:: self.num_per_prompt]),
+            reasoning=sum(usage.reasoning for usage in usages),
+        )
+
+    def close(self) -> None:
+        """Leave."""
+        for answer in self.answers:
+            answer.close()
+
+    async def _whole(self) -> list[WholeAnswer]:
+        found = [WholeAnswer() for _ in self.answers]
+        async for index, _, piece in self.pieces():
+            if piece is not None:
+                for part in piece.parts:
+                    found[index].add(part)
+                found[index].tokens.extend(piece.tokens)
+        return found
+
+
+async def _read(index: int, answer: Answer, arrived: "asyncio.Queue[tuple[int, Piece | None | Exception]]") -> None:
+    try:
+        async for piece in answer.pieces():
+            arrived.put_nowait((index, piece))
+        arrived.put_nowait((index, None))
+    except Exception as error:  # it is raised again by whoever reads the queue
+        arrived.put_nowait((index, error))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,87 @@
+"""OpenAI's /v1/completions: text in, more of it out."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from genai_server.api.choices import Choices
+from genai_server.api.metrics import metrics_of
+from genai_server.api.services import Services, request_id, services
+from genai_server.api.sse import STREAMS, EventStream
+from genai_server.api.start import Prompt, start_completion
+from genai_server.openai_api.completion import CompletionBuilder
+from genai_server.openai_api.schemas.base import ErrorResponse
+from genai_server.openai_api.schemas.completions import CompletionRequest
+from genai_server.openai_api.schemas.sampling import StreamOptions
+from genai_server.parts import ScoredToken, WholeAnswer
+
+router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)})
+
+
+@router.post("/v1/completions", responses=STREAMS)
+@router.post("/completions", include_in_schema=False)
+async def create_completion(
+    body: CompletionRequest,
+    request: Request,
+    services: Annotated[Services, Depends(services)],
+    request_id: Annotated[str, Depends(request_id)],
+) -> Response:
+    """OpenAI's text completion, in one piece or as a stream of chunks."""
+    prompts, choices = await start_completion(services, body, request_id)
+    options = body.stream_options or StreamOptions.model_validate({})
+    build = CompletionBuilder(
+        request_id,
+        choices.model,
+        int(time.time()),
+        has_usage=bool(options.include_usage or options.continuous_usage_stats),
+        has_logprobs=body.logprobs is not None,
+    )
+    echoed = prompts if body.echo else None
+    if body.stream:
+        return EventStream(choices, _chunks(choices, build, options, echoed, with_metrics=bool(body.include_metrics)))
+    answers = await choices.whole(request.receive)
+    found = []
+    for index, answer in enumerate(answers):
+        text, tokens = _echo(choices, index, echoed)
+        text, tokens = text + answer.content, tokens + answer.tokens
+        found.append(build.choice(index, text, tokens, choices.answers[index].reason))
+    completion = build.complete(found, choices.usage())
+    if body.include_metrics:
+        completion["metrics"] = metrics_of(choices)
+    return JSONResponse(completion)
+
+
+async def _chunks(
+    choices: Choices,
+    build: CompletionBuilder,
+    options: StreamOptions,
+    echoed: list[Prompt] | None,
+    *,
+    with_metrics: bool,
+) -> AsyncIterator[Any]:
+    begun: set[int] = set()
+    async for index, answer, piece in choices.pieces():
+        text, tokens = ("", []) if index in begun else _echo(choices, index, echoed)
+        begun.add(index)
+        if piece is not None:
+            whole = WholeAnswer()
+            for part in piece.parts:
+                whole.add(part)
+            text, tokens = text + whole.content, tokens + piece.tokens
+        usage = choices.usage() if options.continuous_usage_stats else None
+        yield build.chunk(build.choice(index, text, tokens, None if piece is not None else answer.reason), usage)
+    if options.include_usage or with_metrics:
+        chunk = build.usage(choices.usage())
+        yield {**chunk, "metrics": metrics_of(choices)} if with_metrics else chunk
+    yield "[DONE]"
+
+
+def _echo(choices: Choices, index: int, prompts: list[Prompt] | None) -> tuple[str, list[ScoredToken]]:
+    """What comes before an answer: its prompt, if that is wanted, with the prompt's scored tokens."""
+    if prompts is None:
+        return "", []
+    prompt = prompts[index // choices.num_per_prompt]
+    return prompt.text, prompt.scored(choices.answers[index].prompt_tokens)

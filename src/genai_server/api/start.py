@@ -1,0 +1,164 @@
+"""Starts the answers to one request: every refusal is raised here, before any headers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from genai_server.api.answer import Answer
+from genai_server.api.choices import Choices
+from genai_server.api.services import Services
+from genai_server.api.shape import Shape, chat_shape, offered_tools, plain_shape
+from genai_server.engines.client import EngineClient
+from genai_server.errors import InvalidField, ModelNotFound
+from genai_server.generation import ModelInfo
+from genai_server.openai_api.schemas.chat import ChatParameters
+from genai_server.openai_api.schemas.completions import CompletionRequest
+from genai_server.openai_api.schemas.sampling import GenerationFields
+from genai_server.openai_api.translate import Policy, nth_choice, to_generation_request
+from genai_server.parts import ScoredToken
+from genai_server.text.answer_text import AnswerText
+from genai_server.text.codec import TextCodec
+from genai_server.text.prompt import CONTINUE
+from genai_server.text.stop import StopStrings
+from genai_server.timing import Stopwatch
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of /v1/completions: its text, and the bytes of each of its tokens."""
+
+    text: str
+    tokens: list[bytes]
+
+    def scored(self, following: list[ScoredToken]) -> list[ScoredToken]:
+        """All tokens, those but the first with the log probabilities that are given; none without them."""
+        if len(following) != len(self.tokens) - 1:
+            return []
+        found, offset = [], 0
+        for token in [ScoredToken(self.tokens[0], None), *following]:
+            found.append(replace(token, offset=min(offset, len(self.text))))
+            offset += len(token.text)
+        return found
+
+
+async def start_chat(services: Services, body: ChatParameters, request_id: str) -> Choices:
+    """The answers of an assistant. Raises RequestError and Unavailable."""
+    start = _Start(services, body, request_id)
+    prompt = await encode_chat(body, start.codec)
+    shape = chat_shape(body, start.codec, prompt)
+    continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
+    answers = await start.answers([prompt], body.n or 1, shape, continues=continues)
+    return Choices(request_id, services.settings.model_name, answers, body.n or 1)
+
+
+async def start_completion(
+    services: Services, body: CompletionRequest, request_id: str
+) -> tuple[list[Prompt], Choices]:
+    """What follows on texts, and the prompts themselves. Raises RequestError and Unavailable."""
+    start = _Start(services, body, request_id)
+    codec, shape = start.codec, plain_shape(body)
+    prompts, encoded = [], []
+    for given in body.prompts:
+        tokens = (
+            given
+            if isinstance(given, list)
+            else await codec.encode_text(given, add_special=body.add_special_tokens is not False)
+        )
+        if strange := [token for token in tokens if token >= start.model.vocab_size]:
+            raise InvalidField(
+                f"prompt must have ids below {start.model.vocab_size}, the model's vocabulary, given {strange[0]}",
+                param="prompt",
+            )
+        text = given if isinstance(given, str) else codec.decode(tokens)
+        prompts.append(Prompt(text, [codec.token_bytes(token) for token in tokens] if body.echo else []))
+        encoded.append(tokens)
+    offsets = [len(prompt.text) if body.echo else 0 for prompt in prompts]
+    answers = await start.answers(encoded, body.n or 1, shape, offsets=offsets, continues=True)
+    return prompts, Choices(request_id, services.settings.model_name, answers, body.n or 1)
+
+
+def require_model(services: Services, model: str | None) -> None:
+    """Raise ModelNotFound unless it is the served one, or none."""
+    if model not in (None, services.settings.model_name):
+        raise ModelNotFound(f"model {model!r} is not served; {services.settings.model_name!r} is", param="model")
+
+
+async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
+    """The prompt of a chat. Raises InvalidField."""
+    messages = [message.for_template() for message in body.messages]
+    return await codec.encode_chat(messages, offered_tools(body, codec), _template_variables(body, codec))
+
+
+class _Start:
+    """One request on its way to an engine, which is chosen at once. Raises RequestError and Unavailable."""
+
+    def __init__(self, services: Services, body: GenerationFields, request_id: str) -> None:
+        self.services = services
+        self.body = body
+        self.request_id = request_id
+        require_model(services, body.model)
+        self.engine: EngineClient
+        self.model: ModelInfo
+        self.engine, self.model = services.router.pick(body.device)
+        self.codec: TextCodec = services.codecs[self.engine.device]
+
+    async def answers(
+        self,
+        prompts: Sequence[list[int]],
+        num_per_prompt: int,
+        shape: Shape,
+        *,
+        offsets: Sequence[int] = (0,),
+        continues: bool = False,
+    ) -> list[Answer]:
+        """Hand everything over, or nothing: if one request is refused, those before it are ended again.
+
+        `offsets` are the characters of text that are told before the answers to each prompt; with `continues` these go
+        on from a text rather than begin one.
+        """
+        settings = self.services.settings
+        policy = Policy(settings.max_length, settings.exact)
+        requests = [
+            to_generation_request(
+                self.body, prompt, self.model, request_id=self.request_id, policy=policy, grammar=shape.grammar
+            )
+            for prompt in prompts
+        ]
+        started: list[Answer] = []
+        try:
+            for request, offset in zip(requests, offsets, strict=True):
+                for index in range(num_per_prompt):
+                    stopwatch = Stopwatch(self.services.clock, len(request.prompt))
+                    text = AnswerText(
+                        self.codec.decoder(shape.shown_tokens, continues=continues),
+                        StopStrings(self.body.stop_strings),
+                        shape.parser(),
+                        self.codec.token_bytes,
+                        offset=offset,
+                        most_calls=shape.most_calls,
+                    )
+                    stream = await self.engine.submit(nth_choice(request, index))
+                    started.append(Answer(stream, text, stopwatch))
+        except BaseException:
+            for answer in started:
+                answer.close()
+            raise
+        return started
+
+
+def _template_variables(body: ChatParameters, codec: TextCodec) -> dict[str, Any]:
+    """The variables that a request gives the chat template. Raises InvalidField for an effort that it does not know."""
+    variables = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning_effort
+    if effort is None:
+        return variables
+    if codec.reads("reasoning_effort"):
+        variables.setdefault("reasoning_effort", effort)
+    elif codec.reads("enable_thinking"):
+        variables.setdefault("enable_thinking", effort != "none")
+    elif effort != "none":
+        raise InvalidField(
+            f"reasoning_effort {effort!r} has no effect with this model: its chat template knows no reasoning",
+            param="reasoning_effort",
+        )
+    return variables

@@ -1,0 +1,118 @@
+"""OpenAI's chat completion objects, whole and in chunks
+(https://platform.openai.com/docs/api-reference/chat).
+"""
+
+from genai_server.generation import FinishReason
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.usage import Usage, openai_reason
+from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
+
+
+class ChatCompletionBuilder:
+    """Builds the objects of one request; `created` is in seconds since 1970.
+
+    With `has_usage` each chunk has a `usage`, null but where one is given.
+    """
+
+    def __init__(
+        self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False
+    ) -> None:
+        self._common = {"id": id, "created": created, "model": model}
+        self._has_usage = has_usage
+        self._has_logprobs = has_logprobs
+
+    def complete(self, answers: list[tuple[WholeAnswer, FinishReason]], usage: Usage) -> JsonObject:
+        """All answers."""
+        choices = [self._choice(index, answer, reason) for index, (answer, reason) in enumerate(answers)]
+        return {**self._common, "object": "chat.completion", "choices": choices, "usage": usage.to_json()}
+
+    def first(self, index: int) -> JsonObject:
+        """The chunk that only says who speaks."""
+        return self._chunk(index, {"role": "assistant", "content": ""}, [])
+
+    def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
+        """More of one answer, with the log probabilities of the tokens that it came from."""
+        delta: JsonObject = {}
+        for part in parts:
+            _add(delta, part)
+        return self._chunk(index, delta, tokens, usage=usage)
+
+    def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
+        """The chunk that says why one answer ends."""
+        return self._chunk(index, {}, [], reason=openai_reason(reason, calls_tools=calls_tools), usage=usage)
+
+    def usage(self, usage: Usage) -> JsonObject:
+        """The chunk after the last, for those who asked for it."""
+        return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": usage.to_json()}
+
+    def _choice(self, index: int, answer: WholeAnswer, reason: FinishReason) -> JsonObject:
+        return {
+            "index": index,
+            "message": message(answer),
+            "logprobs": self._logprobs(answer.tokens, always=True),
+            **openai_reason(reason, calls_tools=bool(answer.tool_calls)),
+        }
+
+    def _chunk(
+        self,
+        index: int,
+        delta: JsonObject,
+        tokens: list[ScoredToken],
+        *,
+        reason: JsonObject | None = None,
+        usage: Usage | None = None,
+    ) -> JsonObject:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs(tokens),
+            **(reason or {"finish_reason": None}),
+        }
+        chunk: JsonObject = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
+        return {**chunk, "usage": usage.to_json() if usage else None} if self._has_usage else chunk
+
+    def _logprobs(self, tokens: list[ScoredToken], *, always: bool = False) -> JsonObject | None:
+        if not self._has_logprobs or not (tokens or always):
+            return None
+        return logprobs(tokens)
+
+
+def message(answer: WholeAnswer) -> JsonObject:
+    """The assistant's message."""
+    found: JsonObject = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning:
+        found["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        found["content"] = answer.content or None
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.tool_calls
+        ]
+    return found
+
+
+def logprobs(tokens: list[ScoredToken]) -> JsonObject:
+    """`logprobs` of a choice."""
+    content = [{**_scored(token), "top_logprobs": [_scored(other) for other in token.top]} for token in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _scored(token: ScoredToken) -> JsonObject:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
+
+
+def _add(delta: JsonObject, part: Part) -> None:
+    match part:
+        case Content(text):
+            delta["content"] = delta.get("content", "") + text
+        case Reasoning(text):
+            delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+        case ToolCallStart(index, id, name):
+            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            delta.setdefault("tool_calls", []).append(call)
+        case ToolCallArguments(index, fragment):
+            calls = delta.setdefault("tool_calls", [])
+            if calls and calls[-1]["index"] == index:
+                calls[-1]["function"]["arguments"] += fragment
+            else:
+                calls.append({"index": index, "function": {"arguments": fragment}})

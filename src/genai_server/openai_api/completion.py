@@ -1,0 +1,52 @@
+"""OpenAI's text completion objects, whole and in chunks
+(https://platform.openai.com/docs/api-reference/completions).
+"""
+
+from genai_server.generation import FinishReason
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.usage import Usage, openai_reason
+from genai_server.parts import ScoredToken
+
+
+class CompletionBuilder:
+    """Builds the objects of one request, each a `text_completion`; `created` is in seconds since 1970."""
+
+    def __init__(
+        self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False
+    ) -> None:
+        self._common = {"id": id, "object": "text_completion", "created": created, "model": model}
+        self._has_usage = has_usage
+        self._has_logprobs = has_logprobs
+
+    def complete(self, choices: list[JsonObject], usage: Usage) -> JsonObject:
+        """All answers."""
+        return {**self._common, "choices": choices, "usage": usage.to_json()}
+
+    def chunk(self, choice: JsonObject, usage: Usage | None = None) -> JsonObject:
+        """More of one answer."""
+        chunk = {**self._common, "choices": [choice]}
+        return {**chunk, "usage": usage.to_json() if usage else None} if self._has_usage else chunk
+
+    def usage(self, usage: Usage) -> JsonObject:
+        """The chunk after the last, for those who asked for it."""
+        return {**self._common, "choices": [], "usage": usage.to_json()}
+
+    def choice(
+        self, index: int, text: str, tokens: list[ScoredToken], reason: FinishReason | None = None
+    ) -> JsonObject:
+        """One answer, or more of it; without a reason it goes on."""
+        ended = openai_reason(reason) if reason else {"finish_reason": None}
+        return {"index": index, "text": text, "logprobs": self._logprobs(tokens), **ended}
+
+    def _logprobs(self, tokens: list[ScoredToken]) -> JsonObject | None:
+        if not self._has_logprobs:
+            return None
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                None if token.logprob is None else {other.text: other.logprob for other in reversed(token.top)}
+                for token in tokens
+            ],
+            "text_offset": [token.offset for token in tokens],
+        }

@@ -1,0 +1,137 @@
+"""Builds a response of OpenAI's Responses API, and the events of its stream, from the parts of an answer
+(https://platform.openai.com/docs/api-reference/responses-streaming).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from genai_server.errors import GenaiServerError
+from genai_server.generation import FinishReason
+from genai_server.openai_api.response_output import FunctionCall, Message, OutputItem, Reasoning, Told
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.schemas.response_items import Status
+from genai_server.openai_api.usage import Usage, openai_reason
+from genai_server.parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart
+from genai_server.parts import Reasoning as Thought
+
+
+class ResponseBuilder:
+    """Takes a response that has only begun, as `responses.new_response` makes it, to its end.
+
+    The first of `finish`, `cancel` and `fail` ends it, after which nothing may be added. With `is_encrypted` reasoning
+    has that form, too.
+    """
+
+    def __init__(self, begun: JsonObject, *, is_encrypted: bool = False) -> None:
+        self._begun = begun
+        self._is_encrypted = is_encrypted
+        self._items: list[OutputItem] = []
+        self._tokens: list[ScoredToken] = []
+        self._num_events = 0
+        self._last_event = ""
+
+    @property
+    def response(self) -> JsonObject:
+        """The response as it is now."""
+        return {**self._begun, "output": [item.to_json() for item in self._items]}
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing changes any more."""
+        return bool(self._begun["status"] != "in_progress")
+
+    def begin(self) -> list[JsonObject]:
+        """The first events."""
+        return [self._state("created"), self._state("in_progress")]
+
+    def add(self, parts: Sequence[Part], tokens: Sequence[ScoredToken]) -> list[JsonObject]:
+        """More of the answer, with the tokens that have come if log probabilities are wanted."""
+        self._tokens += tokens
+        events: list[JsonObject] = []
+        for part in parts:
+            match part:
+                case Thought(text):
+                    if not isinstance(self._last_item, Reasoning):
+                        events += self._open(Reasoning(is_encrypted=self._is_encrypted))
+                    events += self._more(text)
+                case Content(text):
+                    if not isinstance(self._last_item, Message):
+                        events += self._open(Message())
+                    events += self._more(text, self._tokens_of(text))
+                case ToolCallStart(_, call_id, name):
+                    events += self._open(FunctionCall(call_id, name))
+                case ToolCallArguments(_, fragment):
+                    events += self._more(fragment)
+        if parts:
+            self._tokens = []
+        return events
+
+    def finish(self, reason: FinishReason, usage: Usage, at: int) -> list[JsonObject]:
+        """The answer is complete, or cut, `at` so many seconds since 1970; the last events."""
+        if reason is not FinishReason.STOP:
+            true_reason = {key: value for key, value in openai_reason(reason).items() if key != "finish_reason"}
+            details = {"reason": "max_output_tokens", **true_reason}
+            return [*self._close("incomplete"), self._end("incomplete", usage, incomplete_details=details)]
+        # Thoughts alone, or nothing, are no answer: clients want to read one, if it is empty.
+        events = [] if isinstance(self._last_item, Message | FunctionCall) else self._open(Message())
+        return [*events, *self._close("completed"), self._end("completed", usage, completed_at=at)]
+
+    def cancel(self, usage: Usage) -> list[JsonObject]:
+        """Nobody wants more of it; the last events, for which OpenAI has no name of their own."""
+        return [*self._close("incomplete"), self._end("incomplete", usage, status="cancelled")]
+
+    def fail(self, error: GenaiServerError, usage: Usage) -> JsonObject:
+        """It cannot go on; the last event, once more if it has ended already."""
+        if self.is_ended:
+            return self._state(self._last_event)
+        if self._last_item is not None:
+            self._last_item.status = "incomplete"
+        # OpenAI's codes have no words for what can happen here.
+        told = {"code": "server_error", "type": error.code, "message": error.message, "param": None}
+        return self._end("failed", usage, error=told)
+
+    @property
+    def _last_item(self) -> OutputItem | None:
+        return self._items[-1] if self._items else None
+
+    def _open(self, item: OutputItem) -> list[JsonObject]:
+        events = self._close("completed")
+        self._items.append(item)
+        return events + self._told(item.opening())
+
+    def _more(self, text: str, tokens: Sequence[ScoredToken] = ()) -> list[JsonObject]:
+        return self._told(self._items[-1].more(text, tokens))
+
+    def _close(self, status: Status) -> list[JsonObject]:
+        if self._last_item is None:
+            return []
+        self._last_item.status = status
+        return self._told(self._last_item.closing())
+
+    def _end(self, event: str, usage: Usage, **fields: Any) -> JsonObject:
+        self._begun = {**self._begun, "status": event, "usage": usage.to_response_json(), **fields}
+        self._last_event = event
+        return self._state(event)
+
+    def _told(self, told: Iterable[Told]) -> list[JsonObject]:
+        """Events about the last item."""
+        item, place = self._items[-1], {"output_index": len(self._items) - 1}
+        return [
+            self._event(name, {**place, **({} if "item" in fields else {"item_id": item.id}), **fields})
+            for name, fields in told
+        ]
+
+    def _state(self, name: str) -> JsonObject:
+        return self._event(name, {"response": self.response})
+
+    def _event(self, name: str, fields: JsonObject) -> JsonObject:
+        self._num_events += 1
+        return {"type": f"response.{name}", "sequence_number": self._num_events - 1, **fields}
+
+    def _tokens_of(self, text: str) -> list[ScoredToken]:
+        """The last tokens that have come, as many as make the text; those before are of markers."""
+        missing, found = len(text.encode(errors="replace")), []
+        while missing > 0 and self._tokens:
+            found.append(self._tokens.pop())
+            missing -= len(found[-1].data)
+        return found[::-1]

@@ -1,0 +1,155 @@
+"""The items of a conversation in OpenAI's Responses API, in the form in which it gives them out and they are kept here
+(https://platform.openai.com/docs/api-reference/responses/input-items), and the messages of a chat that they are.
+"""
+
+import base64
+import secrets
+from collections.abc import Callable, Sequence
+
+from genai_server.errors import InvalidField
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.schemas.chat import ChatMessage
+from genai_server.openai_api.schemas.response_items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+    Status,
+)
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody can guess."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def message(role: str, content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
+    """One turn; see `input_text` and `output_text` for its content."""
+    return {"id": id or new_id("msg"), "type": "message", "status": status, "role": role, "content": content}
+
+
+def input_text(text: str) -> JsonObject:
+    """What somebody else than the model says."""
+    return {"type": "input_text", "text": text}
+
+
+def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
+    """What the model says."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+
+
+def reasoning(content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
+    """What the model thinks; see `reasoning_text` for its content."""
+    return {"id": id or new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": content}
+
+
+def reasoning_text(text: str) -> JsonObject:
+    """What the model thinks."""
+    return {"type": "reasoning_text", "text": text}
+
+
+def encrypted(text: str) -> str:
+    """`encrypted_content` of reasoning, for clients that keep nothing else of it.
+
+    It hides nothing, as there is nothing to hide: the content stands beside it.
+    """
+    return base64.b64encode(text.encode()).decode()
+
+
+def function_call(
+    call_id: str, name: str, arguments: str, id: str | None = None, status: Status = "completed"
+) -> JsonObject:
+    """A call that the model makes."""
+    called = {"call_id": call_id, "name": name, "arguments": arguments}
+    return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called}
+
+
+def given_items(given: str | Sequence[InputItem], find: Callable[[str], JsonObject | None]) -> list[JsonObject]:
+    """The items of a request's input; `find` gives the item that an item_reference means.
+
+    Raises InvalidField where it finds none, and for encrypted content that is not from here.
+    """
+    if isinstance(given, str):
+        return [message("user", [input_text(given)])]
+    found = []
+    for index, item in enumerate(given):
+        if isinstance(item, ItemReference):
+            known = find(item.id)
+            if known is None:
+                raise InvalidField(f"no response that is kept has an item {item.id!r}", param=f"input[{index}].id")
+            found.append(known)
+        else:
+            found.append(_given_item(item, index))
+    return found
+
+
+def _given_item(item: Item, index: int) -> JsonObject:
+    status = item.status or "completed"
+    match item:
+        case MessageItem():
+            part = output_text if item.role == "assistant" else input_text
+            texts = [item.content] if isinstance(item.content, str) else [one.text for one in item.content]
+            return message(item.role, [part(text) for text in texts], item.id, status)
+        case FunctionCallItem():
+            return function_call(item.call_id, item.name, item.arguments, item.id, status)
+        case ReasoningItem():
+            return reasoning([reasoning_text(text) for text in _thoughts(item, index)], item.id, status)
+        case FunctionCallOutputItem():
+            output = item.output if isinstance(item.output, str) else [input_text(part.text) for part in item.output]
+            named = {"name": item.name} if item.name else {}
+            common = {"id": item.id or new_id("fco"), "type": item.type, "status": status}
+            return {**common, "call_id": item.call_id, "output": output, **named}
+    raise AssertionError(item)
+
+
+def _thoughts(item: ReasoningItem, index: int) -> list[str]:
+    if item.content is None and item.encrypted_content:
+        try:
+            return [base64.b64decode(item.encrypted_content, validate=True).decode()]
+        except ValueError:
+            field = f"input[{index}].encrypted_content"
+            raise InvalidField(f"{field} is not from this server, and so cannot be read", param=field) from None
+    return [one.text for one in item.content or item.summary]
+
+
+def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
+    """The messages of a conversation: what the model thinks, says and calls in one go is one of them.
+
+    Raises InvalidField for the output of a call that nobody made.
+    """
+    messages: list[JsonObject] = []
+    calls: set[str] = set()
+    for item in conversation:
+        if item["type"] == "function_call_output":
+            if item["call_id"] not in calls:
+                raise InvalidField(
+                    f"input has the output of a call {item['call_id']!r} but no such call", param="input"
+                )
+            told = {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
+            messages.append({**told, "name": item.get("name")})
+        elif item["type"] == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            _turn(messages).setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
+            calls.add(item["call_id"])
+        elif item["type"] == "reasoning":
+            turn = _turn(messages, "content", "tool_calls")
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(item["content"])
+        elif item["role"] == "assistant":
+            _turn(messages, "content")["content"] = _text(item["content"])
+        else:
+            messages.append({"role": item["role"], "content": _text(item["content"])})
+    return [ChatMessage.model_validate(told if "tool_calls" in told else {"content": "", **told}) for told in messages]
+
+
+def _turn(messages: list[JsonObject], *ended_by: str) -> JsonObject:
+    """The assistant's message that goes on, or a new one if there is none or it has what ends it."""
+    if not messages or messages[-1]["role"] != "assistant" or any(field in messages[-1] for field in ended_by):
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _text(content: str | list[JsonObject]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

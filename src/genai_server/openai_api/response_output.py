@@ -1,0 +1,141 @@
+"""The output items of a response while they come, and the events that tell of each
+(https://platform.openai.com/docs/api-reference/responses-streaming).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from genai_server.openai_api import response_items as items
+from genai_server.openai_api.chat_completion import logprobs
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.schemas.response_items import Status
+from genai_server.parts import ScoredToken
+
+# The name of an event without "response." before it, and what it tells beside the place.
+Told = tuple[str, JsonObject]
+
+
+class OutputItem(ABC):
+    """One item, whose text comes piece by piece."""
+
+    def __init__(self, prefix: str) -> None:
+        self.id = items.new_id(prefix)
+        self.status: Status = "in_progress"
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """What has come of it up to now."""
+        return "".join(self._texts)
+
+    @abstractmethod
+    def to_json(self) -> JsonObject:
+        """The item as it is now."""
+
+    def opening(self) -> Iterator[Told]:
+        """It begins."""
+        yield "output_item.added", {"item": self.to_json()}
+
+    @abstractmethod
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[Told]:
+        """It goes on by a text, which these tokens make if log probabilities are wanted."""
+
+    def closing(self) -> Iterator[Told]:
+        """It ends."""
+        yield "output_item.done", {"item": self.to_json()}
+
+
+class FunctionCall(OutputItem):
+    """A call that the model makes; its text are the arguments."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        super().__init__("fc")
+        self._call_id = call_id
+        self._name = name
+
+    def to_json(self) -> JsonObject:
+        return items.function_call(self._call_id, self._name, self.text, self.id, self.status)
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[Told]:
+        self._texts.append(text)
+        yield "function_call_arguments.delta", {"delta": text}
+
+    def closing(self) -> Iterator[Told]:
+        yield "function_call_arguments.done", {"name": self._name, "arguments": self.text}
+        yield from super().closing()
+
+
+class TextItem(OutputItem):
+    """An item with its text in one part of its content; `kind` is the part's type, and begins its events' names."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix)
+        self._content: list[JsonObject] = []
+
+    @abstractmethod
+    def part(self) -> JsonObject:
+        """The part as it is now."""
+
+    def opening(self) -> Iterator[Told]:
+        yield from super().opening()
+        yield "content_part.added", {"content_index": 0, "part": self.part()}
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[Told]:
+        self._texts.append(text)
+        yield f"{self.kind}.delta", {"content_index": 0, "delta": text}
+
+    def closing(self) -> Iterator[Told]:
+        part = self.part()
+        yield f"{self.kind}.done", {"content_index": 0, "text": part["text"]}
+        yield "content_part.done", {"content_index": 0, "part": part}
+        yield from super().closing()
+
+    def parts(self) -> list[JsonObject]:
+        """All of the content; at the beginning there is none."""
+        return [self.part()] if self._texts or self.status != "in_progress" else []
+
+
+class Reasoning(TextItem):
+    """What the model thinks; `is_encrypted` gives it in that form, too."""
+
+    kind = "reasoning_text"
+
+    def __init__(self, *, is_encrypted: bool) -> None:
+        super().__init__("rs")
+        self._is_encrypted = is_encrypted
+
+    def part(self) -> JsonObject:
+        return items.reasoning_text(self.text)
+
+    def to_json(self) -> JsonObject:
+        item = items.reasoning(self.parts(), self.id, self.status)
+        return {**item, "encrypted_content": items.encrypted(self.text)} if self._is_encrypted else item
+
+
+class Message(TextItem):
+    """What the model says."""
+
+    kind = "output_text"
+
+    def __init__(self) -> None:
+        super().__init__("msg")
+        self._logprobs: list[JsonObject] = []
+
+    def part(self) -> JsonObject:
+        return items.output_text(self.text, list(self._logprobs))
+
+    def to_json(self) -> JsonObject:
+        return items.message("assistant", self.parts(), self.id, self.status)
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[Told]:
+        scored = logprobs(list(tokens))["content"]
+        self._logprobs += scored
+        for name, told in super().more(text, tokens):
+            yield name, {**told, "logprobs": scored}
+
+    def closing(self) -> Iterator[Told]:
+        for name, told in super().closing():
+            yield name, {**told, "logprobs": list(self._logprobs)} if name == "output_text.done" else told

@@ -1,0 +1,122 @@
+"""OpenAI's Responses API on top of the chat: what a request asks for, and what a response repeats of it
+(https://platform.openai.com/docs/api-reference/responses).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from genai_server.errors import GenaiServerError
+from genai_server.generation import Sampling
+from genai_server.openai_api.response_items import new_id, to_messages
+from genai_server.openai_api.schemas.base import JsonObject, WithoutEffect
+from genai_server.openai_api.schemas.chat import ChatMessage, ChatParameters
+from genai_server.openai_api.schemas.responses import LOGPROBS, AllowedTools, NamedFunction, ResponsesRequest
+from genai_server.openai_api.schemas.sampling import GenerationFields
+
+_SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - {"max_tokens"}) | {
+    "chat_template_kwargs",
+    "parallel_tool_calls",
+}
+# A chat's fields that have other names here.
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+_OTHER = re.compile(rf"\b({'|'.join(_NAMES)})\b")
+_MESSAGE = re.compile(r"\bmessages\[\d+\][\w.\[\]]*")
+
+
+def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
+    """The chat whose answer is the response. Raises InvalidField for the output of a call that nobody made."""
+    messages = to_messages(conversation)
+    if body.instructions is not None:
+        messages.insert(0, ChatMessage.model_validate({"role": "system", "content": body.instructions}))
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | _tools(body)
+    if LOGPROBS in (body.include or []):
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    if body.text is not None and body.text.format is not None:
+        fields["response_format"] = {"type": body.text.format.type}
+        if schema := body.text.format.model_dump(exclude={"type"}, exclude_none=True, by_alias=True):
+            fields["response_format"]["json_schema"] = schema
+    if body.reasoning is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    return ChatParameters(messages=messages, max_tokens=body.max_output_tokens, **fields)
+
+
+def _tools(body: ResponsesRequest) -> JsonObject:
+    tools, choice = body.tools or [], body.tool_choice
+    told: Any = choice
+    if isinstance(choice, AllowedTools):
+        allowed = {tool.name for tool in choice.tools}
+        tools, told = [tool for tool in tools if tool.name in allowed], choice.mode
+    elif isinstance(choice, NamedFunction):
+        told = {"type": "function", "function": {"name": choice.name}}
+    functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
+    return {
+        "tools": [{"type": "function", "function": function} for function in functions] or None,
+        "tool_choice": told,
+    }
+
+
+def outer_error(error: GenaiServerError) -> GenaiServerError:
+    """An error about the chat as one about the response, which names the field that the client gave."""
+    if error.param is None:
+        return error
+    if error.param.startswith("messages"):
+        return type(error)(_MESSAGE.sub("input", error.message), param="input")
+
+    def name(inner: re.Match[str]) -> str:
+        return _NAMES[inner[0]]
+
+    return type(error)(_OTHER.sub(name, error.message), param=_OTHER.sub(name, error.param))
+
+
+def new_response(
+    body: ResponsesRequest, *, model: str, sampling: Sampling, created: int, is_stored: bool
+) -> JsonObject:
+    """A response that has only begun: what was asked for, with the values that are in effect.
+
+    `created` is in seconds since 1970.
+    """
+    asked = body.model_dump(exclude_none=True, by_alias=True)
+    return {
+        "id": new_id("resp"),
+        "object": "response",
+        "created_at": created,
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        "usage": None,
+        "background": False,
+        "frequency_penalty": sampling.frequency_penalty,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": sampling.presence_penalty,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": _given_text(body.prompt_cache_key),
+        "reasoning": {"effort": None, "summary": None, **asked.get("reasoning", {})},
+        "safety_identifier": _given_text(body.safety_identifier),
+        "service_tier": "default",
+        "store": is_stored,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}, "verbosity": "medium", **asked.get("text", {})},
+        "tool_choice": asked.get("tool_choice", "auto"),
+        "tools": [tool.model_dump() for tool in body.tools or []],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": _given_text(body.user),
+    }
+
+
+def _given_text(value: Any) -> str | None:
+    """A field that may have any value; clients read no other than texts."""
+    return value if isinstance(value, str) else None

@@ -1,0 +1,63 @@
+"""What the bodies of all endpoints are made of: a field that is not listed is refused, never ignored."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+JsonObject = dict[str, Any]
+# Without a constraint pydantic lets lone surrogates pass, which are in no text that can be encoded.
+Text = Annotated[str, Field(min_length=0)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
+
+
+def field_error(field: str, rule: str) -> PydanticCustomError:
+    """What a validator of a whole body raises for one of its fields: `rule` reads on from the field's name."""
+    return PydanticCustomError("field", "{rule}", {"field": field, "rule": rule})
+
+
+class Wire(BaseModel):
+    """Base of all bodies: unknown fields and values of another JSON type are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class WithoutEffect(Wire):
+    """Fields of OpenAI's that cannot change an answer of this server: accepted with any value, and nothing more."""
+
+    metadata: Any = Field(None, description="Has no effect here.")
+    moderation: Any = Field(None, description="Has no effect here.")
+    prompt_cache_key: Any = Field(None, description="Has no effect here: whatever begins alike is used again.")
+    prompt_cache_options: Any = Field(None, description="Has no effect here.")
+    prompt_cache_retention: Any = Field(None, description="Has no effect here.")
+    safety_identifier: Any = Field(None, description="Has no effect here.")
+    service_tier: Any = Field(None, description="Has no effect here.")
+    user: Any = Field(None, description="Has no effect here.")
+
+
+class ErrorDetail(BaseModel):
+    """OpenAI's form of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorResponse(BaseModel):
+    """Every error's body."""
+
+    error: ErrorDetail
+
+
+class Metrics(BaseModel):
+    """How long an answer took; times in seconds, rates in tokens per second, null where unknown."""
+
+    ttft: float | None
+    total_latency: float
+    tokens_per_second: float | None
+    output_tokens_per_second: float | None
+    input_tokens: int
+    output_tokens: int
+    tpot: float | None
+    model: str

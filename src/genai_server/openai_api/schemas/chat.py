@@ -1,0 +1,181 @@
+"""Bodies of the chat endpoints, the server's own and OpenAI's."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wire, field_error
+from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamOptions
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class TextPart(Wire):
+    """A piece of a message's content; this server's models read text only."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class CalledFunction(Wire):
+    """Name and arguments of a call; the arguments are the text of a JSON object."""
+
+    name: FunctionName
+    arguments: Text
+
+
+class ToolCall(Wire):
+    """A call that the assistant made."""
+
+    id: NonEmptyText
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(Wire):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    name: NonEmptyText | None = None
+    tool_calls: list[ToolCall] | None = Field(None, description="Of the assistant.")
+    tool_call_id: NonEmptyText | None = Field(None, description="Of a tool's result: the call that it answers.")
+    reasoning_content: Text | None = Field(None, description="Of the assistant.")
+    refusal: None = None
+    annotations: list[Any] | None = Field(None, max_length=0)
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Self:
+        if self.role == "assistant":
+            if self.content is None and not self.tool_calls:
+                raise field_error("content", "is required of an assistant without tool_calls")
+        elif self.content is None:
+            raise field_error("content", f"is required of role {self.role}")
+        for field, role in (("tool_calls", "assistant"), ("reasoning_content", "assistant"), ("tool_call_id", "tool")):
+            if getattr(self, field) is not None and self.role != role:
+                raise field_error(field, f"is only allowed of role {role}; given with role {self.role}")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise field_error("tool_call_id", "is required of role tool")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """As the text side takes it: what is not there is left out, but for the content."""
+        fields = self.model_dump(exclude_none=True, exclude={"annotations"})
+        return {"content": None, **fields} if self.tool_calls else fields
+
+
+class Function(Wire):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="Calls that are forced fit the schema in any case.")
+
+
+class Tool(Wire):
+    """What the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Wire):
+    name: FunctionName
+
+
+class NamedTool(Wire):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Wire):
+    """A JSON schema that the answer must fit, which it does whether `strict` or not."""
+
+    name: NonEmptyText
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Wire):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise field_error("json_schema", "is required with type json_schema, and only allowed with it")
+        return self
+
+
+class ChatParameters(GenerationFields):
+    """What all chat endpoints take."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="So many answers.")
+    logprobs: bool | None = Field(None, description="The log probability of each token of the answer.")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="And of so many likeliest ones at its place.")
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the chat template.")
+    reasoning_effort: ReasoningEffort | None = None
+    # OpenAI's that this server cannot honour: nothing but null.
+    audio: None = None
+    modalities: list[Literal["text"]] | None = None
+    functions: None = None
+    function_call: None = None
+    prediction: None = None
+    verbosity: None = None
+    web_search_options: None = None
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise field_error("top_logprobs", "is only allowed with logprobs: true")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise field_error("tool_choice", "is only allowed with tools")
+        return self
+
+
+class ChatRequest(ChatParameters):
+    """Body of /v1/chat and /v1/chat/stream."""
+
+    n: int | None = Field(None, ge=1, le=1, description="These endpoints give one answer.")
+
+
+class ChatCompletionRequest(ChatParameters):
+    """Body of /v1/chat/completions."""
+
+    max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = Field(None, description="Only with stream: true.")
+    store: Any = Field(None, description="Has no effect here: nothing is kept.")
+    include_metrics: bool | None = Field(None, description="The metrics of /v1/chat beside the usage.")
+
+    @model_validator(mode="after")
+    def _only_with_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "is only allowed with stream: true")
+        return self
+
+
+class ChatResponse(BaseModel):
+    """Answer of /v1/chat."""
+
+    id: str
+    content: Text
+    finish_reason: str
+    metrics: Metrics
+    reasoning_content: Text | None = None
+    tool_calls: list[ToolCall] | None = None
+    logprobs: dict[str, Any] | None = None

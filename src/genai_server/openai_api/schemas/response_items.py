@@ -1,0 +1,116 @@
+"""What the input of OpenAI's Responses API is made of, one class for each type of item."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire
+from genai_server.openai_api.schemas.chat import FunctionName
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(Wire):
+    """A piece of what the model is told; this server's models read text only."""
+
+    type: Literal["input_text"]
+    text: Text
+    prompt_cache_breakpoint: Any = Field(None, description="Has no effect here.")
+
+
+class OutputText(Wire):
+    """A piece of what the model has said."""
+
+    type: Literal["output_text"]
+    text: Text
+    annotations: Any = Field(None, description="Has no effect here: the model is not told.")
+    logprobs: Any = Field(None, description="Likewise.")
+
+
+class ReasoningText(Wire):
+    """A piece of what the model has thought."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+class Item(Wire):
+    """What all items may have when they come back."""
+
+    id: NonEmptyText | None = None
+    status: Status | None = None
+
+
+class MessageItem(Item):
+    """One turn of the conversation; with role assistant, what the model has said."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | list[InputText | OutputText]
+    phase: Any = Field(None, description="Has no effect here: the model is not told.")
+
+
+class FunctionCallItem(Item):
+    """A call that the model made; `arguments` is the text of a JSON object."""
+
+    type: Literal["function_call"]
+    call_id: NonEmptyText
+    name: FunctionName
+    arguments: Text
+
+
+class FunctionCallOutputItem(Item):
+    """What the call with this `call_id` gave."""
+
+    type: Literal["function_call_output"]
+    call_id: NonEmptyText
+    output: Text | list[InputText]
+    name: NonEmptyText | None = None
+
+
+class ReasoningItem(Item):
+    """What the model thought before; it is told the first of content, encrypted content and summary that is there."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] = []
+    content: list[ReasoningText] | None = None
+    encrypted_content: Text | None = Field(None, description="As this server gave it.")
+
+
+class ItemReference(Wire):
+    """An item of a response that is kept: of its input, or of its output."""
+
+    type: Literal["item_reference"] | None = None
+    id: NonEmptyText
+
+
+def _form_of(given: Any) -> str | None:
+    """Which of its two forms an input has."""
+    return "text" if isinstance(given, str) else "items" if isinstance(given, list) else None
+
+
+def _type_of(item: Any) -> Any:
+    """An item's type, or what the item is without one; None for what is no item."""
+    if not isinstance(item, dict):
+        return None
+    kind = item.get("type", "message" if "role" in item else "item_reference")
+    return "item_reference" if kind is None else str(kind)
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(
+        _type_of,
+        custom_error_type="item_type",
+        custom_error_message="must be an item of type message, function_call, function_call_output, reasoning or "
+        "item_reference",
+    ),
+]
+Input = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[list[InputItem], Field(min_length=1), Tag("items")],
+    Discriminator(_form_of, custom_error_type="input", custom_error_message="must be a text or a list of items"),
+]

@@ -1,0 +1,169 @@
+"""Bodies of OpenAI's Responses API (https://platform.openai.com/docs/api-reference/responses)."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, field_error
+from genai_server.openai_api.schemas.chat import FunctionName, ReasoningEffort
+from genai_server.openai_api.schemas.response_items import Input
+from genai_server.openai_api.schemas.sampling import GenerationFields
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    # Of tools and media that no answer here has.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class FunctionTool(Wire):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="Calls that are forced fit the schema in any case.")
+
+
+class NamedFunction(Wire):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+class AllowedTools(Wire):
+    """The functions that the model may, or must, call now, among those in `tools`; it is told of no others."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction] = Field(min_length=1)
+
+
+class TextFormat(Wire):
+    """What the answer must be; it fits the schema whether `strict` or not."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: NonEmptyText | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        for field, alias in (("name", "name"), ("schema_", "schema")):
+            if (self.type == "json_schema") != (getattr(self, field) is not None):
+                raise field_error(alias, "is required with type json_schema, and only allowed with it")
+        if self.type != "json_schema" and (self.description is not None or self.strict is not None):
+            raise field_error("type", "must be json_schema where there is a description or strict")
+        return self
+
+
+class TextConfig(Wire):
+    """How the answer is written."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = Field(None, description="Nothing but OpenAI's default.")
+
+
+class ReasoningConfig(Wire):
+    """How the model thinks."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto"] | None = Field(None, description="Reasoning is given as it is, without a summary.")
+    generate_summary: Literal["auto"] | None = Field(None, description="OpenAI's older name of summary.")
+    context: Literal["auto"] | None = Field(None, description="The chat template decides which reasoning it repeats.")
+    mode: Literal["standard"] | None = None
+
+
+class ResponseStreamOptions(Wire):
+    """OpenAI's options of this stream."""
+
+    include_obfuscation: bool | None = Field(None, description="Has no effect here: nothing is padded.")
+
+
+class ResponsesRequest(GenerationFields):
+    """Body of POST /v1/responses."""
+
+    input: Input
+    instructions: Text | None = Field(None, description="A system message before all others, for this response only.")
+    previous_response_id: NonEmptyText | None = Field(None, description="A response that is kept: go on from it.")
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="Most tokens of the answer; all that fit if left out."
+    )
+    tools: list[FunctionTool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: list[Include] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20, description=f"Above 0 only with {LOGPROBS} in include.")
+    metadata: Metadata | None = Field(None, description="Is given back.")
+    store: bool | None = Field(None, description="Keep the response for later requests; true if left out.")
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = Field(None, description="Only with stream: true.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the chat template.")
+    max_tool_calls: int | None = Field(None, ge=1, description="Of OpenAI's own tools, of which there are none here.")
+    # OpenAI's that this server cannot honour: nothing but null, or what it does anyway.
+    background: Literal[False] | None = None
+    context_management: None = None
+    conversation: None = None
+    prompt: None = None
+    truncation: Literal["disabled"] | None = None
+    max_tokens: None = Field(None, description="Here it is max_output_tokens.")
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if self.top_logprobs and LOGPROBS not in (self.include or []):
+            raise field_error("top_logprobs", f"is only allowed with include: [{LOGPROBS!r}]")
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "is only allowed with stream: true")
+        if self.tool_choice not in (None, "none", "auto"):
+            self._check_tool_choice()
+        return self
+
+    def _check_tool_choice(self) -> None:
+        known = {tool.name for tool in self.tools or []}
+        if not known:
+            raise field_error("tool_choice", "is only allowed with tools")
+        if isinstance(self.tool_choice, AllowedTools):
+            unknown = [tool.name for tool in self.tool_choice.tools if tool.name not in known]
+            if unknown:
+                raise field_error("tool_choice", f"allows the function {unknown[0]!r}, which is not among tools")
+
+
+def _is_false(value: bool) -> bool:
+    if value:
+        raise ValueError("must be false: a response is streamed to whoever creates it only")
+    return value
+
+
+class RetrieveParameters(BaseModel):
+    """Query of GET /v1/responses/{id}."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    stream: Annotated[bool, AfterValidator(_is_false)] = Field(False, description="Nothing but false.")
+    include_obfuscation: bool | None = Field(None, description="Has no effect here: nothing is padded.")
+
+
+class InputItemsParameters(BaseModel):
+    """Query of GET /v1/responses/{id}/input_items."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = Field(None, description="The id of the last item of the page before.")

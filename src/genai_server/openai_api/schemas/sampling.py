@@ -1,0 +1,83 @@
+"""The fields that say how an answer is generated, the same on every endpoint that generates."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, WithoutEffect
+
+MOST_STOP_STRINGS = 4
+MOST_CHOICES = 16
+_TOKEN_ID_LIMIT = 2**31
+
+
+def _token_ids(value: dict[str, float]) -> dict[str, float]:
+    for key in value:
+        if not (key.isascii() and key.isdecimal() and int(key) < _TOKEN_ID_LIMIT):
+            raise ValueError("must have token ids as its keys")
+    return value
+
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class StructuredOutputs(Wire):
+    """What the answer must fit: exactly one of the fields."""
+
+    json_: dict[str, Any] | bool | Text | None = Field(None, alias="json", description="A JSON schema.")
+    regex: NonEmptyText | None = Field(None, description="A regular expression, as Rust's crate regex has them.")
+    choice: list[NonEmptyText] | None = Field(None, min_length=1, max_length=1000)
+    grammar: NonEmptyText | None = Field(None, description="A Lark grammar in llguidance's dialect.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in ("json_", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("must have exactly one of json, regex, choice and grammar")
+        return self
+
+
+class StreamOptions(Wire):
+    """OpenAI's options of a stream, and vLLM's `continuous_usage_stats`."""
+
+    include_usage: bool | None = Field(None, description="One more chunk with the usage, before the end.")
+    continuous_usage_stats: bool | None = Field(None, description="The usage up to then on every chunk.")
+    include_obfuscation: bool | None = Field(None, description="Has no effect here: nothing is padded.")
+
+
+class SamplingFields(Wire):
+    """A field that is left out has the value of the model directory's `genai_config.json`, or no effect."""
+
+    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 takes the most likely token each time.")
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=0, le=1_000_000, description="0 considers all tokens.")
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    logit_bias: Annotated[dict[str, Bias], AfterValidator(_token_ids)] | None = Field(
+        None, max_length=1024, description="Added to the logits of these token ids; 100 selects, -100 bans."
+    )
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: NonEmptyText | Annotated[list[NonEmptyText], Field(min_length=1, max_length=MOST_STOP_STRINGS)] | None = (
+        Field(None, description="One to four texts that end the answer; they are not part of it.")
+    )
+    min_tokens: int | None = Field(None, ge=0, description="Nothing ends the answer by itself before so many tokens.")
+    ignore_eos: bool | None = Field(None, description="Go on after the token that ends an answer.")
+    cache_prompt: bool | None = Field(None, description="Use a past that begins alike again; true if left out.")
+    priority: int | None = Field(None, ge=-1000, le=1000, description="Lower is served earlier; 0 if left out.")
+    exact: bool | None = Field(None, description="Bit for bit the same answer in any company.")
+    structured_outputs: StructuredOutputs | None = None
+
+
+class GenerationFields(SamplingFields, WithoutEffect):
+    """What every endpoint that generates takes."""
+
+    model: str | None = Field(None, description="The served model's id; the first model if left out.")
+    device: str | None = Field(None, description="The configured device to run on; the least busy one if left out.")
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens of the answer; all that fit if left out.")
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The texts that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []

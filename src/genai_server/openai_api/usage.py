@@ -1,0 +1,46 @@
+"""Why answers end and what they took, in OpenAI's words."""
+
+from dataclasses import dataclass
+
+from genai_server.generation import FinishReason
+from genai_server.openai_api.schemas.base import JsonObject
+
+# OpenAI's enumeration has no word for these; the answer is cut, as with "length".
+_OPENAI_REASONS = {FinishReason.TERMINATED: "length"}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Counted in tokens."""
+
+    prompt: int
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+
+    def to_json(self) -> JsonObject:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+        }
+
+    def to_response_json(self) -> JsonObject:
+        """The same as OpenAI's Responses API has it; nothing is written to a cache that has to be paid for."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
+            "output_tokens": self.completion,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
+def openai_reason(reason: FinishReason, *, calls_tools: bool = False) -> JsonObject:
+    """`finish_reason` of a choice, and the true one beside it where OpenAI has no word for it."""
+    if reason in _OPENAI_REASONS:
+        return {"finish_reason": _OPENAI_REASONS[reason], "genai_finish_reason": reason.value}
+    return {"finish_reason": "tool_calls" if calls_tools and reason is FinishReason.STOP else reason.value}

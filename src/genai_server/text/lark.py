@@ -1,0 +1,51 @@
+"""Pieces of grammars in llguidance's dialect of Lark (llguidance documentation, "Syntax of LLGuidance Grammars").
+
+JSON comes on one line with ", " and ": " between, as chat templates show it to models: where whitespace is flexible, a
+model can write spaces until its tokens are used up.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from genai_server.errors import InvalidField
+
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def to_text(value: Any) -> str:
+    """The JSON text of a schema or grammar. Raises InvalidField if it is nested too deeply."""
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        raise InvalidField("a schema is nested more deeply than can be followed") from None
+
+
+def quoted(text: str) -> str:
+    """Exactly this text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:
+    """A marker of a format: the token that it is, if no text allows it, else its text."""
+    return f"<[{opaque_tokens[text]}]>" if text in opaque_tokens else quoted(text)
+
+
+def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with llguidance's options for JSON on one line, which it looks for at the top only."""
+    return {**schema, "x-guidance": _ONE_LINE}
+
+
+def fits(schema: Mapping[str, Any]) -> str:
+    """JSON that fits a JSON schema."""
+    return f"%json {to_text(one_line(schema))}"
+
+
+def any_of(alternatives: Iterable[str]) -> str:
+    """One of these expressions."""
+    return "(" + " | ".join(alternatives) + ")"
+
+
+def separated(item: str, separator: str, *, several: bool) -> str:
+    """One item or, if `several`, one or more with the text `separator` between."""
+    return f"{item} ({quoted(separator)} {item})*" if several else item

@@ -1,0 +1,190 @@
+"""Special tokens that a request writes stay text: nobody opens a turn by typing the token that opens one.
+
+Before a template is rendered, a few characters without which there is no special token are exchanged, in all that comes
+from the request, for lone surrogates, which no valid text has. A special token that stands in the rendered text
+thereafter is the template's own. Then the characters are put back, and the text is cut inside every special token that
+has come up by that, so that no piece holds one. It does not matter what the template did to the texts in between: trim
+them, change their case, write them as JSON or put them side by side.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from genai_server.errors import InvalidField
+
+# The first 128 are the halves of no character that anybody writes: where a template writes a text's escapes (Python's
+# `str` of a list, JSON in ASCII), these can be told from those of an emoji.
+_SURROGATES = range(0xDB80, 0xE000)
+
+
+class Prompt(NamedTuple):
+    """A text to be encoded piece by piece; the special tokens in it, `num_special` of them, are meant as such."""
+
+    pieces: list[str]
+    num_special: int
+
+    @property
+    def text(self) -> str:
+        """The pieces as one."""
+        return "".join(self.pieces)
+
+
+class SpecialTokenGuard:
+    """Tells a template's special tokens from those that a request's texts hold.
+
+    `tokens` are the texts of all special tokens, `constants` the texts in the template's source. By these it sees
+    whether the template puts a special token together around a variable, as in `'<|' + name + '|>'`.
+    """
+
+    def __init__(self, tokens: Collection[str], constants: Collection[str] = ()) -> None:
+        self._tokens = sorted(filter(None, tokens), key=len, reverse=True)
+        self._pattern = re.compile(_longest_of(self._tokens) or "(?!)")
+        self._keys = _key_characters(self._tokens, "".join(self._pattern.sub("", text) for text in constants))
+        others = {character for token in self._tokens for character in token}.difference(self._keys)
+        # The keys come first, should there ever be more characters than surrogates.
+        self._covers = dict(zip([*self._keys, *sorted(others)], map(chr, _SURROGATES), strict=False))
+        self._heads: tuple[str, ...] = ()
+        self._tails: tuple[str, ...] = ()
+        if self._builds_tokens(constants):
+            self._heads = tuple(part for part in _heads(self._tokens) if not self._has_key(part))
+            self._tails = tuple(part for part in _tails(self._tokens) if not self._has_key(part))
+
+    def cover(self, value: Any, param: str) -> Any:
+        """The same value with its texts, also the names of its fields, in a form that makes no special token.
+
+        Raises InvalidField, naming `param`, for a text that is not valid Unicode and for a value nested too deeply.
+        """
+        with blaming(param):
+            return self._covered(value)
+
+    def cover_messages(self, messages: Iterable[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
+        """The same for messages, whose roles keep their ends: templates may make special tokens of them."""
+        with blaming(param):
+            return [
+                {
+                    name: self._covered_keys(value) if name == "role" else self._covered(value)
+                    for name, value in message.items()
+                }
+                for message in messages
+            ]
+
+    def uncover(self, rendered: str) -> Prompt:
+        """What a template has made of covered texts."""
+        if "\\ud" in rendered:
+            for cover in self._covers.values():
+                rendered = rendered.replace(ascii(cover)[1:-1], cover)
+        genuine = [match.span() for match in self._pattern.finditer(rendered)]
+        for character, cover in self._covers.items():
+            rendered = rendered.replace(cover, character)
+        return Prompt(self._cut(rendered, genuine), len(genuine))
+
+    def plain(self, text: str) -> Prompt:
+        """A text in which nothing is a special token."""
+        return Prompt(self._cut(text, []), 0)
+
+    def _covered(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._covered_ends(self._covered_keys(value))
+        if isinstance(value, Mapping):
+            # Templates look for fields by their names, which therefore keep their ends.
+            return {self._covered_keys(name): self._covered(inner) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._covered(inner) for inner in value]
+        return value
+
+    def _covered_keys(self, text: str) -> str:
+        if not text.isascii():
+            text.encode()  # raises UnicodeEncodeError
+        for key in self._keys:
+            text = text.replace(key, self._covers[key])
+        return text
+
+    def _covered_ends(self, text: str) -> str:
+        """Where the template has the keys: the text must not add what is missing of a token."""
+        if not self._heads or not text:
+            return text
+        if text.endswith(self._heads) or any(text in token for token in self._tokens):
+            text = text[:-1] + self._covers.get(text[-1], text[-1])
+        if text.startswith(self._tails):
+            text = self._covers.get(text[0], text[0]) + text[1:]
+        return text
+
+    def _cut(self, text: str, genuine: list[tuple[int, int]]) -> list[str]:
+        """Pieces of the text that hold no special tokens but the genuine ones, given by their spans."""
+        known = set(genuine)
+        inner = {place for start, end in genuine for place in range(start + 1, end)}
+        pieces, todo = [], [(0, len(text))]
+        while todo:
+            start, end = todo.pop()
+            spans = (match.span() for match in self._pattern.finditer(text, start, end))
+            # A token of one character cannot be cut; whoever encodes the pieces will find it.
+            forged = next((span for span in spans if span not in known and span[1] - span[0] > 1), None)
+            if forged is None:
+                pieces.append(text[start:end])
+            else:
+                cut = next(place for place in range(forged[0] + 1, forged[1]) if place not in inner)
+                todo += [(cut, end), (start, cut)]
+        return pieces
+
+    def _builds_tokens(self, constants: Collection[str]) -> bool:
+        """Whether some constant has the keys of a special token, but not all of the token."""
+        heads = tuple(filter(self._has_key, _heads(self._tokens)))
+        tails = tuple(filter(self._has_key, _tails(self._tokens)))
+        whole = "\0".join(self._tokens)
+        return any(
+            text.endswith(heads) or text.startswith(tails) or (text in whole and text not in self._tokens)
+            for text in filter(self._has_key, constants)
+        )
+
+    def _has_key(self, text: str) -> bool:
+        return any(key in text for key in self._keys)
+
+
+@contextmanager
+def blaming(param: str) -> Iterator[None]:
+    """Raise InvalidField, naming `param`, for a text that is not valid Unicode and for a value nested too deeply."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise InvalidField(f"{param} must be valid Unicode; given a lone surrogate", param=param) from None
+    except RecursionError:
+        raise InvalidField(f"{param} is nested too deeply", param=param) from None
+
+
+def _key_characters(tokens: Iterable[str], constants: str) -> list[str]:
+    """A few characters of which each token has one; best such as no template looks for in a text."""
+    left, keys = set(tokens), []
+    while left:
+        keys.append(
+            min(
+                {character for token in left for character in token},
+                key=lambda c: (c.isalnum() or c.isspace(), constants.count(c), -sum(c in token for token in left), c),
+            )
+        )
+        left = {token for token in left if keys[-1] not in token}
+    return keys
+
+
+def _longest_of(tokens: Collection[str]) -> str:
+    """A regular expression for the longest token at a place.
+
+    Its branches part where the tokens do: with one branch for each of a thousand tokens, it would take seconds for a
+    text full of their common begin.
+    """
+    rests: dict[str, list[str]] = {}
+    for token in filter(None, tokens):
+        rests.setdefault(token[0], []).append(token[1:])
+    branches = "|".join(re.escape(first) + _longest_of(rest) for first, rest in rests.items())
+    if "" in tokens:
+        return f"(?:{branches})?" if branches else ""
+    return f"(?:{branches})" if len(rests) > 1 else branches
+
+
+def _heads(tokens: Iterable[str]) -> set[str]:
+    return {token[:n] for token in tokens for n in range(1, len(token))}
+
+
+def _tails(tokens: Iterable[str]) -> set[str]:
+    return {token[n:] for token in tokens for n in range(1, len(token))}

@@ -1,0 +1,119 @@
+"""What is common to the formats in which models write tool calls."""
+
+import secrets
+import string
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from genai_server.parts import Part, ToolCallArguments, ToolCallStart
+from genai_server.text.lookahead import Lookahead, Reader
+
+# With these a schema says more about its properties than "properties" does.
+_ABOUT_PROPERTIES = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call; `parameters` is the JSON schema of its arguments, None for no arguments."""
+
+    name: str
+    parameters: Mapping[str, Any] | None = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema to which a model is held: an object and, unless `parameters` says otherwise, no more than its
+        properties, because most functions refuse others and models invent them.
+        """
+        schema = {**(self.parameters if self.parameters is not None else {"properties": {}}), "type": "object"}
+        if lists_its_properties(schema) and not _ABOUT_PROPERTIES & schema.keys():
+            schema["additionalProperties"] = False
+        return schema
+
+
+def lists_its_properties(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema names the properties of its objects, among them all that are required."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return False
+    return all(isinstance(key, str) and key in properties for key in required)
+
+
+class ToolFormat(Protocol):
+    """How one family of models writes tool calls. `name` is its name in settings."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        """What the decoder must show where it is a token, even a special one."""
+        ...
+
+    @property
+    def beginnings(self) -> str:
+        """The characters with which calls may begin."""
+        ...
+
+    def read_calls(self, text: Lookahead, calls: "Calls", *, new_line: bool) -> Reader[bool]:
+        """Go past one or several calls at `text.at` and tell them to `calls`.
+
+        `new_line` says whether a line begins here, or other calls are before. Returns False where the text is not, or
+        is no longer, that of calls; what of it is not told up to `calls.told_to` is something else.
+        """
+        ...
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        """Rules of llguidance's Lark with `calls` on top: one call or, if `parallel`, one or more.
+
+        For `opaque_tokens` see text/grammar.py.
+        """
+        ...
+
+    def new_id(self) -> str:
+        """An id for a call as the model's chat template accepts it."""
+        ...
+
+
+class Calls:
+    """The calls of one answer: which names there are, and how far the text has been told.
+
+    A call is `open` from its start to its end; what comes after `told_to` has not been told.
+    """
+
+    def __init__(self, names: Collection[str], new_id: Callable[[], str], tell: Callable[[Part], None]) -> None:
+        self.names = names
+        self.told_to = 0
+        self.open = False
+        self._new_id = new_id
+        self._tell = tell
+        self._index = -1
+
+    def start(self, name: str, told_to: int) -> None:
+        """A call begins, and the text before `told_to` is told."""
+        self._index += 1
+        self.open, self.told_to = True, told_to
+        self._tell(ToolCallStart(self._index, self._new_id(), name))
+
+    def arguments(self, fragment: str, told_to: int) -> None:
+        """More of the open call's arguments, and the text before `told_to` is told."""
+        self.told_to = told_to
+        if fragment:
+            self._tell(ToolCallArguments(self._index, fragment))
+
+    def end(self, told_to: int) -> None:
+        """The open call is complete, and the text before `told_to` is told."""
+        self.open, self.told_to = False, told_to
+
+
+def read_closing(text: Lookahead, marker: str) -> Reader[None]:
+    """Go past the closing marker of calls, which models leave out now and then, and the whitespace before it."""
+    place = text.at
+    yield from text.skip_space()
+    if not (yield from text.take_last(marker)):
+        text.at = place
+
+
+def random_id(prefix: str = "call_", length: int = 24) -> str:
+    """An id that nobody else has: the prefix and so many random letters and digits."""
+    return prefix + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))

@@ -1,0 +1,141 @@
+"""The reader of one call as a JSON object, `{"name": …, "arguments": {…}}`, as most formats have it.
+
+Llama writes "parameters" for "arguments"; both are taken, in any order with the name, as are "type" and "id", which
+tell nothing. Arguments that stand after the name are told as they come; none or null are told as {}. Some models write
+them as a string that holds the object; then it is told at once.
+"""
+
+import json
+from collections.abc import Sequence
+
+from genai_server.text.json_text import is_json, read_colon, read_string, read_value
+from genai_server.text.lark import any_of, fits, quoted
+from genai_server.text.lookahead import Lookahead, Reader
+from genai_server.text.tool_formats.base import Calls, Tool
+
+_ARGUMENTS = ("arguments", "parameters")
+_IGNORED = ("type", "id")
+
+
+def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
+    """Go past calls in a JSON array, at least one, or past a single one; returns as `ToolFormat.read_calls` does."""
+    if (yield from text.skip_space()) != "[":
+        return (yield from read_call_object(text, calls))
+    text.at += 1
+    while (yield from read_call_object(text, calls)):
+        yield from text.skip_space()
+        if (yield from text.take("]")):
+            return True
+        if not (yield from text.take(",")):
+            return False
+    return False
+
+
+def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
+    """Go past one call; returns as `ToolFormat.read_calls` does."""
+    yield from text.skip_space()
+    if not (yield from text.take("{")):
+        return False
+    call = _Call(text, calls)
+    while True:
+        key = yield from _read_text(text)
+        if key is None or not (yield from read_colon(text)):
+            return False
+        if not (yield from call.read_member(key)):
+            return False
+        if (yield from text.skip_space()) == "}":
+            text.at += 1
+            return call.finish()
+        if not (yield from text.take(",")):
+            return False
+
+
+class _Call:
+    """One call while its members are read."""
+
+    def __init__(self, text: Lookahead, calls: Calls) -> None:
+        self._text = text
+        self._calls = calls
+        self._named = False
+        # Arguments that came before the name wait for it; after it they are told as they come.
+        self._waiting: str | None = None
+        self._told = False
+
+    def read_member(self, key: str) -> Reader[bool]:
+        """Go past a member's value, and tell what it completes."""
+        if key == "name" and not self._named:
+            name = yield from _read_text(self._text)
+            if name not in self._calls.names:
+                return False
+            self._named = True
+            self._calls.start(str(name), self._text.at)
+            return True
+        if key in _ARGUMENTS and self._waiting is None and not self._told:
+            return (yield from self._read_arguments())
+        return key in _IGNORED and (yield from read_value(self._text))
+
+    def finish(self) -> bool:
+        """The object is closed: whether it was a call, with what was not told yet."""
+        if not self._named:
+            return False
+        if not self._told:
+            self._calls.arguments(self._waiting or "{}", self._text.at)
+        self._calls.end(self._text.at)
+        return True
+
+    def _read_arguments(self) -> Reader[bool]:
+        text, place = self._text, self._text.at
+        char = yield from text.skip_space()
+        if char == "{" and self._named:
+            self._told = True
+            return (yield from pass_on(text, read_value(text), self._calls))
+        place = text.at
+        if char not in ("{", '"', "n") or not (yield from read_value(text)):
+            return False
+        self._waiting = _object_text(text.since(place))
+        return self._waiting is not None
+
+
+def pass_on(text: Lookahead, reader: Reader[bool], calls: Calls) -> Reader[bool]:
+    """Run a reader of arguments and tell what it goes past whenever it has to wait, and at its end."""
+    place = text.at
+    while True:
+        try:
+            next(reader)
+        except StopIteration as end:
+            calls.arguments(text.since(place), text.at)
+            return bool(end.value)
+        calls.arguments(text.since(place), text.at)
+        text.forget()
+        place = text.at
+        yield
+
+
+def _read_text(text: Lookahead) -> Reader[str | None]:
+    """The text of a JSON string, None if there is none."""
+    yield from text.skip_space()
+    place = text.at
+    if not (yield from read_string(text)):
+        return None
+    decoded: str = json.loads(text.since(place))
+    return decoded
+
+
+def _object_text(value: str) -> str | None:
+    """The JSON object that the text of arguments means: itself, the content of a string, or {} for null."""
+    if value == "null":
+        return "{}"
+    if value.startswith("{"):
+        return value
+    content: str = json.loads(value)
+    return content if content.startswith("{") and is_json(content) else None
+
+
+def lark_object(tools: Sequence[Tool], *, key: str = "arguments") -> str:
+    """The Lark rule `object`: one call as JSON, with arguments that fit the tool's parameters."""
+    calls = [f"{quoted(_head(tool.name, key))} {fits(tool.schema)} {quoted('}')}" for tool in tools]
+    return f"object: {any_of(calls)}\n"
+
+
+def _head(name: str, key: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "{key}": '

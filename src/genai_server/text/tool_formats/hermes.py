@@ -1,0 +1,39 @@
+"""Tool calls as Hermes and Qwen 2.5 and 3 write them: one JSON object in `<tool_call>` tags each, on lines of its own.
+
+    <tool_call>
+    {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    </tool_call>
+
+(Chat templates of Hermes-2-Pro, Qwen2.5-Instruct and Qwen3.)
+"""
+
+from collections.abc import Mapping, Sequence
+
+from genai_server.text.lark import marker, quoted, separated
+from genai_server.text.lookahead import Lookahead, Reader
+from genai_server.text.tool_formats.base import Calls, Tool, random_id, read_closing
+from genai_server.text.tool_formats.call_object import lark_object, read_call_object
+
+_OPENING, _CLOSING = "<tool_call>", "</tool_call>"
+
+
+class Hermes:
+    """See the module."""
+
+    name = "hermes"
+    shown_tokens = (_OPENING, _CLOSING)
+    beginnings = "<"
+
+    def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
+        if not (yield from text.take(_OPENING)) or not (yield from read_call_object(text, calls)):
+            return False
+        yield from read_closing(text, _CLOSING)
+        return True
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        opening, closing = marker(_OPENING, opaque_tokens), marker(_CLOSING, opaque_tokens)
+        calls, newline = separated("call", "\n", several=parallel), quoted("\n")
+        return f"calls: {calls}\ncall: {opening} {newline} object {newline} {closing}\n" + lark_object(tools)
+
+    def new_id(self) -> str:
+        return random_id()

@@ -1,0 +1,41 @@
+"""Tool calls as Phi-4-mini writes them: a JSON array in `<|tool_call|>` tags.
+
+    <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>
+
+With other prompts it writes `functools[…]` without an end, or one object instead of the array; Granite 3 leaves out the
+closing tag. (Model card of Phi-4-mini-instruct; chat templates for it of vLLM and llama.cpp.)
+"""
+
+from collections.abc import Mapping, Sequence
+
+from genai_server.text.lark import marker, quoted, separated
+from genai_server.text.lookahead import Lookahead, Reader
+from genai_server.text.tool_formats.base import Calls, Tool, random_id, read_closing
+from genai_server.text.tool_formats.call_object import lark_object, read_call_list
+
+_OPENING, _CLOSING = "<|tool_call|>", "<|/tool_call|>"
+_FUNCTOOLS = "functools"
+
+
+class Phi4Mini:
+    """See the module."""
+
+    name = "phi4mini"
+    shown_tokens = (_OPENING, _CLOSING)
+    beginnings = "<f"
+
+    def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
+        if not (yield from text.take(_OPENING)) and not (yield from text.take(_FUNCTOOLS)):
+            return False
+        if not (yield from read_call_list(text, calls)):
+            return False
+        yield from read_closing(text, _CLOSING)
+        return True
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        opening, closing = marker(_OPENING, opaque_tokens), marker(_CLOSING, opaque_tokens)
+        objects = separated("object", ", ", several=parallel)
+        return f"calls: {opening} {quoted('[')} {objects} {quoted(']')} {closing}\n" + lark_object(tools)
+
+    def new_id(self) -> str:
+        return random_id()

@@ -1,0 +1,250 @@
+"""OpenAI's endpoints, through OpenAI's own client where it has a say."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion
+
+from tests.running_server import RunningServer, body, wait_until
+
+
+@pytest.fixture(scope="module")
+def client(scripted: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_completion_has_openais_form(client: OpenAI) -> None:
+    completion = client.chat.completions.create(model="onnx-genai", messages=[{"role": "user", "content": "say hi"}])
+    assert completion.object == "chat.completion"
+    assert completion.choices[0].message.role == "assistant"
+    assert completion.choices[0].message.content == "hi"
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 2
+    assert completion.usage.total_tokens == completion.usage.prompt_tokens + 2
+
+
+def test_a_stream_of_chunks_makes_the_same_answer(client: OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="onnx-genai", messages=[{"role": "user", "content": "count 5"}], stream=True
+        )
+    )
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "1, 2, 3, 4, 5"
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "stop"]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_usage_comes_in_a_last_chunk_without_choices_when_asked_for(client: OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="onnx-genai",
+            messages=[{"role": "user", "content": "say abc"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 3
+
+
+def test_a_stream_ends_with_done(scripted: RunningServer) -> None:
+    with scripted.stream("say x", path="/v1/chat/completions", stream=True) as events:
+        assert list(events)[-1] == "[DONE]"
+
+
+def test_max_completion_tokens_is_max_tokens(client: OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model="onnx-genai", messages=[{"role": "user", "content": "say hello"}], max_completion_tokens=2
+    )
+    assert completion.choices[0].message.content == "he"
+    assert completion.choices[0].finish_reason == "length"
+
+
+def test_an_error_in_a_stream_reaches_openais_client_as_an_exception(client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="onnx-genai", messages=[{"role": "user", "content": "fail at 1; say hello"}], stream=True
+    )
+    with pytest.raises(openai.APIError, match="scripted failure"):
+        list(stream)
+
+
+def test_bad_input_reaches_openais_client_as_its_own_classes(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(
+            model="onnx-genai", messages=[{"role": "user", "content": "x"}], extra_body={"max_tokens": 0}
+        )
+    assert bad.value.param == "max_tokens"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "x"}])
+    assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"stream_options": {"include": True}}, "stream_options.include"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_a_field_that_is_wrong_or_not_honoured_is_named(
+    scripted: RunningServer, fields: dict[str, object], param: str
+) -> None:
+    response = scripted.client.post("/v1/chat/completions", json=body("x", **fields))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+def test_the_id_of_an_answer_is_the_request_id(scripted: RunningServer) -> None:
+    with scripted.stream("say x", path="/v1/chat/completions", stream=True) as events:
+        ids = {json.loads(event)["id"] for event in events if event != "[DONE]"}
+    assert ids == {events.response.headers["x-request-id"]}
+
+
+# what an answer may be asked to be
+
+
+def _chat(client: OpenAI, content: str, **fields: Any) -> ChatCompletion:
+    completion: ChatCompletion = client.chat.completions.create(
+        model="onnx-genai", messages=[{"role": "user", "content": content}], **fields
+    )
+    return completion
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [("4", "1, 2, 3, "), (["9", ", 5"], "1, 2, 3, 4"), ("x", "1, 2, 3, 4, 5, 6"), (["6"], "1, 2, 3, 4, 5, ")],
+)
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(
+    client: OpenAI, scripted: RunningServer, stop: str | list[str], shown: str
+) -> None:
+    whole = _chat(client, "count 6", stop=stop)
+    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (shown, "stop")
+    with scripted.stream("count 6", path="/v1/chat/completions", stream=True, stop=stop) as events:
+        chunks = [json.loads(event)["choices"][0] for event in events if event != "[DONE]"]
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == shown
+    assert chunks[-1]["finish_reason"] == "stop"
+
+
+def test_a_stopped_answer_frees_its_slot_and_counts_what_was_made(client: OpenAI, scripted: RunningServer) -> None:
+    usage = _chat(client, "delay 0.01; count 1000", stop="5", max_tokens=1900).usage
+    assert usage is not None
+    assert len("1, 2, 3, 4, 5") <= usage.completion_tokens < 100
+    wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
+
+
+def test_n_gives_so_many_answers(client: OpenAI) -> None:
+    whole = _chat(client, "say hello", n=3)
+    assert [(choice.index, choice.message.content) for choice in whole.choices] == [(i, "hello") for i in range(3)]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 3 * 5
+    texts = ["", "", ""]
+    ends = set()
+    for chunk in client.chat.completions.create(
+        model="onnx-genai", messages=[{"role": "user", "content": "say hello"}], n=3, stream=True
+    ):
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.delta.content or ""
+        ends |= {choice.index} if choice.finish_reason else set()
+    assert (texts, ends) == (["hello"] * 3, {0, 1, 2})
+
+
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ADD = '<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>'
+NOW = '<tool_call> {"name": "now", "arguments": {}} </tool_call>'
+
+
+def test_tool_calls_are_told_apart_from_the_content(client: OpenAI) -> None:
+    choice = _chat(client, f"say So: {ADD} {NOW}", tools=TOOLS).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "So:")
+    calls = [call.function for call in choice.message.tool_calls or [] if call.type == "function"]
+    assert [(call.name, call.arguments) for call in calls] == [("add", '{"a": 1}'), ("now", "{}")]
+
+
+def test_tool_calls_are_streamed_in_fragments(client: OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="onnx-genai", messages=[{"role": "user", "content": f"say {ADD} {NOW}"}], tools=TOOLS
+    ) as stream:
+        fragments = sum(event.type == "tool_calls.function.arguments.delta" for event in stream)
+        final = stream.get_final_completion().choices[0]
+    assert fragments > 2
+    calls = [call.function for call in final.message.tool_calls or []]
+    assert [(call.name, call.arguments) for call in calls] == [("add", '{"a": 1}'), ("now", "{}")]
+    assert final.finish_reason == "tool_calls"
+
+
+def test_without_parallel_calls_an_answer_ends_after_the_first(client: OpenAI) -> None:
+    choice = _chat(client, f"say {ADD} {NOW}", tools=TOOLS, parallel_tool_calls=False).choices[0]
+    calls = [call.function for call in choice.message.tool_calls or [] if call.type == "function"]
+    assert [(call.name, call.arguments) for call in calls] == [("add", '{"a": 1}')]
+    assert choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": TOOLS, "tool_choice": "none"}], ids=["no tools", "none chosen"])
+def test_what_looks_like_a_call_without_tools_is_content(client: OpenAI, fields: dict[str, Any]) -> None:
+    choice = _chat(client, f"say {ADD}", **fields).choices[0]
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (ADD, None, "stop")
+
+
+def test_reasoning_stands_beside_the_content(client: OpenAI) -> None:
+    whole = _chat(client, "say <think>hm</think>yes")
+    assert (whole.choices[0].message.content, whole.choices[0].message.model_extra) == (
+        "yes",
+        {"reasoning_content": "hm"},
+    )
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 2
+
+
+def test_running_usage_and_metrics_come_when_they_are_asked_for(scripted: RunningServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    with scripted.stream(
+        "say abc", path="/v1/chat/completions", stream=True, stream_options=options, include_metrics=True
+    ) as events:
+        chunks = [json.loads(event) for event in events if event != "[DONE]"]
+    used = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["usage"]]
+    assert used == sorted(used)
+    assert used[-1] == 3
+    assert chunks[-1]["metrics"]["output_tokens"] == 3
+    whole = scripted.client.post("/v1/chat/completions", json=body("say abc", include_metrics=True)).json()
+    assert whole["metrics"]["output_tokens"] == 3
+    assert whole["metrics"].keys() == chunks[-1]["metrics"].keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": "required", "tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"chat_template_kwargs": {"surprise": 1}}, "chat_template_kwargs"),
+        ({"logit_bias": {"257": 1}}, "logit_bias"),
+    ],
+    ids=json.dumps,
+)
+def test_what_cannot_be_is_refused_by_name(scripted: RunningServer, fields: dict[str, Any], param: str) -> None:
+    response = scripted.client.post("/v1/chat/completions", json=body("x", **fields))
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param

@@ -1,0 +1,99 @@
+"""/v1/completions, through OpenAI's own client where it has a say."""
+
+import json
+from collections.abc import Iterator
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.running_server import RunningServer
+
+END = "\x04"  # of a prompt, to the scripted runner
+
+
+@pytest.fixture(scope="module")
+def client(scripted: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_text_is_gone_on_from(client: OpenAI) -> None:
+    completion = client.completions.create(model="onnx-genai", prompt="say hi" + END)
+    assert (completion.object, completion.choices[0].text) == ("text_completion", "hi")
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.usage is not None
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (7, 2)
+
+
+def test_a_stream_makes_the_same_text(client: OpenAI) -> None:
+    chunks = list(client.completions.create(model="onnx-genai", prompt="count 5" + END, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "1, 2, 3, 4, 5"
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "stop"]
+
+
+def test_without_a_limit_there_are_sixteen_tokens(client: OpenAI) -> None:
+    completion = client.completions.create(model="onnx-genai", prompt="count 50" + END)
+    assert completion.usage is not None
+    assert (completion.usage.completion_tokens, completion.choices[0].finish_reason) == (16, "length")
+
+
+def test_several_prompts_with_several_answers_each_come_in_order(client: OpenAI) -> None:
+    prompts = ["say a" + END, "say bb" + END]
+    completion = client.completions.create(model="onnx-genai", prompt=prompts, n=2)
+    assert [(choice.index, choice.text) for choice in completion.choices] == [(0, "a"), (1, "a"), (2, "bb"), (3, "bb")]
+    assert completion.usage is not None
+    # A prompt counts once, however many answers there are to it.
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (6 + 7, 2 * (1 + 2))
+
+
+def test_several_answers_are_streamed_side_by_side(client: OpenAI) -> None:
+    texts = {0: "", 1: ""}
+    for chunk in client.completions.create(model="onnx-genai", prompt=["say abc" + END, "say de" + END], stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {0: "abc", 1: "de"}
+
+
+@pytest.mark.parametrize("prompt", [list(b"say hi\x04"), [list(b"say hi\x04")]], ids=["one", "several"])
+def test_a_prompt_may_be_token_ids(client: OpenAI, prompt: list[int] | list[list[int]]) -> None:
+    assert client.completions.create(model="onnx-genai", prompt=prompt).choices[0].text == "hi"
+
+
+def test_echo_puts_the_prompt_before_the_answer(client: OpenAI) -> None:
+    assert (
+        client.completions.create(model="onnx-genai", prompt="say hi" + END, echo=True).choices[0].text
+        == "say hi" + END + "hi"
+    )
+    chunks = client.completions.create(model="onnx-genai", prompt="say hi" + END, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "say hi" + END + "hi"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [300]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "messages": []}, "messages"),
+        ({}, "prompt"),
+    ],
+    ids=json.dumps,
+)
+def test_a_field_that_is_wrong_is_named(scripted: RunningServer, fields: dict[str, object], param: str) -> None:
+    response = scripted.client.post("/v1/completions", json=fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_one_answer_that_fails_fails_the_request(client: OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError, match="scripted failure"):
+        client.completions.create(model="onnx-genai", prompt=["say abc" + END, "fail at 1; say hello" + END])
+    with pytest.raises(openai.APIError, match="scripted failure"):
+        list(
+            client.completions.create(
+                model="onnx-genai", prompt=["count 9" + END, "fail at 1; say x" + END], stream=True
+            )
+        )

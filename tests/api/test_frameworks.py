@@ -1,0 +1,37 @@
+"""An agent framework that talks to OpenAI's servers, pointed here: its whole tool loop on the demo model."""
+
+import asyncio
+
+import pytest
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from openai import AsyncOpenAI
+
+from tests.running_server import RunningServer
+
+set_tracing_disabled(True)
+called: list[str] = []
+
+
+@function_tool
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    called.append(city)
+    return '{"temperature": 21}'
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
+def test_an_agent_calls_its_tool_and_tells_the_result(demo: RunningServer, streams: bool) -> None:
+    async def run(question: str) -> str:
+        async with AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+            model = OpenAIChatCompletionsModel(model="onnx-genai", openai_client=client)
+            agent = Agent("forecaster", tools=[get_weather], model=model)
+            if not streams:
+                return str((await Runner.run(agent, question)).final_output)
+            result = Runner.run_streamed(agent, question)
+            assert [event async for event in result.stream_events() if event.type == "raw_response_event"]
+            return str(result.final_output)
+
+    called.clear()
+    answer = asyncio.run(run("What is the weather in Paris?"))
+    assert called == ["Paris"]
+    assert "21" in answer

@@ -1,0 +1,93 @@
+"""What is kept of responses, and for how long."""
+
+from typing import Any
+
+import pytest
+
+from genai_server.api.response_store import EndedResponse, ResponseStore
+from genai_server.errors import InvalidField, ResponseNotFound
+
+
+def _ended(id: str, status: str = "completed", text: str = "") -> EndedResponse:
+    output = [{"id": f"out_{id}", "text": text}]
+    return EndedResponse({"id": id, "status": status, "output": output}, [{"id": f"in_{id}"}])
+
+
+def _store(*ids: str, size: int = 3, num_bytes: int = 10_000) -> ResponseStore:
+    store = ResponseStore(size, num_bytes)
+    for id in ids:
+        _keep(store, _ended(id))
+    return store
+
+
+def _keep(store: ResponseStore, ended: EndedResponse) -> None:
+    store.begin(ended)
+    store.finish(ended)
+
+
+def _kept(store: ResponseStore, *ids: str) -> list[str]:
+    return [id for id in ids if store.item(f"in_{id}") is not None]
+
+
+def test_the_response_that_was_used_last_is_kept_longest() -> None:
+    store = _store("a", "b", "c")
+    store.get("a")
+    _keep(store, _ended("d"))
+    assert _kept(store, "a", "b", "c", "d") == ["a", "c", "d"]
+
+
+def test_all_kept_responses_together_have_a_size() -> None:
+    size = _ended("a").size()
+    store = _store("a", "b", "c", num_bytes=size * 2)
+    assert _kept(store, "a", "b", "c") == ["b", "c"]
+    store.delete("b")
+    _keep(store, _ended("d"))
+    assert _kept(store, "b", "c", "d") == ["c", "d"]
+
+
+def test_a_response_that_is_larger_than_all_may_be_drives_nobody_out() -> None:
+    store = _store("a", num_bytes=1000)
+    _keep(store, _ended("b", text="x" * 1000))
+    assert _kept(store, "a", "b") == ["a"]
+
+
+def test_a_response_is_counted_in_bytes_of_utf_8() -> None:
+    assert _ended("a", text="é").size() == _ended("a", text="e").size() + 1
+
+
+def test_responses_that_are_being_made_are_there_however_many_they_are() -> None:
+    store = ResponseStore(1, 1000)
+    for id in "abc":
+        store.begin(_ended(id, "in_progress"))
+    assert [store.get(id).response["status"] for id in "abc"] == ["in_progress"] * 3
+
+
+def test_a_response_that_is_deleted_while_it_is_made_is_not_kept() -> None:
+    store = ResponseStore(3, 1000)
+    store.begin(_ended("a", "in_progress"))
+    store.delete("a")
+    store.finish(_ended("a"))
+    with pytest.raises(ResponseNotFound):
+        store.get("a")
+
+
+@pytest.mark.parametrize("method", ["get", "delete"])
+def test_an_unknown_response_is_not_found(method: str) -> None:
+    with pytest.raises(ResponseNotFound, match="'x'"):
+        getattr(_store("a"), method)("x")
+
+
+def test_items_are_found_in_input_and_output() -> None:
+    store = _store("a")
+    found: list[Any] = [store.item(id) for id in ("in_a", "out_a", "x")]
+    assert found == [{"id": "in_a"}, {"id": "out_a", "text": ""}, None]
+
+
+def test_a_response_that_has_ended_cannot_be_cancelled_but_one_that_was_can() -> None:
+    _ended("a", "cancelled").cancel()
+    with pytest.raises(InvalidField, match="completed"):
+        _ended("a").cancel()
+
+
+def test_a_store_without_a_size_is_off() -> None:
+    assert not ResponseStore(0, 1000).is_on

@@ -1,0 +1,122 @@
+"""Answers that must fit something do, whatever the model would rather say."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.running_server import RunningServer, body
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Paris", "Rome"]}, "big": {"type": "boolean"}},
+    "required": ["name", "big"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
+
+
+def _content(server: RunningServer, **fields: Any) -> tuple[str, str]:
+    response = server.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=100, **fields))
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"regex": "[a-f]{3}-[0-9]{2}"}}, "[a-f]{3}-[0-9]{2}"),
+        ({"structured_outputs": {"choice": ["yes", "no way", "ünsure"]}}, "yes|no way|ünsure"),
+        ({"structured_outputs": {"grammar": 'start: "a" (" b" | " c")'}}, "a (b|c)"),
+        ({"structured_outputs": {"json": {"enum": [1, 2]}}}, "[12]"),
+        ({"structured_outputs": {"json": '{"const": "x"}'}}, '"x"'),
+        ({"response_format": {"type": "text"}}, "(?s).+"),
+    ],
+    ids=lambda value: json.dumps(value),
+)
+def test_an_answer_fits_what_it_is_asked_to_fit(demo: RunningServer, fields: dict[str, Any], pattern: str) -> None:
+    content, reason = _content(demo, **fields)
+    assert reason == "stop"
+    assert re.fullmatch(pattern, content)
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+def test_a_schema_holds_whether_strict_or_not(demo: RunningServer, strict: bool | None) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": strict}}
+    content, reason = _content(demo, response_format=wanted)
+    assert reason == "stop"
+    city = json.loads(content)
+    assert city.keys() == {"name", "big"}
+    assert city["name"] in ("Paris", "Rome")
+    assert isinstance(city["big"], bool)
+
+
+def test_an_answer_that_is_cut_is_the_beginning_of_one_that_fits(demo: RunningServer) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+    response = demo.client.post(
+        "/v1/chat/completions", json=body("Hello!", max_tokens=4, response_format=wanted)
+    ).json()["choices"][0]
+    assert response["finish_reason"] == "length"
+    assert any(
+        f'{{"name": "{name}", "big": {big}}}'.startswith(response["message"]["content"])
+        for name in ("Paris", "Rome")
+        for big in ("true", "false")
+    )
+
+
+def test_a_json_object_is_one(demo: RunningServer) -> None:
+    content, reason = _content(demo, response_format={"type": "json_object"}, logit_bias={})
+    assert content.startswith("{")
+    if reason == "stop":
+        assert isinstance(json.loads(content), dict)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "look_up"}}], ids=["required", "named"]
+)
+def test_a_forced_call_fits_its_parameters(demo: RunningServer, choice: Any) -> None:
+    response = demo.client.post(
+        "/v1/chat/completions",
+        json=body("Hello!", max_tokens=100, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False),
+    )
+    message = response.json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "look_up"
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments.keys() == {"name", "big"}
+    assert message["content"] is None
+
+
+def test_with_tools_to_choose_from_a_format_binds_what_is_not_a_call(demo: RunningServer) -> None:
+    response = demo.client.post(
+        "/v1/chat/completions",
+        json=body("Hello!", max_tokens=100, tools=[TOOL], response_format={"type": "json_object"}, temperature=0),
+    )
+    assert response.status_code == 200, response.text
+    message = response.json()["choices"][0]["message"]
+    assert message.get("tool_calls") or message["content"].startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"grammar": "start: undefined_rule"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "(?=x)"}}, "structured_outputs"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs"),
+    ],
+    ids=["lark", "regex", "schema", "long"],
+)
+def test_what_cannot_be_compiled_is_refused_with_the_compilers_words(
+    demo: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert "grammar" in error["message"]

@@ -1,0 +1,45 @@
+"""Text completions as OpenAI's own client reads them."""
+
+from openai.types import Completion
+
+from genai_server.generation import FinishReason
+from genai_server.openai_api.completion import CompletionBuilder
+from genai_server.openai_api.usage import Usage
+from genai_server.parts import ScoredToken
+
+TOKENS = [
+    ScoredToken(b"The", None, offset=0),
+    ScoredToken(b" end", -0.5, [ScoredToken(b" end", -0.5), ScoredToken(b" sun", -0.9)], offset=3),
+]
+
+
+def test_a_whole_answer_is_one_of_openais() -> None:
+    build = CompletionBuilder("id1", "m", 1234, has_logprobs=True)
+    choice = build.choice(0, "The end", TOKENS, FinishReason.LENGTH)
+    # As the client itself does it: OpenAI sends null for the first token though its own types have no room for it.
+    read = Completion.construct(**build.complete([choice], Usage(1, 1)))
+    assert (read.id, read.model, read.created, read.object) == ("id1", "m", 1234, "text_completion")
+    assert (read.choices[0].text, read.choices[0].finish_reason) == ("The end", "length")
+    scores = read.choices[0].logprobs
+    assert scores is not None
+    assert (scores.tokens, scores.token_logprobs, scores.text_offset) == (["The", " end"], [None, -0.5], [0, 3])
+    assert scores.top_logprobs == [None, {" end": -0.5, " sun": -0.9}]
+
+
+def test_without_log_probabilities_there_are_none() -> None:
+    build = CompletionBuilder("id1", "m", 1234)
+    assert build.choice(0, "x", TOKENS)["logprobs"] is None
+
+
+def test_of_two_tokens_with_one_text_the_likelier_is_told() -> None:
+    top = [ScoredToken(b"\xc3", -0.1), ScoredToken(b"\xc4", -3.0)]
+    build = CompletionBuilder("id1", "m", 1234, has_logprobs=True)
+    choice = build.choice(0, "x", [ScoredToken(b"\xc3", -0.1, top)])
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.1}]
+
+
+def test_chunks_have_their_usage_where_it_is_wanted() -> None:
+    build = CompletionBuilder("id1", "m", 1234, has_usage=True)
+    assert build.chunk(build.choice(0, "x", []))["usage"] is None
+    assert build.usage(Usage(1, 2))["usage"]["total_tokens"] == 3
+    assert "usage" not in CompletionBuilder("id1", "m", 1234).chunk(build.choice(0, "x", []))

@@ -1,0 +1,170 @@
+"""Requests for responses as the chats that they are."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from genai_server.errors import InvalidField, ModelNotFound, PromptTooLong
+from genai_server.generation import Sampling
+from genai_server.openai_api.response_items import given_items
+from genai_server.openai_api.responses import new_response, outer_error, to_chat
+from genai_server.openai_api.schemas.chat import ChatParameters
+from genai_server.openai_api.schemas.responses import ResponsesRequest
+
+TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
+
+
+def _chat(**fields: Any) -> ChatParameters:
+    body = ResponsesRequest.model_validate({"input": "x", **fields})
+    return to_chat(body, given_items(body.input, lambda id: None))
+
+
+def test_a_bare_request_asks_for_nothing_but_an_answer() -> None:
+    assert _chat().model_dump(exclude_none=True) == {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 7},
+        {"stop": ["a"], "ignore_eos": True, "min_tokens": 3, "logit_bias": {"1": 2.0}},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+        {"cache_prompt": False, "priority": 1, "exact": True, "device": "cpu", "model": "m"},
+        {"structured_outputs": {"regex": "a+"}},
+        {"parallel_tool_calls": False, "chat_template_kwargs": {"a": 1}},
+    ],
+)
+def test_fields_that_a_chat_has_too_are_the_same(fields: dict[str, Any]) -> None:
+    chat = _chat(**fields).model_dump(exclude_none=True)
+    assert {name: chat[name] for name in fields} == fields
+
+
+def test_fields_with_other_names_mean_the_same() -> None:
+    chat = _chat(max_output_tokens=5, reasoning={"effort": "low", "summary": "auto"})
+    assert (chat.max_tokens, chat.reasoning_effort) == (5, "low")
+
+
+def test_instructions_are_a_system_message_before_all_others() -> None:
+    chat = _chat(instructions="Be brief.", input=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+    assert [(message.role, message.content) for message in chat.messages] == [
+        ("system", "Be brief."),
+        ("system", "s"),
+        ("user", "u"),
+    ]
+
+
+def test_a_tool_is_told_to_the_chat() -> None:
+    chat = _chat(tools=[TOOL], tool_choice={"type": "function", "name": "add"}).model_dump(exclude_none=True)
+    function = {name: value for name, value in TOOL.items() if name != "type"}
+    assert chat["tools"] == [{"type": "function", "function": function}]
+    assert chat["tool_choice"] == {"type": "function", "function": {"name": "add"}}
+
+
+def test_only_the_allowed_tools_are_told() -> None:
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "sub"}]}
+    chat = _chat(tools=[TOOL, {**TOOL, "name": "sub"}], tool_choice=allowed)
+    assert [tool.function.name for tool in chat.tools or []] == ["sub"]
+    assert chat.tool_choice == "required"
+
+
+@pytest.mark.parametrize("kind", ["text", "json_object"])
+def test_a_format_without_a_schema_is_told(kind: str) -> None:
+    chat = _chat(text={"format": {"type": kind}}).model_dump(exclude_none=True)
+    assert chat["response_format"] == {"type": kind}
+
+
+def test_a_schema_is_told_to_the_chat() -> None:
+    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    chat = _chat(text={"format": {"type": "json_schema", **schema}}).model_dump(exclude_none=True, by_alias=True)
+    assert chat["response_format"] == {"type": "json_schema", "json_schema": schema}
+
+
+def test_log_probabilities_are_asked_for_by_include() -> None:
+    asked = _chat(include=["message.output_text.logprobs"], top_logprobs=3)
+    assert (asked.logprobs, asked.top_logprobs) == (True, 3)
+    assert _chat(top_logprobs=0).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "message"),
+    [
+        (InvalidField("the messages x", param="messages"), "input", "the messages x"),
+        (PromptTooLong("x", param="messages"), "input", "x"),
+        (InvalidField("messages[2].content[0]: no", param="messages[2].content[0]"), "input", "input: no"),
+        (InvalidField("max_tokens must be 5", param="max_tokens"), "max_output_tokens", "max_output_tokens must be 5"),
+        (InvalidField("x", param="response_format"), "text.format", "x"),
+        (InvalidField("reasoning_effort 1", param="reasoning_effort"), "reasoning.effort", "reasoning.effort 1"),
+        (InvalidField("no response_format", param="structured_outputs"), "structured_outputs", "no text.format"),
+        (ModelNotFound("x", param="model"), "model", "x"),
+        (InvalidField("x"), None, "x"),
+    ],
+)
+def test_errors_about_the_chat_name_the_field_that_was_given(
+    error: InvalidField, param: str | None, message: str
+) -> None:
+    found = outer_error(error)
+    assert (type(found), found.param, found.message) == (type(error), param, message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"input": 5}, ("input",)),
+        ({"input": []}, ("input", "items")),
+        ({"input": [{"type": "web_search_call"}]}, ("input", "items", 0)),
+        ({"input": [{"type": ["message"]}]}, ("input", "items", 0)),
+        ({"input": ["x"]}, ("input", "items", 0)),
+        ({"tools": [{"type": "web_search"}]}, ("tools", 0, "type")),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, ("tools", 0, "defer_loading")),
+        ({"background": True}, ("background",)),
+        ({"truncation": "auto"}, ("truncation",)),
+        ({"conversation": "conv_1"}, ("conversation",)),
+        ({"prompt": {"id": "p"}}, ("prompt",)),
+        ({"context_management": []}, ("context_management",)),
+        ({"reasoning": {"summary": "detailed"}}, ("reasoning", "summary")),
+        ({"text": {"verbosity": "low"}}, ("text", "verbosity")),
+        ({"max_tokens": 5}, ("max_tokens",)),
+        ({"max_output_tokens": 0}, ("max_output_tokens",)),
+        ({"n": 2}, ("n",)),
+        ({"metadata": {str(n): "x" for n in range(17)}}, ("metadata",)),
+        ({"metadata": {"a": "x" * 513}}, ("metadata", "a")),
+        ({"include": ["everything"]}, ("include", 0)),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(fields: dict[str, Any], place: tuple[str | int, ...]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ResponsesRequest.model_validate({"input": "x", **fields})
+    assert place in [error["loc"] for error in refused.value.errors()]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "add"}, "tools": []}, "tool_choice"),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]},
+            },
+            "tool_choice",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "schema"),
+        ({"text": {"format": {"type": "text", "name": "n"}}}, "name"),
+        ({"text": {"format": {"type": "text", "strict": True}}}, "type"),
+    ],
+)
+def test_fields_that_do_not_belong_together_are_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ResponsesRequest.model_validate({"input": "x", **fields})
+    assert [error["ctx"]["field"] for error in refused.value.errors()] == [named]
+
+
+def test_ids_are_never_the_same() -> None:
+    body = ResponsesRequest.model_validate({"input": "x"})
+    ids = {new_response(body, model="m", sampling=Sampling(), created=1, is_stored=True)["id"] for _ in range(100)}
+    assert len(ids) == 100
+    assert all(len(id) == len("resp_") + 48 for id in ids)
