@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from _models.engine_spec import engine_spec
 from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, prompt
 from _models.families import FAMILIES, Family
 
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.process import load_batched
-from genai_server.messages import EngineSpec
 
 DOCUMENT = REPOSITORY / "docs" / "models.md"
 START, END = "<!-- families -->\n", "<!-- end of families -->\n"
@@ -149,7 +149,7 @@ def compare(directory: Path, precision: str, reference: Reference, note: str) ->
     longest = min(LONGEST, reference.max_length - STEPS)
     tally, details = Tally(), []
     for situation in SITUATIONS:
-        runner = load_batched(_spec(directory, reference.max_length), directory, reference.runner.model)
+        runner = load_batched(engine_spec(directory, SLOTS, reference.max_length), directory, reference.runner.model)
         batch = Batch(runner, reference)
         situation(batch, longest)
         details.append(f"    {situation.__name__}: {batch.tally}")
@@ -163,29 +163,6 @@ def compare(directory: Path, precision: str, reference: Reference, note: str) ->
         ("batched" if ok else "**differs**") + note,
         f"{tally.equal} of {tally.compared}",
         f"{tally.relative:.1e} (library {own:.1e})",
-    )
-
-
-def _spec(directory: Path, max_length: int) -> EngineSpec:
-    return EngineSpec(
-        device="cpu",
-        model_dir=str(directory),
-        address="",
-        secret="",
-        threads=0,
-        max_batch_size=SLOTS,
-        max_queue=0,
-        prefill_chunk=0,
-        max_length=max_length,
-        scheduler="auto",
-        kv_cache_bytes=0,
-        cache_dir="",
-        profile_dir="",
-        profile_max_files=0,
-        profile_max_bytes=0,
-        profile_max_rows=0,
-        state_file="",
-        log_level="warning",
     )
 
 

@@ -3,9 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.running_server import DEMO, SETTINGS, RunningServer, run_server
+
+# Property tests try the same examples each time, for as long as they take.
+hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("genai-server")
 
 
 @pytest.fixture(autouse=True)

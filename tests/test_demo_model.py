@@ -136,7 +136,7 @@ def test_each_pass_of_a_profiled_request_has_its_own_file(own_folder: Path) -> N
         assert len(files) - (metrics["output_tokens"] - 1) in (fewest, fewest + 1)
 
 
-@pytest.mark.parametrize("text", ["hel\0lo", "\ud800", "a\udfffb"])
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
 def test_text_that_cannot_be_encoded_is_refused(server: RunningServer, text: str) -> None:
     content = json.dumps({"messages": [{"role": "user", "content": text}]})
     response = server.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})

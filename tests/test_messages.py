@@ -1,11 +1,12 @@
 """The messages between the processes: they survive the way, however the stream is cut, and nothing else is let in."""
 
+import math
 from typing import get_args
 
 import msgspec
 import pytest
 
-from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, Sampling
+from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, Sampling, TokenLogprob
 from genai_server.messages import (
     MAX_FRAME_BYTES,
     Accepted,
@@ -17,11 +18,13 @@ from genai_server.messages import (
     Hello,
     Load,
     ProfiledRequest,
+    PromptLogprobs,
     Refused,
     Reply,
     ResetPrefixCache,
     RuntimeOptions,
     SetRuntimeOption,
+    Stop,
     Submit,
     ToApi,
     ToEngine,
@@ -39,7 +42,22 @@ TO_ENGINE: list[ToEngine] = [
     Submit(1, GenerationRequest("héllo 🦜", [1, 2, 151_935], 10, 20, _SAMPLING, ignore_eos=True)),
     Submit(2, GenerationRequest("", [0], 1, 2)),
     Submit(3, GenerationRequest("", [0], 1, 2, cache_prompt=False, priority=-3, exact=True)),
+    Submit(
+        4,
+        GenerationRequest(
+            "",
+            [0],
+            0,
+            1,
+            Sampling(frequency_penalty=-2.0, presence_penalty=0.5, logit_bias={0: -100.0, 151_935: 100.0}),
+            min_tokens=3,
+            top_logprobs=20,
+            prompt_logprobs=True,
+            grammar="start: /é+/",
+        ),
+    ),
     Cancel(2**40),
+    Stop(1),
     SetRuntimeOption(3, "enable_profiling", "0"),
     SetRuntimeOption(4, "terminate_session", "1", "r1"),
     GetRuntimeOptions(5),
@@ -51,11 +69,15 @@ TO_API: list[ToApi] = [
     Load(running=1, waiting=2, others=3, terminated=True),
     Accepted(1),
     Refused(2, "queue_full", "too many"),
+    Refused(2, "invalid_value", "not this", "grammar"),
     Tokens(1, []),
     Tokens(1, [0, 151_935]),
+    Tokens(1, [7], [TokenLogprob(7, -0.25, [(151_935, -0.125), (7, -0.25)])]),
+    PromptLogprobs(1, [TokenLogprob(7, -math.inf), TokenLogprob(8, -1e-300, [])]),
     *(Finished(1, reason, Phases(0.1, 0.2, 0.3)) for reason in FinishReason),
     Finished(1, FinishReason.STOP, Phases(), num_cached=7),
     Failed(1, "engine_died", "gone"),
+    Failed(1, "invalid_value", "nothing left", "logit_bias"),
     Reply(5, _OPTIONS, matched=False),
     CacheReset(6, 3),
 ]

@@ -6,7 +6,6 @@ option follows from the field's name (`max_length` becomes `--max-length`).
 
 import argparse
 import ipaddress
-import logging
 import os
 import re
 from collections.abc import Mapping, MutableMapping
@@ -286,10 +285,3 @@ def disable_telemetry(environ: MutableMapping[str, str] | None = None) -> None:
 def limit_tokenizer_threads(environ: MutableMapping[str, str] | None = None) -> None:
     """Keep the tokenizers library to the thread that calls it: one text is no work for several."""
     (os.environ if environ is None else environ).setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-def configure_logging(level: str) -> None:
-    """Log to standard error, one line each."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    for noisy in ("asyncio", "sse_starlette"):
-        logging.getLogger(noisy).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))

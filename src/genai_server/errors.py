@@ -11,6 +11,7 @@ GenaiServerError
 │   ├── BodyTooLarge            the body is over the size limit
 │   ├── ModelNotFound           no such model is served
 │   ├── RequestNotFound         no such request is running or waiting
+│   ├── ThreadUnsupported       the request wants its conversation to be kept
 │   ├── ResponseNotFound        no such response is kept
 │   └── AdminForbidden          the caller may not use the admin endpoints
 ├── Unavailable                 nobody's fault; the same request may succeed later
@@ -95,6 +96,12 @@ class RequestNotFound(RequestError):
     """No such request is running or waiting."""
 
     code = "request_not_found"
+
+
+class ThreadUnsupported(RequestError):
+    """The server shall keep the conversation; Anthropic's client goes on without if it gets this code."""
+
+    code = "thread_unsupported_request"
 
 
 class ResponseNotFound(RequestError):

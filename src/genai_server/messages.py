@@ -89,11 +89,12 @@ class Accepted(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The request was not taken; `code` names a class of errors.py."""
+    """The request was not taken; `code` names a class of errors.py, `param` the field at fault, if one is."""
 
     key: int
     code: str
     message: str
+    param: str | None = None
 
 
 class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -121,11 +122,12 @@ class Finished(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The answer ended in an error; `code` names a class of errors.py."""
+    """The answer ended in an error; `code` names a class of errors.py, `param` the field at fault, if one is."""
 
     key: int
     code: str
     message: str
+    param: str | None = None
 
 
 class ProfiledRequest(Struct, frozen=True):

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -16,7 +15,7 @@ from tests.running_server import RunningServer
 
 class City(BaseModel):
     name: Literal["Paris", "Rome"]
-    people: int
+    big: bool
 
 
 @pytest.fixture
@@ -43,12 +42,12 @@ def test_the_asynchronous_client_gets_answers_side_by_side(scripted: RunningServ
 def test_a_503_is_tried_again_after_the_time_that_it_names(scripted: RunningServer) -> None:
     statuses: list[tuple[int, str | None]] = []
 
-    def recover(response: httpx.Response) -> None:
+    def recover(response: Any) -> None:
         statuses.append((response.status_code, response.headers.get("retry-after")))
         scripted.options(terminate_session="0")
 
     scripted.options(terminate_session="1")
-    http = httpx.Client(event_hooks={"response": [recover]})
+    http = openai.DefaultHttpxClient(event_hooks={"response": [recover]})
     with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=1, http_client=http) as client:
         completion = client.chat.completions.create(**_ask("say hi"))
     assert completion.choices[0].message.content == "hi"

@@ -8,8 +8,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from genai_server.engine.sampler import Logits, Sampler
+from genai_server.engine.runners.base import Logits
+from genai_server.engine.sampler import Sampler, top_tokens
+from genai_server.errors import InvalidField
 from genai_server.generation import Sampling
 
 SEED = 20_240_607
@@ -74,6 +78,32 @@ def test_large_logits_do_not_overflow() -> None:
 
 def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
     assert _kept(_logits(1, -np.inf, 1, -np.inf), temperature=2.0) == {0, 2}
+
+
+@pytest.mark.parametrize("size", [255, 256, 257, 5000])
+def test_of_a_large_vocabulary_too_each_token_is_drawn_as_often_as_it_is_likely(size: int) -> None:
+    expected = {0: 0.1, size // 2: 0.4, size - 2: 0.2, size - 1: 0.3}
+    logits = np.full(size, -np.inf, np.float32)
+    logits[list(expected)] = np.log(list(expected.values()))
+    counts = Counter(_draws(logits, Sampling(1.0, seed=SEED), 4000))
+    assert set(counts) == set(expected)
+    assert [counts[token] / 4000 for token in expected] == pytest.approx(list(expected.values()), abs=0.03)
+
+
+def test_the_tokens_of_a_flat_vocabulary_are_drawn_in_their_order() -> None:
+    class Even:
+        """Random numbers that go evenly from 0 to just below 1."""
+
+        def __init__(self) -> None:
+            self.drawn = iter([*np.linspace(0, 1, 1000, endpoint=False), np.nextafter(1.0, 0.0)])
+
+        def random(self) -> float:
+            return float(next(self.drawn))
+
+    sampler = Sampler(Sampling(1.0), [0])
+    sampler._random = Even()  # type: ignore[assignment]
+    logits = np.zeros(1000, np.float32)
+    assert [sampler.sample(logits) for _ in range(1001)] == [*range(1000), 999]
 
 
 def test_the_only_token_is_drawn() -> None:
@@ -212,3 +242,81 @@ def test_company_changes_nothing() -> None:
         together.append(one.sample(logits))
         other.sample(logits)
     assert together == alone
+
+
+# what comes before the temperature
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_what_is_allowed_is_chosen(temperature: float) -> None:
+    sampler = Sampler(Sampling(temperature, seed=SEED), [0])
+    allowed = np.array([False, True, False, True])
+    assert {sampler.sample(_logits(9, 1, 9, 1), allowed=allowed) for _ in range(50)} <= {1, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_banned_is_never_chosen(temperature: float) -> None:
+    sampler = Sampler(Sampling(temperature, seed=SEED), [0])
+    assert {sampler.sample(_logits(9, 1, 9, 0), banned=[0, 2]) for _ in range(50)} <= {1, 3}
+
+
+def test_the_filters_look_at_what_is_allowed_alone() -> None:
+    # Of a large vocabulary a few: as grammars leave them.
+    logits = np.random.default_rng(1).normal(size=40_000).astype(np.float32)
+    allowed = np.zeros(logits.size, np.bool_)
+    allowed[[5, 700, 39_999]] = True
+    for sampling in (
+        Sampling(1.0, top_k=50, seed=1),
+        Sampling(1.0, top_p=0.99, seed=1),
+        Sampling(1.0, min_p=0.001, seed=1),
+        Sampling(1.0, seed=1),
+    ):
+        sampler = Sampler(sampling, [0])
+        assert {sampler.sample(logits, allowed=allowed) for _ in range(300)} == {5, 700, 39_999}
+
+
+def test_a_bias_changes_the_choice_and_leaves_the_logits() -> None:
+    logits = _logits(1, 2, 3)
+    assert Sampler(Sampling(logit_bias={0: 2.5}), [0]).sample(logits) == 0
+    assert Sampler(Sampling(logit_bias={2: -100.0}), [0]).sample(logits) == 1
+    assert Sampler(Sampling(logit_bias={0: 100.0}), [0]).sample(logits) == 0
+    assert logits.tolist() == [1, 2, 3]
+
+
+def test_a_bias_allows_nothing_that_is_ruled_out() -> None:
+    sampler = Sampler(Sampling(logit_bias={0: 50.0}), [0])
+    assert sampler.sample(_logits(3, 2, 1), banned=[0]) == 1
+    assert sampler.sample(_logits(3, 2, 1), allowed=np.array([False, False, True])) == 2
+
+
+def test_the_bias_comes_before_the_repetition_penalty() -> None:
+    # 1 + 3 halved is 2, which is more than 1.9; 1 halved and 3 added would be 3.5 against 3.
+    sampling = Sampling(repetition_penalty=2.0, logit_bias={0: 3.0})
+    assert Sampler(sampling, [0]).sample(_logits(1, 1.9)) == 0
+    assert Sampler(sampling, [0]).sample(_logits(1, 3)) == 1
+
+
+def test_a_bias_that_leaves_nothing_is_refused_by_name() -> None:
+    sampler = Sampler(Sampling(logit_bias={0: 100.0}), [0])
+    with pytest.raises(InvalidField, match="logit_bias") as raised:
+        sampler.sample(_logits(3, 2, 1), banned=[0])
+    assert raised.value.param == "logit_bias"
+
+
+def test_frequency_penalty_makes_an_answer_vary() -> None:
+    sampler = Sampler(Sampling(frequency_penalty=0.4), [0, 0, 0])
+    assert [sampler.sample(_logits(2.0, 1.9, 1.0)) for _ in range(6)] == [0, 1, 0, 1, 0, 1]
+
+
+def test_presence_penalty_counts_once() -> None:
+    sampler = Sampler(Sampling(presence_penalty=0.4), [0, 0, 0])
+    assert [sampler.sample(_logits(2.0, 1.9, 1.0)) for _ in range(5)] == [0, 1, 0, 0, 0]
+
+
+# the highest
+
+
+@given(st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=300), st.integers(1, 20))
+def test_the_top_tokens_are_those_of_a_stable_sort_but_for_what_is_ruled_out(values: list[float], k: int) -> None:
+    expected = sorted((token for token, value in enumerate(values) if value > -np.inf), key=lambda t: -values[t])
+    assert top_tokens(_logits(*values), k).tolist() == expected[:k]

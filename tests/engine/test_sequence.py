@@ -92,9 +92,9 @@ def test_an_answer_is_full_at_the_nearer_of_its_two_limits(
     sequence = _sequence(5, max_tokens, max_length)
     assert sequence.max_length == grows_to
     for _ in range(produced):
-        assert not sequence.is_full
+        assert sequence.num_left > 0
         sequence.append(1)
-    assert sequence.is_full
+    assert sequence.num_left == 0
 
 
 # times

@@ -137,3 +137,44 @@ def test_without_a_supervisor_nothing_is_ready(tmp_path: Any) -> None:
     assert router.engines["cpu"].status().state == "stopped"
     with pytest.raises(NoEngineReady):
         router.pick(None)
+
+
+def test_log_probabilities_come_over_the_border_with_their_tokens_and_the_prompts_before() -> None:
+    async def test(router: Router) -> None:
+        stream = await router.engines["scripted:0"].submit(
+            request("say abc", top_logprobs=2, prompt_logprobs=True, max_tokens=2)
+        )
+        first = await anext(stream)
+        assert [logprob.token for logprob in stream.prompt_logprobs] == list(b"ay abc\n\x04")
+        batches = [first, *[batch async for batch in stream]]
+        tokens = [token for batch in batches for token in batch.tokens]
+        logprobs = [logprob for batch in batches for logprob in batch.logprobs]
+        assert bytes(tokens) == b"ab"
+        assert [logprob.token for logprob in logprobs] == tokens
+        assert all(len(logprob.top) == 2 for logprob in logprobs)
+
+    with_engines(test)
+
+
+def test_a_prompt_that_is_only_read_ends_without_a_batch() -> None:
+    async def test(router: Router) -> None:
+        stream = await router.engines["scripted:0"].submit(request("say abc", prompt_logprobs=True, max_tokens=0))
+        assert [batch async for batch in stream] == []
+        assert stream.reason == FinishReason.LENGTH
+        assert len(stream.prompt_logprobs) == len("ay abc\n\x04")
+
+    with_engines(test)
+
+
+def test_a_grammar_is_followed_and_a_wrong_one_refused_with_its_field() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        stream = await engine.submit(request("say 42 and more", grammar="start: /[0-9]{2}/"))
+        assert bytes([token async for batch in stream for token in batch.tokens]) == b"42"
+        assert stream.reason == FinishReason.STOP
+        with pytest.raises(InvalidField, match="Expected token") as raised:
+            await engine.submit(request("say 42", grammar="start: ("))
+        assert raised.value.param == "grammar"
+        assert engine.work == 0
+
+    with_engines(test)

@@ -169,7 +169,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 def test_messages_of_every_kind_are_taken(message: dict[str, Any]) -> None:
     given = ChatRequest.model_validate({"messages": [message]}).messages[0].for_template()
     assert given["role"] == message["role"]
-    assert given["content"] in ("ab", "x", "3", None)
+    assert given["content"] == message.get("content")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Tokens to parts and scored tokens, with stop strings and a bound on calls in between."""
 
+import math
+
 import pytest
 
 from genai_server.generation import TokenLogprob
@@ -87,3 +89,8 @@ def test_without_a_bound_all_calls_come() -> None:
     assert sum(isinstance(part, ToolCallStart) for part in parts) == 10
     assert not answer.is_stopped
     assert answer.finish()[0] == [ToolCallArguments(9, "rest")]
+
+
+def test_a_token_that_cannot_come_has_openais_lowest_score() -> None:
+    scored = _answer([]).scored(TokenLogprob(97, -math.inf, [(98, -math.inf)]), 0)
+    assert (scored.logprob, scored.top[0].logprob) == (-9999.0, -9999.0)

@@ -1,19 +1,17 @@
 """Chat templates render as Hugging Face's `apply_chat_template` does, and cannot do harm."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from genai_server.errors import InvalidField, ModelDirectoryError
-from genai_server.text.chat_template import SCRIPTED_TEMPLATE, ChatTemplate, load_chat_template
+from genai_server.text.chat_template import SCRIPTED_TEMPLATE, ChatTemplate
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def _render(source: str, messages: list[dict[str, Any]] = HELLO, **special_tokens: str) -> str:
-    return ChatTemplate(source, special_tokens).render(messages)
+    return ChatTemplate(source, special_tokens).render({"messages": messages})
 
 
 # the environment of apply_chat_template
@@ -41,10 +39,6 @@ def test_json_can_be_indented() -> None:
     assert _render("{{ messages[0] | tojson(indent=2) }}", [{"a": 1}]) == '{\n  "a": 1\n}'
 
 
-def test_the_generation_prompt_is_asked_for() -> None:
-    assert _render("{% if add_generation_prompt %}assistant:{% endif %}") == "assistant:"
-
-
 def test_special_tokens_are_variables() -> None:
     assert _render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", bos_token="<s>", eos_token="</s>") == (
         "<s>Hello</s>"
@@ -57,8 +51,9 @@ def test_the_date_can_be_written() -> None:
     assert year.isdigit()
 
 
-def test_tools_and_documents_are_none_rather_than_undefined() -> None:
-    assert _render("{% if tools is not none or documents is not none %}{{ tools | tojson }}{% endif %}x") == "x"
+def test_json_can_be_in_ascii_and_sorted() -> None:
+    source = "{{ messages[0] | tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}"
+    assert _render(source, [{"b": "é🦜", "a": 1}]) == r'{"a":1,"b":"\u00e9\ud83e\udd9c"}'
 
 
 def test_the_marks_of_assistant_text_for_training_are_passed_over() -> None:
@@ -90,8 +85,16 @@ def test_a_template_can_refuse_messages_with_a_reason() -> None:
         "{{ messages.append(1) }}",
         "{{ messages[0].__class__.__mro__ }}",
         "{{ messages[0].update({'role': 'system'}) }}",
+        "{% for n in range(10**9) %}{% endfor %}",
     ],
-    ids=["missing attribute", "missing message", "changes the list", "leaves the sandbox", "changes a message"],
+    ids=[
+        "missing attribute",
+        "missing message",
+        "changes the list",
+        "leaves the sandbox",
+        "changes a message",
+        "loops for long",
+    ],
 )
 def test_what_a_template_may_not_do_refuses_the_messages(source: str) -> None:
     with pytest.raises(InvalidField):
@@ -103,46 +106,51 @@ def test_a_template_that_is_not_jinja_is_the_model_directorys_fault() -> None:
         ChatTemplate("{% if %}", {})
 
 
-# from a model directory
+def test_a_text_added_to_something_else_is_the_callers_to_mend() -> None:
+    with pytest.raises(TypeError):
+        _render("{{ 'a' + messages[0].content }}", [{"content": None}])
 
 
-def _directory(folder: Path, config: dict[str, Any], jinja: str | None = None) -> Path:
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    if jinja is not None:
-        (folder / "chat_template.jinja").write_text(jinja, encoding="utf-8")
-    return folder
+def test_a_text_that_grows_too_long_is_refused_while_it_is_made() -> None:
+    template = ChatTemplate("{% for n in range(100000) %}{{ messages[0].content }}{% endfor %}", max_characters=99)
+    with pytest.raises(InvalidField, match="they make a prompt of more than 99 characters"):
+        template.render({"messages": HELLO})
+    assert len(ChatTemplate("{{ 'x' * 99 }}", max_characters=99).render({})) == 99
 
 
-def test_the_file_of_its_own_comes_before_the_tokenizers_configuration(tmp_path: Path) -> None:
-    folder = _directory(tmp_path, {"chat_template": "configuration"}, "file «é»")
-    assert load_chat_template(folder).render(HELLO) == "file «é»"
+# what a template says of itself
 
 
-def test_without_a_file_the_tokenizers_configuration_has_it(tmp_path: Path) -> None:
-    assert load_chat_template(_directory(tmp_path, {"chat_template": "configuration"})).render(HELLO) == "configuration"
+@pytest.mark.parametrize(
+    ("source", "variables"),
+    [
+        ("{{ bos_token }}{% for m in messages %}{{ m.name }}{{ loop.index }}{% endfor %}", {"messages"}),
+        ("{% if enable_thinking is defined and not enable_thinking %}x{% endif %}", {"enable_thinking"}),
+        ("{% if not date is defined %}{% set date = 'today' %}{% endif %}{{ date }}", {"date"}),
+        ("{% set effort = effort or 'high' %}{{ effort }}", {"effort"}),
+        ("{% set effort | trim %}{{ given }}{% endset %}{{ effort }}", {"given"}),
+        ("{% if tools %}{% set text = 'a' %}{% endif %}{{ text }}", {"tools"}),
+        ("{% if custom is defined %}{% set tools = custom %}{% endif %}{{ tools }}", {"custom", "tools"}),
+        ("{% macro show(x) %}{{ x }}{{ y }}{% endmacro %}{{ show(z) }}", {"y", "z"}),
+        ("{% set ns = namespace(a=1) %}{% set ns.a = b %}{{ raise_exception(strftime_now('%Y')) }}", {"b"}),
+    ],
+)
+def test_what_a_template_takes_from_outside_is_known(source: str, variables: set[str]) -> None:
+    assert ChatTemplate(source, {"bos_token": "<s>"}).variables == variables
 
 
-def test_of_several_templates_the_default_one_is_taken(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
-    assert load_chat_template(_directory(tmp_path, {"chat_template": named})).render(HELLO) == "plain"
+def test_the_texts_in_a_template_are_known() -> None:
+    template = ChatTemplate("one{% if messages == 'two' %}{{ 3 ~ 'four' }}{% endif %}{# five #}")
+    assert template.constants == {"one", "two", "four"}
 
 
-@pytest.mark.parametrize("template", [None, [], [{"name": "rag", "template": "x"}]])
-def test_a_directory_without_a_template_is_refused_by_name(tmp_path: Path, template: object) -> None:
-    with pytest.raises(ModelDirectoryError, match=tmp_path.name):
-        load_chat_template(_directory(tmp_path, {"chat_template": template}))
+def test_a_template_mentions_what_stands_in_it() -> None:
+    template = ChatTemplate("{{ '<tool_call>' }}")
+    assert template.mentions("<tool_call>")
+    assert not template.mentions("<tool>")
 
 
-def test_special_tokens_come_as_text_or_as_objects_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
-    config = {
-        "bos_token": "<s>",
-        "eos_token": {"content": "</s>", "lstrip": False},
-        "pad_token": None,
-        "add_bos_token": True,
-        "model_max_length": 5,
-    }
-    source = "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ add_bos_token is defined }}"
-    assert load_chat_template(_directory(tmp_path, config, source)).render(HELLO) == "<s></s>FalseFalse"
+# the scripted runner's
 
 
 def test_the_scripted_template_gives_each_message_a_line_and_marks_the_end() -> None:

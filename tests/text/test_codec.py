@@ -2,45 +2,224 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from genai_server.errors import InvalidField, ModelDirectoryError
 from genai_server.text.chat_template import ChatTemplate
-from genai_server.text.codec import TextCodec, load_text_codec
-from genai_server.text.tokenizer import ByteTokenizer
+from genai_server.text.codec import SHORT_TEXT, TextCodec, load_text_codec
+from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
+from tests.running_server import DEMO
+from tests.text.small_tokenizers import compatible, sentencepiece, words
+
+START, END = 1, 2
+PARTS = ["<|im_start|>", "<|im_end|>", "<|im_", "end|>", "<|", "<", "|", "im", "user\n", "é👋", " "]
+FORGED = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
+
+
+@pytest.fixture(scope="module")
+def demo() -> TextCodec:
+    return load_text_codec(DEMO, "cpu")
+
+
+def _codec(source: str, tokenizer: Tokenizer | None = None, **special_tokens: str) -> TextCodec:
+    return TextCodec({"default": ChatTemplate(source, special_tokens)}, tokenizer or ByteTokenizer())
+
+
+def _user(content: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+# messages to tokens
 
 
 def test_messages_go_through_the_template_to_token_ids() -> None:
-    template = ChatTemplate(
-        "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", {"bos_token": "^"}
-    )
+    codec = _codec("{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", bos_token="^")
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "ü"}]
-    codec = TextCodec(template, ByteTokenizer())
     assert asyncio.run(codec.encode_chat(messages)) == list("^system:s;user:ü;".encode())
+    assert codec.render_chat(messages) == "^system:s;user:ü;"
+
+
+def test_tools_and_more_variables_reach_the_template() -> None:
+    codec = _codec("{{ tools[0].function.name }} {{ effort }}")
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert asyncio.run(codec.encode_chat(_user("x"), tools, {"effort": "low"})) == list(b"add low")
+    assert codec.render_chat(_user("x"), tools, {"effort": "low"}) == "add low"
 
 
 def test_a_refusal_of_the_template_reaches_the_caller() -> None:
-    codec = TextCodec(ChatTemplate("{{ raise_exception('no') }}", {}), ByteTokenizer())
+    codec = _codec("{{ raise_exception('no') }}")
     with pytest.raises(InvalidField, match="no"):
-        asyncio.run(codec.encode_chat([{"role": "user", "content": "x"}]))
+        asyncio.run(codec.encode_chat(_user("x")))
+    with pytest.raises(InvalidField, match="no"):
+        asyncio.run(codec.encode_chat(_user("x" * SHORT_TEXT * 2)))
+
+
+def test_the_template_can_be_asked_what_it_knows(demo: TextCodec) -> None:
+    assert demo.reads("tools")
+    assert not demo.reads("enable_thinking")
+    assert demo.mentions("<tool_call>")
+    assert not demo.mentions("[TOOL_CALLS]")
+
+
+# special tokens in what a request says
+
+
+@given(content=FORGED, name=FORGED, argument=FORGED)
+def test_nobody_opens_or_ends_a_turn_by_writing_so(demo: TextCodec, content: str, name: str, argument: str) -> None:
+    call = {"type": "function", "function": {"name": name, "arguments": '{"<|im_end|>": "<|im_end|>"}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": content},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "content": argument},
+    ]
+    tools = [{"type": "function", "function": {"name": name, "description": content, argument: [argument]}}]
+    tokens = asyncio.run(demo.encode_chat(messages, tools))
+    turns = [START, END] * 3 + [START]
+    assert [token for token in tokens if token in (START, END)] == turns
+    assert demo.decode(tokens) == demo.render_chat(messages, tools)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_other_text_is_encoded_with_the_template_in_one_piece(demo: TextCodec, content: str) -> None:
+    tokens = asyncio.run(demo.encode_chat(_user(content)))
+    rendered = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
+    assert tokens == asyncio.run(demo.encode_text(rendered))
+
+
+def test_an_operator_can_let_requests_write_special_tokens() -> None:
+    codec = load_text_codec(DEMO, "cpu", allow_special_tokens=True)
+    tokens = asyncio.run(codec.encode_chat(_user("<|im_end|>")))
+    assert tokens.count(END) == 2
+    assert END not in asyncio.run(codec.encode_text("<|im_end|>", parse_special=False))
+
+
+def test_what_the_tokenizer_makes_a_special_token_of_is_refused(tmp_path: Path) -> None:
+    template = {"default": ChatTemplate("{{ messages[0].content }}<|end|>")}
+    tokenizer = ModelTokenizer(compatible(tmp_path))
+    codec = TextCodec(template, tokenizer)
+    assert asyncio.run(codec.encode_chat(_user("<|end|>"))).count(256) == 1
+    full_width = "<|\uff45nd|>"
+    with pytest.raises(InvalidField, match="messages has a special token in a form that cannot be encoded") as caught:
+        asyncio.run(codec.encode_chat(_user(full_width)))
+    assert caught.value.param == "messages"
+    with pytest.raises(InvalidField, match="prompt has a special token"):
+        asyncio.run(codec.encode_text(full_width, parse_special=False))
+    allowing = TextCodec(template, tokenizer, allow_special_tokens=True)
+    assert asyncio.run(allowing.encode_chat(_user(full_width))) == [256, 256]
+
+
+def test_the_token_for_what_is_unknown_forges_nothing(tmp_path: Path) -> None:
+    codec = _codec("[CLS]{{ messages[0].content }}", ModelTokenizer(words(tmp_path)))
+    assert asyncio.run(codec.encode_chat(_user("three [CLS]"))) == [1, 0, 0, 0, 0]
+
+
+# raw texts
+
+
+def test_special_tokens_in_a_raw_text_are_meant_unless_they_are_not(demo: TextCodec) -> None:
+    assert asyncio.run(demo.encode_text("<|im_end|>")) == [END]
+    plain = asyncio.run(demo.encode_text("<|im_end|>", parse_special=False))
+    assert END not in plain
+    assert demo.decode(plain) == "<|im_end|>"
+
+
+def test_a_raw_text_begins_as_the_tokenizer_says_unless_it_goes_on(tmp_path: Path) -> None:
+    codec = _codec("", ModelTokenizer(sentencepiece(tmp_path)))
+    bare = asyncio.run(codec.encode_text("hi", add_special=False))
+    assert asyncio.run(codec.encode_text("hi")) == [1, *bare]
+    assert asyncio.run(codec.encode_text("hi", parse_special=False)) == [1, *bare]
+
+
+def test_half_a_character_is_refused_by_the_fields_name(demo: TextCodec) -> None:
+    with pytest.raises(InvalidField, match="content must be valid Unicode") as caught:
+        asyncio.run(demo.encode_text("\ud800", param="content"))
+    assert caught.value.param == "content"
+
+
+# long ones
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["some words and an emoji 👋 " * 20_000, "x" * 500_000, "<|im_end|>" * 50_000],
+    ids=["words", "one word", "forged"],
+)
+def test_while_a_long_text_is_encoded_the_event_loop_goes_on(demo: TextCodec, content: str) -> None:
+    async def test() -> None:
+        encoding = asyncio.create_task(demo.encode_chat(_user(content)))
+        turns = 0
+        while not encoding.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert turns > 20
+        assert demo.decode(await encoding) == demo.render_chat(_user(content))
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [_user("x" * SHORT_TEXT * 2), _user("x") * 100, [{"role": "user", "content": [{"type": "text", "text": "x"}]}]],
+    ids=["long text", "many messages", "parts"],
+)
+def test_a_prompt_has_the_same_tokens_wherever_it_is_encoded(demo: TextCodec, messages: list[dict[str, Any]]) -> None:
+    rendered = demo.render_chat(messages)
+    assert asyncio.run(demo.encode_chat(messages)) == asyncio.run(demo.encode_text(rendered))
+
+
+# tokens to text
 
 
 def test_each_answer_has_a_decoder_of_its_own() -> None:
-    codec = TextCodec(ChatTemplate("", {}), ByteTokenizer())
+    codec = _codec("")
     first, second = codec.decoder(), codec.decoder()
     first.decode([0xC3])
     assert second.decode([97]) == "a"
     assert first.decode([0xA9]) == "é"
 
 
+def test_special_tokens_are_shown_to_those_who_want_to_see_them(demo: TextCodec) -> None:
+    assert demo.special_tokens["<|im_end|>"] == END
+    assert demo.decoder().decode([END]) == ""
+    assert demo.decoder(show=["<|im_end|>"]).decode([END]) == "<|im_end|>"
+
+
+def test_one_token_has_bytes_and_a_text(demo: TextCodec) -> None:
+    first = asyncio.run(demo.encode_text("é"))[0]
+    assert demo.token_bytes(first) == b"\xc3"
+    assert demo.token_text(first) == "\ufffd"
+    assert demo.token_text(END) == "<|im_end|>"
+    assert demo.token_text(demo.vocab_size) == ""
+
+
+@pytest.mark.parametrize("token", [-1, 1920])
+def test_an_id_that_is_no_token_is_refused_by_its_place(demo: TextCodec, token: int) -> None:
+    with pytest.raises(InvalidField) as caught:
+        demo.decode([5, token])
+    assert caught.value.message == f"tokens[1] must be a token of this model, which has 1920; given {token}"
+    assert caught.value.param == "tokens"
+
+
+# from a model directory
+
+
 @pytest.mark.parametrize("device", ["scripted", "scripted:1"])
 def test_the_scripted_device_needs_no_model_directory(tmp_path: Path, device: str) -> None:
     codec = load_text_codec(tmp_path / "nowhere", device)
-    assert asyncio.run(codec.encode_chat([{"role": "user", "content": "count 3"}])) == list(b"count 3\n\x04")
+    assert asyncio.run(codec.encode_chat(_user("count 3"))) == list(b"count 3\n\x04")
 
 
 def test_any_other_device_needs_the_models_template(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ModelDirectoryError, match="no chat template"):
         load_text_codec(tmp_path, "cpu")
+
+
+def test_a_prompt_longer_than_the_operator_allows_is_refused() -> None:
+    codec = load_text_codec(DEMO, "cpu", max_characters=100)
+    with pytest.raises(InvalidField, match="more than 100 characters"):
+        asyncio.run(codec.encode_chat(_user("x" * 100)))

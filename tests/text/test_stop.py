@@ -1,5 +1,7 @@
 """Stop strings end an answer, wherever its pieces begin and end."""
 
+from typing import SupportsIndex
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,10 +77,12 @@ def test_a_text_that_nearly_matches_a_long_string_over_and_over_takes_no_longer_
     steps = 0
 
     class Counted(str):
-        def __getitem__(self, place: object) -> str:  # type: ignore[override]
+        __slots__ = ()
+
+        def __getitem__(self, place: SupportsIndex | slice) -> str:
             nonlocal steps
             steps += 1
-            return super().__getitem__(place)  # type: ignore[index]
+            return super().__getitem__(place)
 
     stop = StopStrings([Counted("a" * 1000 + "b")])
     assert stop.feed("a" * 10_000) == ("a" * 9000, False)

@@ -1,13 +1,17 @@
-"""Text to token ids and back: of the scripted runner, and of the model that the repository ships."""
+"""Text to token ids and back: of the scripted runner, of the model that the repository ships, and of other kinds."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from genai_server.errors import InvalidField
-from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, PieceDecoder, Tokenizer
+from genai_server.errors import ModelDirectoryError
+from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
+from tests.running_server import DEMO
+from tests.text.small_tokenizers import compatible, sentencepiece, words
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
 TEXTS = [
     "plain words, with punctuation.",
     "àéîõü ÀÉÎÕÜ ß ø",
@@ -18,13 +22,18 @@ TEXTS = [
     "lines\nand\r\nmore\n\n\n",
     "\tif x:\n\t\treturn {'a': [1, 2.5e-3]}",
     "मानक हिन्दी, العربية, עברית",
+    "before\0after",
     "\ufffd was here already",
 ]
+Make = Callable[[Callable[[Path], Path]], ModelTokenizer]
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@pytest.fixture(scope="module", params=["bytes", "demo"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return ByteTokenizer() if request.param == "bytes" else ModelTokenizer(DEMO)
+@pytest.fixture(scope="module", params=["bytes", "demo", "sentencepiece"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    if request.param == "bytes":
+        return ByteTokenizer()
+    return ModelTokenizer(DEMO if request.param == "demo" else sentencepiece(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +41,32 @@ def demo() -> Tokenizer:
     return ModelTokenizer(DEMO)
 
 
-# both tokenizers
+@pytest.fixture
+def made(tmp_path: Path) -> Make:
+    """Makes a tokenizer of a kind."""
+    return lambda kind: ModelTokenizer(kind(tmp_path))
+
+
+# all of them
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_comes_back_from_its_tokens(tokenizer: Tokenizer, text: str) -> None:
-    assert tokenizer.decoder().decode(tokenizer.encode(text)) == text
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.decoder().decode(tokens) == text
+    assert all(tokenizer.knows(token) for token in tokens)
+
+
+@given(text=ANY_TEXT)
+def test_any_text_comes_back_from_its_tokens(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(text=ANY_TEXT)
+def test_the_bytes_of_the_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+    data = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
+    assert data in (text.encode(), b" " + text.encode())  # SentencePiece begins a text with a blank of its own
 
 
 @pytest.mark.parametrize("text", TEXTS[:-1])
@@ -49,10 +78,10 @@ def test_a_character_is_never_shown_broken(tokenizer: Tokenizer, text: str) -> N
 
 
 def test_a_character_is_held_back_until_its_last_token(tokenizer: Tokenizer) -> None:
-    tokens = tokenizer.encode("🦜")
+    tokens = tokenizer.encode("x🦜")
     decoder = tokenizer.decoder()
-    assert len(tokens) > 1, "this test wants a character of several tokens"
-    assert [decoder.decode([token]) for token in tokens] == [""] * (len(tokens) - 1) + ["🦜"]
+    decoder.decode(tokens[:-4])
+    assert [decoder.decode([token]) for token in tokens[-4:]] == ["", "", "", "🦜"]
 
 
 def test_two_answers_do_not_mix(tokenizer: Tokenizer) -> None:
@@ -63,53 +92,130 @@ def test_two_answers_do_not_mix(tokenizer: Tokenizer) -> None:
     assert first.decode(tokens[-1:]) == "🦜"
 
 
+def test_bytes_that_are_no_character_are_replaced(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("x🦜")[:-1] + tokenizer.encode("y")
+    assert tokenizer.decode(tokens).replace(" ", "") == "x\ufffdy"
+    assert tokenizer.decoder().decode(tokens).replace(" ", "") == "x\ufffdy"
+
+
 def test_no_tokens_have_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("") == []
+    assert tokenizer.decode([]) == ""
     assert tokenizer.decoder().decode([]) == ""
+
+
+@pytest.mark.parametrize("token", [-1, 100_000])
+def test_an_id_that_is_no_token_has_no_text(tokenizer: Tokenizer, token: int) -> None:
+    assert not tokenizer.knows(token)
+    assert tokenizer.token_bytes(token) == b""
+    assert tokenizer.decoder().decode([*tokenizer.encode("a"), token]) == "a"
 
 
 # the scripted runner's
 
 
 def test_the_scripted_tokens_are_bytes() -> None:
-    assert ByteTokenizer().encode("aé\x04") == [97, 0xC3, 0xA9, 4]
+    assert ByteTokenizer().encode("a", "é\x04") == [97, 0xC3, 0xA9, 4]
+    assert ByteTokenizer().framed([97]) == [97]
+    assert ByteTokenizer().token_bytes(0xC3) == b"\xc3"
 
 
-def test_ids_above_a_byte_have_no_text() -> None:
-    assert ByteTokenizer().decoder().decode([97, 256, 98, 100_000, 99]) == "abc"
-
-
-def test_what_is_no_text_is_replaced_both_ways() -> None:
-    assert ByteTokenizer().encode("a\ud800b") == list(b"a?b")
-    assert ByteTokenizer().decoder().decode([97, 0xFF, 98]) == "a\ufffdb"
-
-
-def test_a_piece_decoder_asks_for_the_tokens_one_by_one_and_in_order() -> None:
-    asked = []
-
-    def decode_one(token: int) -> str:
-        asked.append(token)
-        return f"<{token}>"
-
-    assert PieceDecoder(decode_one).decode(iter([3, 1, 2])) == "<3><1><2>"
-    assert asked == [3, 1, 2]
+def test_the_scripted_end_of_an_answer_is_a_token_without_text() -> None:
+    assert ByteTokenizer().knows(256)
+    assert ByteTokenizer().decode([97, 256, 98]) == "ab"
+    assert ByteTokenizer().vocab_size == 257
 
 
 # the model's
 
 
-def test_the_models_special_tokens_are_recognised_and_have_no_text(demo: Tokenizer) -> None:
+def test_special_tokens_are_recognised_in_one_piece_only(demo: Tokenizer) -> None:
+    assert demo.special_tokens == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+    assert demo.encode("<|im_end|>") == [2]
+    assert 2 not in demo.encode("<|im_", "end|>")
+    assert demo.decode(demo.encode("<|im_", "end|>")) == "<|im_end|>"
+
+
+def test_an_answer_shows_those_special_tokens_that_are_asked_for(demo: Tokenizer) -> None:
     tokens = demo.encode("<|im_start|>user<|im_end|>")
-    assert len(tokens) == len(demo.encode("user")) + 2
     assert demo.decoder().decode(tokens) == "user"
+    assert demo.decoder(show=["<|im_start|>"]).decode(tokens) == "<|im_start|>user"
+    assert demo.decoder(show={2, "<|nothing|>"}).decode(tokens) == "user<|im_end|>"
+    assert demo.decode(tokens) == "<|im_start|>user<|im_end|>"
 
 
-def test_a_character_that_would_cut_the_text_short_is_refused(demo: Tokenizer) -> None:
-    with pytest.raises(InvalidField, match="NUL") as caught:
-        demo.encode("before\0after")
-    assert caught.value.param == "messages"
+@pytest.mark.parametrize(
+    "text", ["a" * 1_000_000, " " * 1_000_000, "1" * 1_000_000, "é" * 500_000, "<|im_end" * 100_000]
+)
+def test_a_million_characters_without_a_word_are_encoded(demo: Tokenizer, text: str) -> None:
+    assert len(demo.encode(text)) > 100_000
 
 
-def test_a_directory_without_tokenizer_says_why_it_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"genai_config\.json"):
+# the kinds that models have
+
+
+def test_tokens_around_a_text_are_the_tokenizers_own(made: Make) -> None:
+    tokenizer = made(sentencepiece)
+    assert tokenizer.framed(tokenizer.encode("hi")) == [1, *tokenizer.encode("hi")]
+    assert tokenizer.unknown == set()
+
+
+def test_tokens_before_and_after_a_text(made: Make) -> None:
+    tokenizer = made(words)
+    assert tokenizer.framed(tokenizer.encode("one twos")) == [1, 3, 4, 5, 2]
+    assert tokenizer.unknown == {0}
+
+
+def test_the_blank_before_a_text_is_no_part_of_it_but_one_in_it_is(made: Make) -> None:
+    tokenizer = made(sentencepiece)
+    tokens = tokenizer.encode("hi hi")
+    assert tokens[0] == tokens[1]
+    assert tokenizer.token_bytes(tokens[0]) == b" hi"
+    assert tokenizer.decoder().decode(tokens) == "hi hi"
+    assert tokenizer.decoder(continues=True).decode(tokens) == " hi hi"
+    assert tokenizer.decoder().decode([1, *tokens]) == "hi hi"
+
+
+def test_bytes_that_stand_in_for_an_unknown_character_are_bytes(made: Make) -> None:
+    tokenizer = made(sentencepiece)
+    assert [tokenizer.token_bytes(token) for token in tokenizer.encode("é")[1:]] == [b"\xc3", b"\xa9"]
+
+
+def test_words_are_put_together_as_the_library_does(made: Make) -> None:
+    tokenizer = made(words)
+    assert tokenizer.decode(tokenizer.encode("one twos")) == "one twos"
+    decoder = tokenizer.decoder()
+    assert [decoder.decode([token]) for token in tokenizer.encode("one twos")] == ["one", " two", "s"]
+
+
+def test_an_added_token_is_the_text_that_it_says(made: Make) -> None:
+    tokenizer = made(compatible)
+    tokens = tokenizer.encode("<tool>é")
+    assert len(tokens) == 2
+    assert tokenizer.decoder().decode(tokens) == "<tool>é"
+    assert tokenizer.special_tokens == {"<|end|>": 256}
+
+
+# what cannot be loaded
+
+
+def test_a_directory_without_tokenizer_is_refused_by_the_files_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json cannot be loaded: No such file"):
         ModelTokenizer(tmp_path)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "none"}}', encoding="utf-8")
+    with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json cannot be loaded: "):
+        ModelTokenizer(tmp_path)
+
+
+def test_what_training_has_left_does_not_cut_a_text_short(tmp_path: Path) -> None:
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=100)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = "more than three tokens, fewer than a hundred"
+    assert ModelTokenizer(tmp_path).encode(text) == ModelTokenizer(DEMO).encode(text)

@@ -54,6 +54,11 @@ class Answer:
         return self._stream.reason
 
     @property
+    def stop_string(self) -> str | None:
+        """The request's stop string that has ended the answer, if one has."""
+        return self._text.stop_string
+
+    @property
     def prompt_tokens(self) -> list[ScoredToken]:
         """The prompt's tokens but the first with their log probabilities, if they are wanted; complete with the first
         piece. Their offsets are not known.

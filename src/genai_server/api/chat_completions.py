@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from genai_server.api.choices import Choices
 from genai_server.api.metrics import metrics_of
 from genai_server.api.services import Services, request_id, services
-from genai_server.api.sse import EventStream
+from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import start_chat
 from genai_server.openai_api.chat_completion import ChatCompletionBuilder
 from genai_server.openai_api.schemas.base import ErrorResponse
@@ -20,7 +20,7 @@ from genai_server.openai_api.schemas.sampling import StreamOptions
 router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)})
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=STREAMS)
 @router.post("/chat/completions", include_in_schema=False)
 async def create_chat_completion(
     body: ChatCompletionRequest,

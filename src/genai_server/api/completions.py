@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from genai_server.api.choices import Choices
 from genai_server.api.metrics import metrics_of
 from genai_server.api.services import Services, request_id, services
-from genai_server.api.sse import EventStream
+from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import Prompt, start_completion
 from genai_server.openai_api.completion import CompletionBuilder
 from genai_server.openai_api.schemas.base import ErrorResponse
@@ -21,7 +21,7 @@ from genai_server.parts import ScoredToken, WholeAnswer
 router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)})
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=STREAMS)
 @router.post("/completions", include_in_schema=False)
 async def create_completion(
     body: CompletionRequest,

@@ -1,6 +1,10 @@
-"""The one table from errors to HTTP, and the body that clients get, before and after the response's headers alike."""
+"""The one table from errors to HTTP, and the bodies that clients get, before and after the response's headers alike.
+
+Anthropic's paths have errors in Anthropic's form, all others in OpenAI's.
+"""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -10,8 +14,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import Scope
 
 from genai_server import errors
+from genai_server.anthropic_api.error import error_object
 from genai_server.errors import GenaiServerError
 
 log = logging.getLogger(__name__)
@@ -31,6 +37,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
 RETRY_AFTER_SECONDS = 1
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _MOST_SHOWN = 100
+_ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
 # pydantic's kinds of findings in plain words; a kind that is not here speaks for itself.
 _RULES = {
     "bool_type": "must be true or false",
@@ -44,8 +51,11 @@ _RULES = {
     "literal_error": "must be {expected}",
     "model_attributes_type": "must be an object",
     "none_required": "must be null",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_short": "must have at least {min_length} character(s)",
     "string_type": "must be a string",
     "string_unicode": "must be valid Unicode",
+    "too_long": "must have at most {max_length} element(s)",
     "too_short": "must have at least {min_length} element(s)",
 }
 
@@ -61,11 +71,29 @@ def error_body(error: GenaiServerError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: GenaiServerError) -> JSONResponse:
-    """The whole response, for errors before the headers."""
+def anthropic_body(error: GenaiServerError, request_id: str) -> dict[str, Any]:
+    """Anthropic's form of an error."""
     status, _ = http_status(error)
+    return error_object(status, error.message, error.code, request_id)
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is for one of Anthropic's paths."""
+    return _ANTHROPIC_PATH.fullmatch(scope["path"]) is not None
+
+
+def request_id_headers(scope: Scope) -> dict[str, str]:
+    """The name of a request, where its client looks for it."""
+    name: str = scope["state"]["request_id"]
+    return {"x-request-id": name, "request-id": name} if speaks_anthropic(scope) else {"x-request-id": name}
+
+
+def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
+    """The whole response to the request of this scope, for errors before the headers."""
+    status, _ = http_status(error)
+    body = anthropic_body(error, scope["state"]["request_id"]) if speaks_anthropic(scope) else error_body(error)
     headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if isinstance(error, errors.Unavailable) else None
-    return JSONResponse(error_body(error), status, headers)
+    return JSONResponse(body, status, headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -73,31 +101,30 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(GenaiServerError)
     async def ours(request: Request, error: GenaiServerError) -> JSONResponse:
-        return error_response(error)
+        return error_response(error, request.scope)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(from_validation(error))
+        return error_response(from_validation(error), request.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         reason = HTTPStatus(error.status_code)
-        detail = {
-            "message": f"{reason.phrase}: {request.method} {request.url.path[:_MOST_SHOWN]}",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": reason.name.lower(),
-        }
+        message = f"{reason.phrase}: {request.method} {request.url.path[:_MOST_SHOWN]}"
+        kind, code = "invalid_request_error", reason.name.lower()
+        body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        if speaks_anthropic(request.scope):
+            body = error_object(reason, message, code, request.state.request_id)
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ", ".join(_methods(app, request))  # Starlette names those of one route only
-        return JSONResponse({"error": detail}, error.status_code, headers=headers)
+        return JSONResponse(body, error.status_code, headers=headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        response = error_response(GenaiServerError("internal error; the server's log has more"))
+        response = error_response(GenaiServerError("internal error; the server's log has more"), request.scope)
         # This handler runs outside the middleware that names the request.
-        response.headers["x-request-id"] = request.state.request_id
+        response.headers.update(request_id_headers(request.scope))
         return response
 
 

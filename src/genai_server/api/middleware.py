@@ -6,7 +6,7 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.api.errors import error_response
+from genai_server.api.errors import error_response, request_id_headers
 from genai_server.errors import BodyTooLarge
 
 # A body over the limit is read on, and dropped, up to so many times the limit: a client that is still sending when the
@@ -31,7 +31,7 @@ class RequestId:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update(request_id_headers(scope))
             await send(message)
 
         await self.app(scope, receive, send_named)
@@ -73,7 +73,7 @@ class BodyLimit:
     async def _refuse(self, size: int, more: bool, scope: Scope, receive: Receive, send: Send) -> None:
         given = f"more than {size}" if more else str(size)
         response = error_response(
-            BodyTooLarge(f"the body may have at most {self.limit} bytes (GENAI_MAX_BODY_BYTES), given {given}")
+            BodyTooLarge(f"the body may have at most {self.limit} bytes (GENAI_MAX_BODY_BYTES), given {given}"), scope
         )
         if more:
             response.headers["connection"] = "close"

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from genai_server.api.response_store import KeptResponse
 from genai_server.api.running_response import RunningResponse
 from genai_server.api.services import Services, request_id, services
-from genai_server.api.sse import EventStream
+from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import start_chat
 from genai_server.errors import InvalidField, PreviousNotFound, RequestError, ResponseNotFound
 from genai_server.openai_api.response_builder import ResponseBuilder
@@ -27,7 +27,7 @@ from genai_server.openai_api.translate import to_sampling
 router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)})
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", responses=STREAMS)
 @router.post("/responses", include_in_schema=False)
 async def create_response(
     body: ResponsesRequest,

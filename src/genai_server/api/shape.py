@@ -99,7 +99,7 @@ def _chat_grammar(body: ChatParameters, codec: TextCodec, *, starts_inside: bool
         built = grammar.either(_calls(body, codec, None), built)
     if dialect.reasoning is not None:
         built = grammar.after_reasoning(
-            built, dialect.reasoning, starts_inside=starts_inside, special_tokens=codec.special_tokens
+            built, dialect.reasoning, starts_inside=starts_inside, opaque_tokens=codec.opaque_tokens
         )
     grammar.validate(built, param=field)
     return built
@@ -126,7 +126,7 @@ def _calls(body: ChatParameters, codec: TextCodec, name: str | None) -> str:
         form,
         [Tool(function.name, function.parameters) for function in functions],
         parallel=name is None and body.parallel_tool_calls is not False,
-        special_tokens=codec.special_tokens,
+        opaque_tokens=codec.opaque_tokens,
     )
 
 

@@ -24,6 +24,10 @@ AppStatus.enable_automatic_graceful_drain = False
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
+# What an endpoint that may stream says of its 200.
+STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+
+
 class Closable(Protocol):
     """Whatever the events tell of."""
 

@@ -18,6 +18,7 @@ from genai_server.openai_api.translate import Policy, nth_choice, to_generation_
 from genai_server.parts import ScoredToken
 from genai_server.text.answer_text import AnswerText
 from genai_server.text.codec import TextCodec
+from genai_server.text.prompt import CONTINUE
 from genai_server.text.stop import StopStrings
 from genai_server.timing import Stopwatch
 
@@ -45,9 +46,9 @@ async def start_chat(services: Services, body: ChatParameters, request_id: str) 
     start = _Start(services, body, request_id)
     prompt = await encode_chat(body, start.codec)
     shape = chat_shape(body, start.codec, prompt)
-    return Choices(
-        request_id, services.settings.model_name, await start.answers([prompt], body.n or 1, shape), body.n or 1
-    )
+    continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
+    answers = await start.answers([prompt], body.n or 1, shape, continues=continues)
+    return Choices(request_id, services.settings.model_name, answers, body.n or 1)
 
 
 async def start_completion(
@@ -72,8 +73,14 @@ async def start_completion(
         prompts.append(Prompt(text, [codec.token_bytes(token) for token in tokens] if body.echo else []))
         encoded.append(tokens)
     offsets = [len(prompt.text) if body.echo else 0 for prompt in prompts]
-    answers = await start.answers(encoded, body.n or 1, shape, offsets)
+    answers = await start.answers(encoded, body.n or 1, shape, offsets=offsets, continues=True)
     return prompts, Choices(request_id, services.settings.model_name, answers, body.n or 1)
+
+
+def require_model(services: Services, model: str | None) -> None:
+    """Raise ModelNotFound unless it is the served one, or none."""
+    if model not in (None, services.settings.model_name):
+        raise ModelNotFound(f"model {model!r} is not served; {services.settings.model_name!r} is", param="model")
 
 
 async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
@@ -89,19 +96,26 @@ class _Start:
         self.services = services
         self.body = body
         self.request_id = request_id
-        if body.model not in (None, services.settings.model_name):
-            raise ModelNotFound(
-                f"model {body.model!r} is not served; {services.settings.model_name!r} is", param="model"
-            )
+        require_model(services, body.model)
         self.engine: EngineClient
         self.model: ModelInfo
         self.engine, self.model = services.router.pick(body.device)
         self.codec: TextCodec = services.codecs[self.engine.device]
 
     async def answers(
-        self, prompts: Sequence[list[int]], num_per_prompt: int, shape: Shape, offsets: Sequence[int] = (0,)
+        self,
+        prompts: Sequence[list[int]],
+        num_per_prompt: int,
+        shape: Shape,
+        *,
+        offsets: Sequence[int] = (0,),
+        continues: bool = False,
     ) -> list[Answer]:
-        """Hand everything over, or nothing: if one request is refused, those before it are ended again."""
+        """Hand everything over, or nothing: if one request is refused, those before it are ended again.
+
+        `offsets` are the characters of text that are told before the answers to each prompt; with `continues` these go
+        on from a text rather than begin one.
+        """
         settings = self.services.settings
         policy = Policy(settings.max_length, settings.exact)
         requests = [
@@ -116,7 +130,7 @@ class _Start:
                 for index in range(num_per_prompt):
                     stopwatch = Stopwatch(self.services.clock, len(request.prompt))
                     text = AnswerText(
-                        self.codec.decoder(shape.shown_tokens),
+                        self.codec.decoder(shape.shown_tokens, continues=continues),
                         StopStrings(self.body.stop_strings),
                         shape.parser(),
                         self.codec.token_bytes,

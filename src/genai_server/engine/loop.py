@@ -6,18 +6,22 @@ arrives meanwhile waits for at most one decode step or one prefill chunk.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
+from genai_server.engine.guidance import Compiled, Guidance
+from genai_server.engine.outcome import next_outcome, prompt_logprobs
+from genai_server.engine.reception import Reception
 from genai_server.engine.runners.base import Interrupted, Logits, Terminated
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import GenaiServerError, QueueFull, RunnerFailed, SessionTerminated
+from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
 from genai_server.messages import (
     Accepted,
@@ -27,6 +31,7 @@ from genai_server.messages import (
     Finished,
     GetRuntimeOptions,
     Load,
+    PromptLogprobs,
     Refused,
     Reply,
     ResetPrefixCache,
@@ -49,7 +54,24 @@ class Disconnected(Struct, frozen=True):
     """An API process has gone; nobody waits for its requests any more."""
 
 
-Message = Submit | Cancel | Stop | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache | Connected | Disconnected
+class GrammarCompiled(Struct, frozen=True):
+    """What has come of the grammar that a request waited for."""
+
+    submit: Submit
+    compiled: Compiled
+
+
+Message = (
+    Submit
+    | Cancel
+    | Stop
+    | SetRuntimeOption
+    | GetRuntimeOptions
+    | ResetPrefixCache
+    | Connected
+    | Disconnected
+    | GrammarCompiled
+)
 Inbox = SimpleQueue[tuple[int, Message]]
 Send = Callable[[int, list[ToApi]], None]
 
@@ -65,6 +87,7 @@ class EngineLoop:
         runners: RunnerPair,
         scheduler: Scheduler,
         options: RuntimeOptionState,
+        guidance: Guidance,
         *,
         inbox: Inbox,
         send: Send,
@@ -77,10 +100,10 @@ class EngineLoop:
         self._clock = clock
         self._options = options
         self._model = runners.generator.model
+        self._reception = Reception(scheduler, options, guidance, self._model, clock, self._on_compiled)
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._loads: dict[int, Load] = {}
         self._outbox: dict[int, list[ToApi]] = {}
-        self._next_id = 0
 
     def run_forever(self) -> None:
         """Work until the process ends."""
@@ -98,9 +121,7 @@ class EngineLoop:
         self._deliver()
         step = self._scheduler.next_pass()
         if step is not None:
-            started = self._clock()
             self._forward(step)
-            self._scheduler.observe(step, self._clock() - started)
         self._deliver()
 
     # receive
@@ -119,7 +140,10 @@ class EngineLoop:
         match message:
             case Submit():
                 self._submit(connection, message)
+            case GrammarCompiled():
+                self._go_on(connection, message)
             case Cancel(key) | Stop(key):
+                self._reception.forget(connection, key)
                 sequence = self._sequences.get((connection, key))
                 if sequence is not None:
                     self._leave(sequence, answered=isinstance(message, Stop))
@@ -132,9 +156,7 @@ class EngineLoop:
             case Connected():
                 self._loads[connection] = Load()
             case Disconnected():
-                self._loads.pop(connection, None)  # a stranger was never connected
-                for sequence in [s for s in self._sequences.values() if s.origin[0] == connection]:
-                    self._drop(sequence)
+                self._disconnect(connection)
 
     def _leave(self, sequence: Sequence, *, answered: bool) -> None:
         """Its reader wants no more of it, but perhaps its figures."""
@@ -144,18 +166,28 @@ class EngineLoop:
             self._drop(sequence)
 
     def _submit(self, connection: int, message: Submit) -> None:
-        origin = (connection, message.key)
         try:
-            if self._options.terminated:
-                raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to go on')
-            sequence = Sequence(self._next_id, origin, message.request, self._clock)
-            self._scheduler.add(sequence)
-        except (SessionTerminated, QueueFull) as error:
-            self._tell(connection, Refused(message.key, error.code, error.message))
+            sequence = self._reception.take(connection, message)
+        except GenaiServerError as error:
+            self._tell(connection, Refused(message.key, error.code, error.message, error.param))
             return
-        self._next_id += 1
-        self._sequences[origin] = sequence
-        self._tell(connection, Accepted(message.key))
+        if sequence is not None:
+            self._sequences[sequence.origin] = sequence
+            self._tell(connection, Accepted(message.key))
+
+    def _on_compiled(self, connection: int, submit: Submit, compiled: Compiled) -> None:
+        self._inbox.put((connection, GrammarCompiled(submit, compiled)))
+
+    def _go_on(self, connection: int, message: GrammarCompiled) -> None:
+        """Consider again who has waited for a grammar."""
+        if self._reception.compiled(connection, message.submit, message.compiled):
+            self._submit(connection, message.submit)
+
+    def _disconnect(self, connection: int) -> None:
+        self._loads.pop(connection, None)  # a stranger was never connected
+        self._reception.forget(connection)
+        for sequence in [s for s in self._sequences.values() if s.origin[0] == connection]:
+            self._drop(sequence)
 
     def _set_runtime_option(self, connection: int, message: SetRuntimeOption) -> None:
         name = message.request_id
@@ -206,17 +238,19 @@ class EngineLoop:
                 self._options.move(sequence)
 
     def _forward(self, step: Pass) -> None:
+        """Run a pass and sample from it; only one that runs to its end tells how long passes take."""
         with self._failing(step.sequences):
+            started = self._clock()
             for sequence in step.sequences:
                 sequence.start()
                 self._options.before_pass(sequence)
             logits = self._runners.forward(step)
             for sequence in step.sequences:
                 self._options.after_pass(sequence, self._sequences.values())
-            for sequence, row in zip(step.sequences, logits, strict=True):
-                if sequence.num_unread == 0:
-                    with self._failing([sequence]):
-                        self._sample(sequence, row)
+            for sequence, positions in zip(step.sequences, logits, strict=True):
+                with self._failing([sequence]):
+                    self._advance(sequence, positions)
+            self._scheduler.observe(step, self._clock() - started)
 
     @contextmanager
     def _failing(self, sequences: list[Sequence]) -> Iterator[None]:
@@ -227,35 +261,35 @@ class EngineLoop:
             pass  # what interrupted the pass is in the inbox; it is given again to those who are left
         except Terminated:
             self._finish(sequences[0], FinishReason.TERMINATED)
-        except RunnerFailed as error:
+        except GenaiServerError as error:
             self._fail(sequences, error)
         except Exception:
             log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
             self._fail(sequences, RunnerFailed("internal error; the server's log has more"))
 
-    def _sample(self, sequence: Sequence, logits: Logits) -> None:
-        token = sequence.sampler.sample(logits)
-        if token in self._model.eos_token_ids and not sequence.request.ignore_eos:
-            self._finish(sequence, FinishReason.STOP)
-            return
-        sequence.append(token)
+    def _advance(self, sequence: Sequence, positions: Logits) -> None:
+        """Tell what the logits [positions, vocab_size] of a pass make of a sequence."""
         connection, key = sequence.origin
-        if sequence.is_full:
-            self._finish(sequence, FinishReason.LENGTH, Tokens(key, [token]))
-        else:
-            self._tell(connection, Tokens(key, [token]))
+        if scored := prompt_logprobs(sequence, positions):
+            self._tell(connection, PromptLogprobs(key, scored))
+        if sequence.num_unread == 0:
+            outcome = next_outcome(sequence, positions[-1], self._model.eos_token_ids)
+            if outcome.tokens:
+                self._tell(connection, Tokens(key, outcome.tokens, outcome.logprobs))
+            if outcome.reason is not None:
+                self._finish(sequence, outcome.reason)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, *last: ToApi) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._drop(sequence)
         connection, key = sequence.origin
-        self._tell(connection, *last, Finished(key, reason, sequence.phases(), sequence.num_cached))
+        self._tell(connection, Finished(key, reason, sequence.phases(), sequence.num_cached))
 
     def _fail(self, sequences: list[Sequence], error: GenaiServerError) -> None:
         for sequence in list(sequences):
             log.error("request %s failed: %s", sequence.request.request_id, error)
             self._drop(sequence)
             connection, key = sequence.origin
-            self._tell(connection, Failed(key, error.code, error.message))
+            self._tell(connection, Failed(key, error.code, error.message, error.param))
 
     def _drop(self, sequence: Sequence) -> None:
         """Forget a sequence and free what it holds."""
@@ -276,9 +310,9 @@ class EngineLoop:
     def _publish_load(self) -> None:
         """Tell each API process what has changed since it was told."""
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        own = Counter(connection for connection, _ in self._sequences)
         for connection, last in self._loads.items():
-            others = sum(origin[0] != connection for origin in self._sequences)
-            load = Load(running, waiting, others, self._options.terminated)
+            load = Load(running, waiting, len(self._sequences) - own[connection], self._options.terminated)
             if load != last:
                 self._loads[connection] = load
                 self._tell(connection, load)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import psutil
 
-from genai_server.config import configure_logging
 from genai_server.engine.connections import Connections, Listener, listen
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.guidance import Guidance, bytes_guidance, model_guidance
 from genai_server.engine.loop import EngineLoop
+from genai_server.engine.memory import free_memory
 from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
@@ -29,7 +29,9 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
+from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
+from genai_server.logs import configure_logging
 from genai_server.messages import EngineReport, EngineSpec
 
 log = logging.getLogger(__name__)
@@ -51,18 +53,19 @@ def main() -> None:
     try:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
+        guidance = load_guidance(spec, runners.generator.model)
     except Exception as error:  # whatever the library raises: the operator must read it
         failed.set()
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
     try:
-        serve(spec, listener, runners, report)
+        serve(spec, listener, runners, guidance, report)
     except BaseException:
         log.exception("the engine met an internal error and ends")
         os._exit(1)
 
 
-def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, report: BinaryIO) -> None:
+def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, guidance: Guidance, report: BinaryIO) -> None:
     """Take connections and run the generator worker, until the process ends."""
     connections = Connections(listener, spec.secret, runners.generator.model, runners.batching, runners.interrupt)
     profiles = ProfileFolder(
@@ -70,19 +73,26 @@ def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, report: Bin
     )
     loop = EngineLoop(
         runners,
-        Scheduler(
-            max_running=runners.batching.num_slots or spec.max_batch_size,
-            max_waiting=spec.max_queue,
-            prefill_chunk=spec.prefill_chunk,
-            idle_chunk=IDLE_CHUNK,
-        ),
+        make_scheduler(spec, runners.batching.num_slots or spec.max_batch_size),
         RuntimeOptionState(runners, profiles, state_file=Path(spec.state_file), max_rows=spec.profile_max_rows),
+        guidance,
         inbox=connections.inbox,
         send=connections.send,
     )
     connections.start()
     _tell(report, EngineReport(address=listener.address))
     loop.run_forever()
+
+
+def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
+    """The scheduler for as many running sequences as the runners have room for."""
+    return Scheduler(
+        max_running=max_running,
+        max_waiting=spec.max_queue,
+        prefill_chunk=spec.prefill_chunk,
+        idle_chunk=IDLE_CHUNK,
+        limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.max_batch_size else "GENAI_KV_CACHE_BYTES",
+    )
 
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
@@ -102,6 +112,11 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         return RunnerPair(generator, reason=str(reason))
 
 
+def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
+    """What the device's answers can be guided with."""
+    return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
+
+
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> BatchedRunner:
     """The batched runner. Raises DoesNotFit if it is not wanted or cannot run the model."""
     if spec.scheduler == "generator":
@@ -116,19 +131,19 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
             f"GENAI_MAX_LENGTH allows {max_length}"
         )
     slot_bytes = graph.bytes_per_token * graph.slot_length(max_length)
-    allowed = spec.kv_cache_bytes or psutil.virtual_memory().available // 2
+    allowed = spec.kv_cache_bytes or free_memory() // 2
     num_slots = min(spec.max_batch_size, allowed // slot_bytes)
+    source = "GENAI_KV_CACHE_BYTES" if spec.kv_cache_bytes else "half of the memory that is free"
+    need = f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes, {source} is {allowed}"
     if num_slots < 1:
-        source = "GENAI_KV_CACHE_BYTES" if spec.kv_cache_bytes else "half of the memory that is free"
-        raise DoesNotFit(
-            f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes, {source} is {allowed}"
-        )
-    return BatchedRunner(
-        graph,
-        open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir)),
-        model,
-        BatchLimits(num_slots, max_length),
-    )
+        raise DoesNotFit(need)
+    if num_slots < spec.max_batch_size:
+        log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, spec.max_batch_size, need)
+    session = open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir))
+    try:
+        return BatchedRunner(graph, session, model, BatchLimits(num_slots, max_length))
+    except RunnerFailed as error:
+        raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
 
 
 def _private_standard_output() -> BinaryIO:

@@ -1,28 +1,40 @@
 """One request inside the engine."""
 
+from genai_server.engine.guidance import Guide
 from genai_server.engine.sampler import Sampler
 from genai_server.generation import GenerationRequest, Phases
 from genai_server.timing import Clock
 
 
 class Sequence:
-    """A request with its tokens; `id` is unique in the engine's life, `origin` who wants it.
+    """A request with its tokens; `id` is unique in the engine's life, `origin` who wants it, `guide` what the answer
+    must fit.
 
     `tokens` are those of the prompt and those produced; its runner has read the first `num_read` of them, and
-    `num_cached` of the prompt came from the cache. `profile` is the prefix that its passes shall be profiled under from
-    now on, `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which
-    it is profiled; one that is `left_out` is not chosen when the device is profiled. `batched` says which of the
-    engine's two runners has it.
+    `num_cached` of the prompt came from the cache. The log probabilities of the prompt's first `num_scored` need not be
+    told any more; the very first has none. `profile` is the prefix that its passes shall be profiled under from now on,
+    `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which it is
+    profiled; one that is `left_out` is not chosen when the device is profiled. `batched` says which of the engine's two
+    runners has it.
     """
 
-    def __init__(self, id: int, origin: tuple[int, int], request: GenerationRequest, clock: Clock) -> None:
+    def __init__(
+        self,
+        id: int,
+        origin: tuple[int, int],
+        request: GenerationRequest,
+        clock: Clock,
+        guide: Guide | None = None,
+    ) -> None:
         self.id = id
         self.origin = origin
         self.request = request
         self.sampler = Sampler(request.sampling, request.prompt)
+        self.guide = guide
         self.tokens = list(request.prompt)
         self.num_read = 0
         self.num_cached = 0
+        self.num_scored = 1
         self.batched = False
         self.profile = "0"
         self.active_profile = "0"
@@ -55,9 +67,14 @@ class Sequence:
         return self.num_unread > 1 or self.num_produced == 0
 
     @property
-    def is_full(self) -> bool:
-        """Whether no further token may be produced."""
-        return len(self.tokens) >= self.max_length
+    def wants_positions(self) -> bool:
+        """Whether the logits after each token of the prompt are wanted, for its log probabilities."""
+        return self.request.prompt_logprobs and self.num_scored < len(self.request.prompt)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be produced."""
+        return max(0, self.max_length - len(self.tokens))
 
     def start(self) -> None:
         """The first pass begins."""

@@ -179,7 +179,7 @@ class EngineClient:
             case Finished():
                 stream.finish(message.reason, message.phases, message.num_cached)
             case Refused() | Failed():
-                stream.fail(from_code(message.code, message.message))
+                stream.fail(from_code(message.code, message.message, message.param))
         del self._streams[message.key]
 
     def _leave(self, key: int) -> None:

@@ -8,6 +8,9 @@ from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallSt
 from genai_server.text.stop import StopStrings
 from genai_server.text.tokenizer import Decoder
 
+# OpenAI's word for a token that cannot come: JSON has no infinity.
+_IMPOSSIBLE = -9999.0
+
 
 class Parser(Protocol):
     """Separates what an answer is made of; see text/answer_parser.py."""
@@ -90,10 +93,15 @@ class AnswerText:
                 return parts[:count]
         return parts
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the answer."""
+        return self._stop.found
+
     def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
         """A token as it is told to clients."""
-        top = [ScoredToken(self._token_bytes(token), score) for token, score in logprob.top]
-        return ScoredToken(self._token_bytes(logprob.token), logprob.logprob, top, offset)
+        top = [ScoredToken(self._token_bytes(token), max(score, _IMPOSSIBLE)) for token, score in logprob.top]
+        return ScoredToken(self._token_bytes(logprob.token), max(logprob.logprob, _IMPOSSIBLE), top, offset)
 
     def _released(self) -> list[ScoredToken]:
         """The held tokens that begin within what is shown."""

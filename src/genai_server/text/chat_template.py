@@ -22,7 +22,7 @@ from genai_server.errors import InvalidField, ModelDirectoryError
 # The scripted runner reads its script from the last line and needs a mark where the prompt ends.
 # It says that it reads tools and reasoning, in the formats that it names, so that a script can write both.
 SCRIPTED_TEMPLATE = (
-    "{# <tool_call> <think></think> #}{% if tools or enable_thinking %}{% endif %}"
+    "{# <tool_call> <think></think> tool_calls #}{% if tools or enable_thinking %}{% endif %}"
     "{% for m in messages %}{{ m.content }}\n{% endfor %}\x04"
 )
 MAX_CHARACTERS = 4 * 1024 * 1024

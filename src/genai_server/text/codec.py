@@ -1,9 +1,11 @@
 """A model's text side as one: messages or text in, token ids out; token ids in, text out."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from genai_server.config import limit_tokenizer_threads
@@ -11,16 +13,18 @@ from genai_server.errors import InvalidField
 from genai_server.text.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
 from genai_server.text.conversation import Message
 from genai_server.text.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
+from genai_server.text.grammar import find_opaque_tokens
 from genai_server.text.prompt import PromptWriter, Tool
 from genai_server.text.special_tokens import Prompt, SpecialTokenGuard, blaming
 from genai_server.text.template_files import DEFAULT, load_chat_templates
-from genai_server.text.tokenizer import ByteTokenizer, Decoder, ModelTokenizer, Tokenizer
+from genai_server.text.tokenizer import FILE, ByteTokenizer, Decoder, ModelTokenizer, Tokenizer
 
 # What template and tokenizer do in a few milliseconds at most: so many characters, and so many messages.
 SHORT_TEXT = 8_000
 FEW_MESSAGES = 50
 # Longer ones at a time; others wait.
 _THREADS = 2
+_SLICE = 20_000
 
 T = TypeVar("T")
 
@@ -29,7 +33,8 @@ class TextCodec:
     """Chat template and tokenizer of one model; belongs to the event loop, and must be closed.
 
     Messages and tools are objects as OpenAI's clients send them; a content is a text, a list of text parts, or None.
-    Special tokens in them are plain text, unless `allow_special_tokens`.
+    Special tokens in them are plain text, unless `allow_special_tokens`. `dialect` is how the model writes what is not
+    content; `opaque_tokens` are those that a grammar must name by their ids, by their texts.
     """
 
     def __init__(
@@ -38,9 +43,11 @@ class TextCodec:
         tokenizer: Tokenizer,
         dialect: Dialect = PLAIN,
         *,
+        opaque_tokens: Mapping[str, int] = MappingProxyType({}),
         allow_special_tokens: bool = False,
     ) -> None:
         self.dialect = dialect
+        self.opaque_tokens = opaque_tokens
         self._tokenizer = tokenizer
         self._allow_special_tokens = allow_special_tokens
         self._writer = PromptWriter(templates, () if allow_special_tokens else tokenizer.special_tokens)
@@ -148,7 +155,7 @@ class TextCodec:
     def _encode(self, prompt: Prompt, param: str, *, check: bool, add_special: bool = False) -> list[int]:
         tokens = self._tokenizer.encode(*prompt.pieces)
         # A tokenizer may take for a special token what it makes alike, such as letters of full width.
-        if check and sum(map(self._structural.__contains__, tokens)) > prompt.num_special:
+        if check and _num_in(self._structural, tokens) > prompt.num_special:
             raise InvalidField(f"{param} has a special token in a form that cannot be encoded as text", param=param)
         return self._tokenizer.framed(tokens) if add_special else tokens
 
@@ -173,6 +180,7 @@ def load_text_codec(
     ConfigurationError for an unknown format.
     """
     tokenizer: Tokenizer
+    opaque_tokens: Mapping[str, int] = {}
     if device.startswith("scripted"):
         templates: Mapping[str, ChatTemplate]
         templates = {DEFAULT: ChatTemplate(SCRIPTED_TEMPLATE, max_characters=max_characters)}
@@ -180,8 +188,17 @@ def load_text_codec(
     else:
         limit_tokenizer_threads()
         templates, tokenizer = load_chat_templates(model_dir, max_characters=max_characters), ModelTokenizer(model_dir)
+        opaque_tokens = find_opaque_tokens(json.loads((model_dir / FILE).read_text(encoding="utf-8")))
     dialect = read_dialect("\n".join(template.source for template in templates.values()), tool_parser)
-    return TextCodec(templates, tokenizer, dialect, allow_special_tokens=allow_special_tokens)
+    return TextCodec(
+        templates, tokenizer, dialect, opaque_tokens=opaque_tokens, allow_special_tokens=allow_special_tokens
+    )
+
+
+def _num_in(wanted: Set[int], tokens: list[int]) -> int:
+    """How many tokens are among the wanted ones; counted in slices, between which other threads have their turn."""
+    slices = (tokens[start : start + _SLICE] for start in range(0, len(tokens), _SLICE))
+    return sum(sum(map(wanted.__contains__, some)) for some in slices)
 
 
 def _are_short(messages: Sequence[Message]) -> bool:

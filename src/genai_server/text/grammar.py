@@ -1,7 +1,7 @@
 """What an answer must fit, as grammars of llguidance.
 
-A grammar is the JSON text of llguidance's list of grammars, of which the first is the answer's (llguidance documentation,
-"Syntax of LLGuidance Grammars" and "JSON schema -> llguidance converter").
+A grammar is the JSON text of llguidance's list of grammars, of which the first is the answer's (llguidance
+documentation, "Syntax of LLGuidance Grammars" and "JSON schema -> llguidance converter").
 """
 
 import json
@@ -11,11 +11,25 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits
 
 from genai_server.errors import InvalidField
-from genai_server.text.lark import any_of, one_line, quoted
+from genai_server.text.lark import any_of, one_line, quoted, to_text
 from genai_server.text.reasoning import ReasoningFormat
 from genai_server.text.tool_formats import Tool, ToolFormat
 
+# The largest schemas of this length take the compiler half a second.
 LONGEST_GRAMMAR = 256 * 1024
+_LONGEST_MESSAGE = 500
+
+
+def find_opaque_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """The ids, by their text, of the tokens that no text in a grammar allows; `tokenizer` is a tokenizer.json.
+
+    To llguidance they are all added tokens that are marked as special or have the form <…>.
+    """
+    return {
+        token["content"]: token["id"]
+        for token in tokenizer.get("added_tokens", ())
+        if token["special"] or (token["content"].startswith("<") and token["content"].endswith(">"))
+    }
 
 
 def json_object() -> str:
@@ -26,8 +40,8 @@ def json_object() -> str:
 def json_schema(schema: Mapping[str, Any]) -> str:
     """JSON on one line that fits a JSON schema (draft 2020-12).
 
-    llguidance says in `validate` what it does not know of a schema. Properties come in the schema's order; that keys
-    which the schema does not name are different is not seen to.
+    llguidance says in `validate` what it does not know of a schema. Properties come in the schema's order. It does not
+    see to it that keys which the schema does not name differ, and keeps the schema's numbers as doubles.
     """
     return _grammars({"json_schema": one_line(schema)})
 
@@ -49,14 +63,20 @@ def lark(source: str) -> str:
 
 
 def tool_calls(
-    tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]
+    tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
 ) -> str:
     """A call of one of the tools or, if `parallel`, one or more, and nothing else.
 
-    The answer parser reads it, and the arguments fit the tools' parameters. `special_tokens` are the ids of the
-    tokenizer's special tokens (`"special": true` in tokenizer.json) by their text.
+    The answer parser reads it, and the arguments fit the tools' parameters. Raises InvalidField for parameters that are
+    no object.
     """
-    return lark("start: calls\n" + tool_format.lark(tools, parallel=parallel, special_tokens=special_tokens))
+    for tool in tools:
+        kinds = (tool.parameters or {}).get("type", "object")
+        if kinds != "object" and "object" not in (kinds if isinstance(kinds, list) else ()):
+            raise InvalidField(
+                f"the parameters of tool {tool.name} must be an object; given type {kinds}", param="tools"
+            )
+    return lark("start: calls\n" + tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens))
 
 
 def either(one: str, other: str) -> str:
@@ -68,27 +88,27 @@ def either(one: str, other: str) -> str:
 
 
 def after_reasoning(
-    grammar: str, reasoning: ReasoningFormat, *, starts_inside: bool, special_tokens: Mapping[str, int]
+    grammar: str, reasoning: ReasoningFormat, *, starts_inside: bool, opaque_tokens: Mapping[str, int]
 ) -> str:
     """What fits the grammar, after reasoning: the rest of one, if `starts_inside`, else one that may be left out."""
-    rules = reasoning.lark(inside=starts_inside, special_tokens=special_tokens)
+    rules = reasoning.lark(inside=starts_inside, opaque_tokens=opaque_tokens)
     answer, *others = json.loads(grammar)["grammars"]
     return _grammars({"lark_grammar": f"start: reasoning @answer\n{rules}"}, {**answer, "name": "answer"}, *others)
 
 
 def validate(grammar: str, *, param: str) -> None:
-    """Compile the grammar within limits. Raises InvalidField with the compiler's words.
+    """Compile the grammar. Raises InvalidField, with the compiler's words, if it is wrong or too large.
 
-    Python's lock is not held meanwhile.
+    Python's lock is not held meanwhile. What only shows together with a tokenizer is left to who follows the grammar.
     """
     if len(grammar) > LONGEST_GRAMMAR:
         raise InvalidField(
             f"the grammar has {len(grammar)} characters; at most {LONGEST_GRAMMAR} are allowed", param=param
         )
-    wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LLParserLimits())
+    wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LLParserLimits(verbose_errors=False))
     if wrong:
-        raise InvalidField(f"the grammar cannot be used: {messages[0]}", param=param)
+        raise InvalidField(f"the grammar cannot be used: {messages[0][:_LONGEST_MESSAGE].strip()}", param=param)
 
 
 def _grammars(*grammars: dict[str, Any]) -> str:
-    return json.dumps({"grammars": grammars})
+    return to_text({"grammars": grammars})

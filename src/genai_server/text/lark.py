@@ -8,7 +8,17 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from genai_server.errors import InvalidField
+
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def to_text(value: Any) -> str:
+    """The JSON text of a schema or grammar. Raises InvalidField if it is nested too deeply."""
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        raise InvalidField("a schema is nested more deeply than can be followed") from None
 
 
 def quoted(text: str) -> str:
@@ -16,19 +26,19 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def marker(text: str, special_tokens: Mapping[str, int]) -> str:
-    """A marker of a format: the special token, where the tokenizer has one, which its text would not allow."""
-    return f"<[{special_tokens[text]}]>" if text in special_tokens else quoted(text)
+def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:
+    """A marker of a format: the token that it is, if no text allows it, else its text."""
+    return f"<[{opaque_tokens[text]}]>" if text in opaque_tokens else quoted(text)
 
 
 def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with the options of llguidance for JSON on one line; it looks for them at the top only."""
+    """The schema with llguidance's options for JSON on one line, which it looks for at the top only."""
     return {**schema, "x-guidance": _ONE_LINE}
 
 
 def fits(schema: Mapping[str, Any]) -> str:
     """JSON that fits a JSON schema."""
-    return "%json " + json.dumps(one_line(schema))
+    return f"%json {to_text(one_line(schema))}"
 
 
 def any_of(alternatives: Iterable[str]) -> str:

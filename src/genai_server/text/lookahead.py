@@ -14,6 +14,7 @@ Reader = Generator[None, None, T]
 
 SPACE = " \t\r\n"
 _SPACE = re.compile(f"[{SPACE}]*")
+_SLACK = 4096
 
 
 def read_now(reader: Reader[T]) -> T:
@@ -44,9 +45,10 @@ class Lookahead:
         self.ended = True
 
     def forget(self) -> None:
-        """Give up everything before `at`."""
-        self._text = self._text[self.at - self._begin :]
-        self._begin = self.at
+        """Give up everything before `at`, sooner or later, for it copies what is left."""
+        if self.at - self._begin > _SLACK:
+            self._text = self._text[self.at - self._begin :]
+            self._begin = self.at
 
     def since(self, place: int) -> str:
         """The text from a place up to `at`."""

@@ -14,7 +14,7 @@ Tool = Mapping[str, Any]
 _WITH_TOOLS = "tool_use"
 _KWARGS = "chat_template_kwargs"
 _GENERATION_PROMPT = "add_generation_prompt"
-_CONTINUE = "continue_final_message"
+CONTINUE = "continue_final_message"
 _RESERVED = {"messages", "tools"}
 # Where the last message ends that an answer shall go on from: no valid text has it, nor special_tokens.py.
 _END = "\ud800"
@@ -89,19 +89,19 @@ def _check_that_nothing_is_ignored(
 
 def _options(template: ChatTemplate, given: Mapping[str, Any]) -> Options:
     variables = dict(given)
-    go_on = _flag(variables, _CONTINUE, default=False)
+    go_on = _flag(variables, CONTINUE, default=False)
     if _GENERATION_PROMPT not in template.variables:
         add_prompt = True
     else:
         add_prompt = _flag(variables, _GENERATION_PROMPT, default=not go_on)
     if go_on and add_prompt and _GENERATION_PROMPT in given:
-        raise InvalidField(f"{_KWARGS}: give either {_CONTINUE} or {_GENERATION_PROMPT}, not both", param=_KWARGS)
+        raise InvalidField(f"{_KWARGS}: give either {CONTINUE} or {_GENERATION_PROMPT}, not both", param=_KWARGS)
     known = template.variables - _RESERVED
     for name in variables:
         if name in _RESERVED:
             raise InvalidField(f"{_KWARGS}.{name} is a field of the request itself", param=_KWARGS)
         if name not in known:
-            shown = ", ".join(sorted({*known, _CONTINUE}))
+            shown = ", ".join(sorted({*known, CONTINUE}))
             raise InvalidField(
                 f"{_KWARGS}.{name} is not read by the model's chat template; that reads {shown}", param=_KWARGS
             )
@@ -118,7 +118,7 @@ def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:
     if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
         raise InvalidField(
-            f"with {_CONTINUE} the last message must be the assistant's and have a content", param="messages"
+            f"with {CONTINUE} the last message must be the assistant's and have a content", param="messages"
         )
     return {**message, "content": message["content"] + _END}
 
@@ -126,5 +126,5 @@ def _with_end(message: dict[str, Any]) -> dict[str, Any]:
 def _up_to_end(rendered: str) -> str:
     text, end, _ = rendered.rpartition(_END)
     if not end:
-        raise InvalidField(f"{_KWARGS}.{_CONTINUE}: the chat template leaves the last message out", param=_KWARGS)
+        raise InvalidField(f"{_KWARGS}.{CONTINUE}: the chat template leaves the last message out", param=_KWARGS)
     return text

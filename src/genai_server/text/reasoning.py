@@ -31,16 +31,16 @@ class ReasoningFormat:
         """Whether the rendered prompt ends with the opening marker, so that the answer begins as reasoning."""
         return prompt.rstrip(SPACE).endswith(self.opening)
 
-    def lark(self, *, inside: bool, special_tokens: Mapping[str, int]) -> str:
+    def lark(self, *, inside: bool, opaque_tokens: Mapping[str, int]) -> str:
         """Rules of llguidance's Lark with `reasoning` on top: with `inside` the rest of one, else one or none."""
-        if self.closing in special_tokens:
-            thought = f"thought: /(.|\\n)*/ {marker(self.closing, special_tokens)}\n"
+        if self.closing in opaque_tokens:
+            thought = f"thought: /(.|\\n)*/ {marker(self.closing, opaque_tokens)}\n"
         else:
             thought = f"thought[suffix={quoted(self.closing)}]: /(.|\\n)*/\n"
         newlines = '("\\n" | "\\n\\n")?'
         if inside:
             return f"reasoning: thought {newlines}\n{thought}"
-        return f"reasoning: ({marker(self.opening, special_tokens)} thought {newlines})?\n{thought}"
+        return f"reasoning: ({marker(self.opening, opaque_tokens)} thought {newlines})?\n{thought}"
 
 
 THINK = ReasoningFormat("think", "<think>", "</think>")

@@ -14,6 +14,8 @@ from genai_server.errors import ModelDirectoryError
 FILE = "tokenizer.json"
 # The last character that is not reserved: private, and in no vocabulary.
 _RARE = "\U0010fffd"
+# Pieces at a time; that the library makes its results of them holds Python's lock.
+_BATCH = 1_000
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -121,7 +123,8 @@ class ModelTokenizer:
             self._compute = self._by_the_library
         self._anchor = self.encode("a")
         self._frame = _around(self._anchor, self._tokenizer.encode("a").ids)
-        self.unknown = frozenset(self.encode(_RARE)) & frozenset(self._special_tokens.values())
+        self._special_ids = frozenset(self._special_tokens.values())
+        self.unknown = self._special_ids.intersection(self.encode(_RARE))
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
@@ -134,8 +137,12 @@ class ModelTokenizer:
 
     def encode(self, *pieces: str) -> list[int]:
         # The method for one text neither gives up Python's lock nor does without each token's place in the text.
-        encodings = self._tokenizer.encode_batch_fast(list(pieces), add_special_tokens=False)
-        return [token for encoding in encodings for token in encoding.ids]
+        tokens: list[int] = []
+        for start in range(0, len(pieces), _BATCH):
+            batch = list(pieces[start : start + _BATCH])
+            for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                tokens += encoding.ids
+        return tokens
 
     def framed(self, tokens: list[int]) -> list[int]:
         before, after = self._frame
@@ -147,8 +154,9 @@ class ModelTokenizer:
         return data.decode(errors="replace")
 
     def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
-        hidden = {id for text, id in self._special_tokens.items() if not {text, id} & set(show)}
-        return Decoder(self.token_bytes, self.token_bytes if continues else self._first_bytes, hidden)
+        shown = {self._special_tokens.get(token, -1) if isinstance(token, str) else token for token in show}
+        first_bytes = self.token_bytes if continues else self._first_bytes
+        return Decoder(self.token_bytes, first_bytes, self._special_ids - shown)
 
     def token_bytes(self, token: int) -> bytes:
         data = self._bytes.get(token)
@@ -157,7 +165,12 @@ class ModelTokenizer:
         return data
 
     def knows(self, token: int) -> bool:
-        return token >= 0 and self._tokenizer.id_to_token(token) is not None
+        return self._text_of(token) is not None
+
+    def _text_of(self, token: int) -> str | None:
+        """As the vocabulary writes it."""
+        text: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
+        return text
 
     def _first_bytes(self, token: int) -> bytes:
         """Without the blank that some tokenizers put before the first word of a text."""
@@ -167,14 +180,14 @@ class ModelTokenizer:
         return data
 
     def _of_byte_level(self, token: int) -> bytes:
-        text = self._tokenizer.id_to_token(token) if token >= 0 else None
+        text = self._text_of(token)
         try:
             return bytes(map(_BYTE_OF.__getitem__, text or ""))
         except KeyError:
             return str(text).encode()
 
     def _by_the_library(self, token: int) -> bytes:
-        text = self._tokenizer.id_to_token(token) if token >= 0 else None
+        text = self._text_of(token)
         if text is None:
             return b""
         if self._has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(text)):

@@ -163,3 +163,31 @@ def test_the_keys_and_values_of_a_sequence_can_be_copied_out(
     # A copy: the pass that came later has added a token behind these in the library's own buffer only.
     assert np.array_equal(key[:, :, : len(tokens)], after[:, :, : len(tokens)])
     assert not np.array_equal(key[:, :, len(tokens)], after[:, :, len(tokens)])
+
+
+def test_on_demand_a_prompt_gives_the_logits_after_each_of_its_tokens(
+    runner: GeneratorRunner, opened: Callable[[], int]
+) -> None:
+    tokens = [7 * token % 1900 + 10 for token in range(50)]
+    positions = runner.prefill(opened(), tokens, positions=True).copy()
+    assert positions.shape == (len(tokens), runner.model.vocab_size)
+    for length in (2, 20, 50):
+        assert runner.prefill(opened(), tokens[:length]) == pytest.approx(positions[length - 1], abs=1e-3)
+
+
+def test_a_graph_that_gives_logits_for_the_last_token_only_is_told(
+    runner: GeneratorRunner, opened: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = opened()
+    library = runner._generators[sequence]
+
+    class LastOnly:
+        append_tokens = library.append_tokens
+
+        def get_output(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+            last: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = library.get_output(name)[:, -1:]
+            return last
+
+    monkeypatch.setitem(runner._generators, sequence, LastOnly())
+    with pytest.raises(RunnerFailed, match="logits for 1 of 5 tokens"):
+        runner.prefill(sequence, [10, 20, 30, 40, 50], positions=True)

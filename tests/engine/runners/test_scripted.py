@@ -184,3 +184,14 @@ def test_every_pass_of_a_profiled_sequence_writes_a_file_of_its_name(tmp_path: P
     session.runner.set_runtime_option(0, "enable_profiling", "0")
     session.step()
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_on_demand_a_prompt_gives_logits_after_each_token_all_alike_but_the_last() -> None:
+    runner = ScriptedRunner()
+    prompt = list(b"say hi\n\x04")
+    for sequence in (0, 1):
+        runner.open(sequence, prompt, Opening(1000))
+    positions = runner.prefill(0, prompt, positions=True)
+    assert positions.shape == (len(prompt), 257)
+    assert not positions[:-1].any()
+    assert np.array_equal(positions[-1], runner.prefill(1, prompt))

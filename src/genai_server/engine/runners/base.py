@@ -52,8 +52,9 @@ class Runner(Protocol):
         """Begin a sequence; returns how many tokens of the prompt need not be read, for their past is still there."""
         ...
 
-    def prefill(self, sequence: int, tokens: Sequence[int]) -> Logits:
-        """Read the next tokens of a prompt; returns the logits [vocab_size] after the last of them.
+    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+        """Read the next tokens of a prompt; returns the logits [vocab_size] after the last of them, or with `positions`
+        those after each of them [tokens, vocab_size].
 
         The array may be overwritten by the next pass. Raises Terminated and Interrupted.
         """

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from genai_server.config import disable_telemetry
 from genai_server.engine.cores import usable_cores
-from genai_server.engine.model_files import CONFIG, check_model_directory
+from genai_server.engine.model_files import check_model_directory, read_config
 from genai_server.engine.runners.base import Logits, Opening, Terminated
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
@@ -42,6 +42,8 @@ class GeneratorRunner:
         self._library: Any = onnxruntime_genai
         self._info = check_model_directory(model_dir)
         self._model = self._library.Model(self._configure(model_dir, device, threads))
+        decoder = read_config(model_dir)["model"]["decoder"]
+        self._logits = decoder.get("outputs", {}).get("logits", "logits")
         self._generators: dict[int, Any] = {}
 
     @property
@@ -60,10 +62,12 @@ class GeneratorRunner:
             self._generators[sequence] = self._library.Generator(self._model, parameters)
         return 0
 
-    def prefill(self, sequence: int, tokens: Sequence[int]) -> Logits:
+    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         generator = self._generators[sequence]
         with self._translated():
             generator.append_tokens(np.array(tokens, np.int32))
+            if positions:
+                return self._positions(generator, len(tokens))
             logits: Logits = generator.get_logits()
         last: Logits = logits.reshape(-1, logits.shape[-1])[-1]
         return last
@@ -71,6 +75,12 @@ class GeneratorRunner:
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
         (sequence,) = sequences
         return self.prefill(sequence, tokens)[np.newaxis]
+
+    def _positions(self, generator: Any, num_tokens: int) -> Logits:
+        logits: Logits = generator.get_output(self._logits)[0].astype(np.float32, copy=False)
+        if len(logits) != num_tokens:
+            raise RunnerFailed(f"the model's graph gives logits for {len(logits)} of {num_tokens} tokens of a prompt")
+        return logits
 
     def interrupt(self) -> None:
         """Nothing: the library holds Python's lock for the whole pass."""
@@ -109,7 +119,7 @@ class GeneratorRunner:
         Version 0.18 of the model builder writes such for Mistral 7B v0.1 and Phi-3-mini-4k. The library would make all
         caches that short, and fail as soon as a sequence is longer.
         """
-        decoder = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
+        decoder = read_config(model_dir)["model"]["decoder"]
         window = decoder.get("sliding_window") or {}
         if window.get("layers") != [] or "cache_slack" not in window or window.get("slide_key_value_cache", True):
             return {}

@@ -43,17 +43,19 @@ class RunnerPair:
         return self.batched is None or self.batched.lone_row_is_exact or not sequence.request.exact
 
     def forward(self, step: Pass) -> Logits:
-        """Run a pass; returns the logits [sequences, vocab_size] after the last token of each.
+        """Run a pass; returns the logits [sequences, positions, vocab_size] after the last token of each.
 
-        The sequences' `num_read` goes on only if it succeeds. Raises what runners raise.
+        Of a sequence that wants the positions of its prompt it is those after each of the tokens. The sequences'
+        `num_read` goes on only if it succeeds. Raises what runners raise.
         """
         runner = self._runner(step.sequences[0])
         reading = [s.tokens[s.num_read : s.num_read + step.num_tokens] for s in step.sequences]
         if step.sequences[0].is_prefilling:
             (sequence,) = step.sequences
-            logits = runner.prefill(sequence.id, reading[0])[np.newaxis]
+            logits = runner.prefill(sequence.id, reading[0], positions=sequence.wants_positions)
+            logits = logits.reshape(1, -1, logits.shape[-1])
         else:
-            logits = runner.decode([s.id for s in step.sequences], [tokens[0] for tokens in reading])
+            logits = runner.decode([s.id for s in step.sequences], [tokens[0] for tokens in reading])[:, np.newaxis]
         for sequence, tokens in zip(step.sequences, reading, strict=True):
             sequence.num_read += len(tokens)
         return logits
@@ -76,7 +78,8 @@ class RunnerPair:
         read = sequence.tokens[: sequence.num_read]
         past = self.generator.export(sequence.id, self.batched.present_names) if read else {}
         self.close(sequence)
-        num_prefilled = min(len(read), len(sequence.request.prompt))
+        prompt = sequence.request.prompt
+        num_prefilled = min(len(read), len(prompt)) if len(prompt) > 1 else 0
         self.batched.adopt(sequence.id, read, num_prefilled, past, exact=sequence.request.exact)
         sequence.batched = True
 
@@ -98,7 +101,11 @@ class RunnerPair:
 
     def _open_on(self, sequence: Sequence, *, batched: bool) -> None:
         sequence.batched = batched
-        how = Opening(sequence.max_length, reuse=sequence.request.cache_prompt, exact=sequence.request.exact)
-        sequence.num_read = self._runner(sequence).open(sequence.id, sequence.tokens, how)
+        request = sequence.request
+        reuse = request.cache_prompt and not request.prompt_logprobs
+        how = Opening(sequence.max_length, reuse=reuse, exact=request.exact)
+        # What an exact sequence has decoded must not come from a prompt that has the same tokens: they round otherwise.
+        past = request.prompt if request.exact else sequence.tokens
+        sequence.num_read = self._runner(sequence).open(sequence.id, past, how)
         if not sequence.num_produced:
             sequence.num_cached = sequence.num_read

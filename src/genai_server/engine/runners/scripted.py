@@ -108,7 +108,13 @@ class ScriptedRunner:
         self._sequences[sequence] = ScriptedSequence()
         return 0
 
-    def prefill(self, sequence: int, tokens: Sequence[int]) -> Logits:
+    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+        # Of what a prompt has next, nothing is more likely than anything else.
+        logits = np.zeros((len(tokens), 257), np.float32)
+        logits[-1] = self._last_logits(sequence, tokens)
+        return logits if positions else logits[-1]
+
+    def _last_logits(self, sequence: int, tokens: Sequence[int]) -> Logits:
         state = self._sequences[sequence]
         if state.terminated:
             raise Terminated("scripted session is terminated")

@@ -62,10 +62,8 @@ class ChatMessage(Wire):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: content is a text, what is not there is left out."""
+        """As the text side takes it: what is not there is left out, but for the content."""
         fields = self.model_dump(exclude_none=True, exclude={"annotations"})
-        if isinstance(self.content, list):
-            fields["content"] = "".join(part.text for part in self.content)
         return {"content": None, **fields} if self.tool_calls else fields
 
 
@@ -152,7 +150,7 @@ class ChatParameters(GenerationFields):
 class ChatRequest(ChatParameters):
     """Body of /v1/chat and /v1/chat/stream."""
 
-    n: Literal[1] | None = Field(None, description="These endpoints give one answer.")
+    n: int | None = Field(None, ge=1, le=1, description="These endpoints give one answer.")
 
 
 class ChatCompletionRequest(ChatParameters):

@@ -26,9 +26,17 @@ class Tool:
         properties, because most functions refuse others and models invent them.
         """
         schema = {**(self.parameters if self.parameters is not None else {"properties": {}}), "type": "object"}
-        if "properties" in schema and not _ABOUT_PROPERTIES & schema.keys():
+        if lists_its_properties(schema) and not _ABOUT_PROPERTIES & schema.keys():
             schema["additionalProperties"] = False
         return schema
+
+
+def lists_its_properties(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema names the properties of its objects, among them all that are required."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return False
+    return all(isinstance(key, str) and key in properties for key in required)
 
 
 class ToolFormat(Protocol):
@@ -50,15 +58,15 @@ class ToolFormat(Protocol):
     def read_calls(self, text: Lookahead, calls: "Calls", *, new_line: bool) -> Reader[bool]:
         """Go past one or several calls at `text.at` and tell them to `calls`.
 
-        `new_line` says whether a line begins here, or other calls are before. Returns False where the text is not, or is no longer, that of
-        calls; what of it is not told up to `calls.told_to` is something else.
+        `new_line` says whether a line begins here, or other calls are before. Returns False where the text is not, or
+        is no longer, that of calls; what of it is not told up to `calls.told_to` is something else.
         """
         ...
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]) -> str:
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
         """Rules of llguidance's Lark with `calls` on top: one call or, if `parallel`, one or more.
 
-        `special_tokens` are the ids of the tokenizer's special tokens by their text.
+        For `opaque_tokens` see text/grammar.py.
         """
         ...
 

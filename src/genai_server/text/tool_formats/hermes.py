@@ -30,8 +30,8 @@ class Hermes:
         yield from read_closing(text, _CLOSING)
         return True
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]) -> str:
-        opening, closing = marker(_OPENING, special_tokens), marker(_CLOSING, special_tokens)
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        opening, closing = marker(_OPENING, opaque_tokens), marker(_CLOSING, opaque_tokens)
         calls, newline = separated("call", "\n", several=parallel), quoted("\n")
         return f"calls: {calls}\ncall: {opening} {newline} object {newline} {closing}\n" + lark_object(tools)
 

@@ -36,10 +36,9 @@ class Llama3Json:
                 return True
         return False
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]) -> str:
-        return (
-            f"calls: {lark_python_tag(special_tokens)} {separated('object', '; ', several=parallel)}\n"
-            + lark_object(tools, key="parameters")
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        return f"calls: {lark_python_tag(opaque_tokens)} {separated('object', '; ', several=parallel)}\n" + lark_object(
+            tools, key="parameters"
         )
 
     def new_id(self) -> str:
@@ -54,6 +53,6 @@ def read_python_tag(text: Lookahead) -> Reader[bool]:
     return tagged
 
 
-def lark_python_tag(special_tokens: Mapping[str, int]) -> str:
+def lark_python_tag(opaque_tokens: Mapping[str, int]) -> str:
     """The Lark expression for the tag before calls, which may be left out."""
-    return f"{marker(PYTHON_TAG, special_tokens)}?" if PYTHON_TAG in special_tokens else ""
+    return f"{marker(PYTHON_TAG, opaque_tokens)}?" if PYTHON_TAG in opaque_tokens else ""

@@ -1,7 +1,7 @@
 """Tool calls as Mistral's models write them, after the token `[TOOL_CALLS]`.
 
-It is an array of objects or, with tokenizers from version 11 on, one name and its arguments and then, for the next call,
-the token again. Version 11 has `[CALL_ID]` and an id before `[ARGS]`.
+It is an array of objects or, with tokenizers from version 11 on, one name and its arguments and then, for the next
+call, the token again. Version 11 has `[CALL_ID]` and an id before `[ARGS]`.
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo"}}]
     [TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}
@@ -40,13 +40,13 @@ class Mistral:
             return (yield from read_call_list(text, calls))
         return (yield from _read_named(text, calls))
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]) -> str:
-        opening = marker(_OPENING, special_tokens)
-        if _ARGS not in special_tokens:
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        opening = marker(_OPENING, opaque_tokens)
+        if _ARGS not in opaque_tokens:
             objects = separated("object", ", ", several=parallel)
             return f"calls: {opening} {quoted(' ')}? {quoted('[')} {objects} {quoted(']')}\n" + lark_object(tools)
-        call_id = f"({marker(_CALL_ID, special_tokens)} /[0-9A-Za-z]{{{_ID_LENGTH}}}/)?"
-        between = f"{call_id if _CALL_ID in special_tokens else ''} {marker(_ARGS, special_tokens)}"
+        call_id = f"({marker(_CALL_ID, opaque_tokens)} /[0-9A-Za-z]{{{_ID_LENGTH}}}/)?"
+        between = f"{call_id if _CALL_ID in opaque_tokens else ''} {marker(_ARGS, opaque_tokens)}"
         named = [f"{quoted(tool.name)} {between} {fits(tool.schema)}" for tool in tools]
         return f"calls: {'call+' if parallel else 'call'}\ncall: {opening} {any_of(named)}\n"
 

@@ -32,8 +32,8 @@ class Phi4Mini:
         yield from read_closing(text, _CLOSING)
         return True
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]) -> str:
-        opening, closing = marker(_OPENING, special_tokens), marker(_CLOSING, special_tokens)
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        opening, closing = marker(_OPENING, opaque_tokens), marker(_CLOSING, opaque_tokens)
         objects = separated("object", ", ", several=parallel)
         return f"calls: {opening} {quoted('[')} {objects} {quoted(']')} {closing}\n" + lark_object(tools)
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from genai_server.text.lark import any_of, fits, quoted, separated
+from genai_server.text.lark import any_of, fits, quoted, separated, to_text
 from genai_server.text.lookahead import Lookahead, Reader
 from genai_server.text.python_literal import read_literal, to_json
-from genai_server.text.tool_formats.base import Calls, Tool, random_id, read_closing
+from genai_server.text.tool_formats.base import Calls, Tool, lists_its_properties, random_id, read_closing
 from genai_server.text.tool_formats.llama3_json import (
     PYTHON_END,
     PYTHON_START,
@@ -24,10 +24,11 @@ from genai_server.text.tool_formats.llama3_json import (
 )
 
 _NAME = re.compile(r"[\w.-]*")
-_WORD = re.compile(r"\w*")
+_WORD, _KEY = re.compile(r"\w*"), re.compile(r"\w+")
 _STARS = "**"
 # A schema of these only can be split into one for each argument.
 _SPLITTABLE = {"type", "properties", "required", "additionalProperties", "$defs", "title", "description", "$schema"}
+_REFERENCE_ELSEWHERE = re.compile(r'"\$ref": "(?!#/\$defs/)')
 
 
 class Pythonic:
@@ -51,9 +52,9 @@ class Pythonic:
                 return False
         return False
 
-    def lark(self, tools: Sequence[Tool], *, parallel: bool, special_tokens: Mapping[str, int]) -> str:
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
         calls = separated("call", ", ", several=parallel)
-        rules = [f"calls: {lark_python_tag(special_tokens)} {quoted('[')} {calls} {quoted(']')}"]
+        rules = [f"calls: {lark_python_tag(opaque_tokens)} {quoted('[')} {calls} {quoted(']')}"]
         rules += [f"call: {any_of(f'call_{number}' for number in range(len(tools)))}"]
         for number, tool in enumerate(tools):
             rules += _lark_call(number, tool)
@@ -68,22 +69,25 @@ def _read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
     name = yield from text.take_all(_NAME)
     if name not in calls.names or not (yield from text.take("(")):
         return False
-    place, begin = text.at, "{"
+    place, begin, started = text.at, "{", False
     while (yield from text.skip_space()) != ")":
-        if begin != "{" and not (yield from text.take(",")):
+        if started and not (yield from text.take(",")):
             return False
         key = yield from _read_keyword(text)
         if not key:
             return False
-        if begin == "{":
+        if not started:
             calls.start(name, place)
-        member = _member(key, (yield from read_literal(text)) or "")
-        if not member:
+            started = True
+        literal = yield from read_literal(text)
+        member = _member(key, literal) if literal is not None else None
+        if member is None:
             return False
-        calls.arguments(begin + member, text.at)
-        begin = ", "
+        if member:
+            calls.arguments(begin + member, text.at)
+            begin = ", "
     text.at += 1
-    if begin == "{":
+    if not started:
         calls.start(name, text.at)
     calls.arguments("{}" if begin == "{" else "}", text.at)
     calls.end(text.at)
@@ -100,12 +104,12 @@ def _read_keyword(text: Lookahead) -> Reader[str]:
     return key if (yield from text.take("=")) else ""
 
 
-def _member(key: str, literal: str) -> str:
-    """The JSON of a keyword argument, or of those of a dictionary after stars; "" if the literal is none."""
-    value = to_json(literal) or ""
-    if key != _STARS:
-        return value and f"{json.dumps(key)}: {value}"
-    return value[1:-1].strip() if value.startswith("{") else ""
+def _member(key: str, literal: str) -> str | None:
+    """The JSON of a keyword argument, or of those of a dictionary after stars; None if it is no such literal."""
+    value = to_json(literal)
+    if value is None or key != _STARS:
+        return value and f"{json.dumps(key, ensure_ascii=False)}: {value}"
+    return value[1:-1].strip() if value.startswith("{") else None
 
 
 def _lark_call(number: int, tool: Tool) -> list[str]:
@@ -119,7 +123,7 @@ def _lark_call(number: int, tool: Tool) -> list[str]:
         return [f"{head} {quoted(_STARS)} {fits(tool.schema)} {quoted(')')}"]
     rules = [f"{head} first_{number}_0 {quoted(')')}"]
     shared = {"$defs": tool.schema["$defs"]} if "$defs" in tool.schema else {}
-    properties = tool.schema.get("properties", {})
+    properties = tool.schema["properties"]
     for i, (key, schema) in enumerate(properties.items()):
         here, after, optional = f"{number}_{i}", f"{number}_{i + 1}", key not in tool.schema.get("required", ())
         rules += [
@@ -132,11 +136,10 @@ def _lark_call(number: int, tool: Tool) -> list[str]:
 
 
 def _can_be_split(schema: Mapping[str, Any]) -> bool:
-    properties = schema.get("properties", {})
     return (
         schema.keys() <= _SPLITTABLE
+        and lists_its_properties(schema)
         and schema.get("additionalProperties") is False
-        and set(schema.get("required", ())) <= properties.keys()
-        and all(_WORD.fullmatch(key) and isinstance(value, dict) for key, value in properties.items())
-        and '"$ref": "#/properties' not in json.dumps(schema)
+        and all(_KEY.fullmatch(key) and isinstance(value, dict) for key, value in schema["properties"].items())
+        and not _REFERENCE_ELSEWHERE.search(to_text(schema))
     )

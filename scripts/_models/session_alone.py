@@ -1,0 +1,68 @@
+"""An engine's loop in a process that has a model's batched session but no og.Model, to tell what memory that takes.
+
+Standard input brings the task as JSON: an EngineSpec, and requests. Standard output gets, when all of these are
+answered, the process's memory in bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import cast
+
+import msgspec
+
+from genai_server.engine.loop import Connected, EngineLoop, Inbox
+from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.prepacked import prepacked_model
+from genai_server.engine.process import IDLE_CHUNK, load_batched
+from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.base import ExportingRunner
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runtime_options import RuntimeOptionState
+from genai_server.engine.scheduler import Scheduler
+from genai_server.generation import GenerationRequest
+from genai_server.messages import EngineSpec, Submit
+
+from .memory import proportional_set_size
+
+
+def main() -> None:
+    spec, requests = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[EngineSpec, list[GenerationRequest]])
+    runners = load(spec)
+    answer(spec, runners, requests)
+    print(proportional_set_size(os.getpid()))
+
+
+def load(spec: EngineSpec) -> RunnerPair:
+    """The batched runner as in an engine; in the generator's place something that only knows the model."""
+    directory = prepacked_model(Path(spec.model_dir), Path(spec.cache_dir) if spec.cache_dir else None, {})
+    model = check_model_directory(directory)
+    return RunnerPair(cast(ExportingRunner, SimpleNamespace(model=model)), load_batched(spec, directory, model))
+
+
+def answer(spec: EngineSpec, runners: RunnerPair, requests: list[GenerationRequest]) -> None:
+    """All of them, as the engine's main thread does it."""
+    inbox: Inbox = SimpleQueue()
+    scheduler = Scheduler(
+        max_running=runners.batching.num_slots,
+        max_waiting=spec.max_queue,
+        prefill_chunk=spec.prefill_chunk,
+        idle_chunk=IDLE_CHUNK,
+    )
+    profiles = ProfileFolder(Path(spec.profile_dir), spec.device, max_files=1, max_bytes=1)
+    options = RuntimeOptionState(runners, profiles)
+    loop = EngineLoop(runners, scheduler, options, inbox=inbox, send=lambda connection, messages: None)
+    inbox.put((0, Connected()))
+    for key, request in enumerate(requests):
+        inbox.put((0, Submit(key, request)))
+    loop.run_one_step()
+    while not scheduler.is_idle:
+        loop.run_one_step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Measure the memory of an engine process, which has a model twice, against that of its batched session alone.
+
+The engine is the server's own, under its supervisor but without an API process, whose share in common pages would be
+taken for a saving. Both answer the same requests, one process after the other: once with the weights packed in a cache
+that is mapped into memory, once without. On Linux only; run it with the interpreter of `.venv`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+from _models.engine_spec import engine_spec
+from _models.memory import proportional_set_size
+from _models.table import table
+
+from genai_server.config import Settings, load_settings
+from genai_server.engines.client import EngineClient
+from genai_server.engines.router import Router
+from genai_server.engines.supervisor import Supervisor
+from genai_server.generation import GenerationRequest
+
+SLOTS, MAX_LENGTH = 16, 2048
+MOST_PROMPT_TOKENS, MOST_OUTPUT_TOKENS = 1000, 48
+# Below are special tokens; all models have as many others.
+FIRST_TOKEN, LAST_TOKEN = 3, 1900
+WANTED = 1.3
+SECONDS = 1800
+HEAD = ["weights", "engine MB", "session alone MB", "ratio"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
+    parser.add_argument("--requests", type=int, default=100, metavar="N", help="requests to answer first (default 100)")
+    parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
+    arguments = parser.parse_args()
+    requests = mixed_requests(arguments.requests)
+    rows = [HEAD]
+    with tempfile.TemporaryDirectory() as temporary:
+        for weights, cache in (("packed once, mapped", temporary), ("packed by each session", "none")):
+            given = {"model_dir": str(arguments.model_dir), "cache_dir": cache, "max_queue": str(len(requests))}
+            given |= {"max_batch_size": str(SLOTS), "max_length": str(MAX_LENGTH), "log_level": "warning"}
+            settings = load_settings(given, environ={}, dotenv=None)
+            engine, alone = measure_engine(settings, requests), measure_session(settings, requests)
+            rows.append([weights, f"{engine / 1e6:.0f}", f"{alone / 1e6:.0f}", f"{engine / alone:.2f}"])
+    print(f"{arguments.model_dir}: PSS after {arguments.requests} requests; the ratio shall be {WANTED} at most\n")
+    print(table(rows, markdown=arguments.markdown))
+
+
+def mixed_requests(number: int) -> list[GenerationRequest]:
+    """Prompts of all lengths, the short ones more often, of which none begins like another."""
+    chance = random.Random(0)
+    requests = []
+    for index in range(number):
+        length = round(math.exp(chance.uniform(0, math.log(MOST_PROMPT_TOKENS))))
+        prompt = [chance.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(length)]
+        num_output = chance.randint(1, MOST_OUTPUT_TOKENS)
+        requests.append(GenerationRequest(f"r{index}", prompt, num_output, MAX_LENGTH, ignore_eos=True))
+    return requests
+
+
+def measure_engine(settings: Settings, requests: list[GenerationRequest]) -> int:
+    """Bytes of the engine process that has answered them."""
+    supervisor = Supervisor(settings)
+    supervisor.start()
+    try:
+        asyncio.run(answer_all(supervisor, settings.device, requests))
+        (status,) = supervisor.statuses()
+        assert status.pid is not None
+        return proportional_set_size(status.pid)
+    finally:
+        supervisor.stop()
+
+
+async def answer_all(supervisor: Supervisor, device: str, requests: list[GenerationRequest]) -> None:
+    """Send all requests at once and wait for their answers."""
+    async with asyncio.timeout(SECONDS), Router([device], supervisor.folder).attached() as router:
+        engine = router.engines[device]
+        while not engine.is_ready:
+            if engine.status().state == "failed":
+                raise SystemExit(f"the engine cannot load the model: {engine.status().error}")
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*(answer(engine, request) for request in requests))
+
+
+async def answer(engine: EngineClient, request: GenerationRequest) -> None:
+    """Read one answer to its end."""
+    async for _ in await engine.submit(request):
+        pass
+
+
+def measure_session(settings: Settings, requests: list[GenerationRequest]) -> int:
+    """Bytes of a process that has the batched session only and has answered them."""
+    spec = engine_spec(Path(settings.model_dir), SLOTS, MAX_LENGTH, settings.cache_path)
+    spec = msgspec.structs.replace(spec, max_queue=settings.max_queue, prefill_chunk=settings.prefill_chunk)
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", "_models.session_alone"],
+        input=msgspec.json.encode([spec, requests]),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return int(done.stdout.split()[-1])
+
+
+if __name__ == "__main__":
+    main()

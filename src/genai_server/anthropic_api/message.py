@@ -1,0 +1,135 @@
+"""Anthropic's message, whole and as the events of a stream
+(https://docs.anthropic.com/en/api/messages, https://docs.anthropic.com/en/docs/build-with-claude/streaming).
+"""
+
+from pydantic_core import from_json
+
+from genai_server.generation import FinishReason
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.usage import Usage
+from genai_server.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
+
+# Clients drop thoughts that have no signature. These need none, for whoever sends them back may change them.
+_SIGNATURE = "unsigned"
+
+
+class MessageBuilder:
+    """Builds the one message of a request, or the events of its stream, which are to be asked for in their order.
+
+    `max_tokens` is the request's. Without `shows_thinking` the blocks of thoughts are empty.
+    """
+
+    def __init__(self, id: str, model: str, max_tokens: int, *, shows_thinking: bool = True) -> None:
+        self._message = {"id": id, "type": "message", "role": "assistant", "model": model}
+        self._max_tokens = max_tokens
+        self._shows_thinking = shows_thinking
+        self._index = -1
+        self._open: str | None = None
+        self._calls_tools = False
+
+    def complete(
+        self, answer: WholeAnswer, reason: FinishReason, usage: Usage, *, stop_string: str | None = None
+    ) -> JsonObject:
+        """The message; `stop_string` is the text that has ended it, if one has."""
+        self._calls_tools = bool(answer.tool_calls)
+        return {
+            **self._message,
+            "content": self._blocks(answer),
+            **self._end(reason, usage, stop_string),
+            "usage": _usage(usage),
+        }
+
+    def first(self, usage: Usage) -> JsonObject:
+        """The event before anything has come."""
+        end = {"stop_reason": None, "stop_sequence": None}
+        return {"type": "message_start", "message": {**self._message, "content": [], **end, "usage": _usage(usage)}}
+
+    def parts(self, parts: list[Part]) -> list[JsonObject]:
+        """The events of more of the answer."""
+        events: list[JsonObject] = []
+        for part in parts:
+            match part:
+                case Content(text):
+                    events += self._within({"type": "text", "text": ""})
+                    events.append(self._delta({"type": "text_delta", "text": text}))
+                case Reasoning(text):
+                    events += self._within({"type": "thinking", "thinking": "", "signature": ""})
+                    if self._shows_thinking:
+                        events.append(self._delta({"type": "thinking_delta", "thinking": text}))
+                case ToolCallStart(_, id, name):
+                    self._calls_tools = True
+                    events += self._close()
+                    events += self._within({"type": "tool_use", "id": id, "name": name, "input": {}})
+                case ToolCallArguments(_, fragment):
+                    events.append(self._delta({"type": "input_json_delta", "partial_json": fragment}))
+        return events
+
+    def last(self, reason: FinishReason, usage: Usage, *, stop_string: str | None = None) -> list[JsonObject]:
+        """The events that say why the answer has ended."""
+        end = {"type": "message_delta", "delta": self._end(reason, usage, stop_string), "usage": _usage(usage)}
+        return [*self._close(), end, {"type": "message_stop"}]
+
+    def _blocks(self, answer: WholeAnswer) -> list[JsonObject]:
+        blocks: list[JsonObject] = []
+        if answer.reasoning:
+            thinking = answer.reasoning if self._shows_thinking else ""
+            blocks.append({"type": "thinking", "thinking": thinking, "signature": _SIGNATURE})
+        if answer.content:
+            blocks.append({"type": "text", "text": answer.content})
+        for call in answer.tool_calls:
+            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
+        return blocks
+
+    def _within(self, block: JsonObject) -> list[JsonObject]:
+        """The events that lead to a block of this type: none if it is open."""
+        if self._open == block["type"]:
+            return []
+        events = self._close()
+        self._index += 1
+        self._open = block["type"]
+        return [*events, {"type": "content_block_start", "index": self._index, "content_block": block}]
+
+    def _delta(self, delta: JsonObject) -> JsonObject:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _close(self) -> list[JsonObject]:
+        if self._open is None:
+            return []
+        signs = self._open == "thinking"
+        self._open = None
+        signed = [self._delta({"type": "signature_delta", "signature": _SIGNATURE})] if signs else []
+        return [*signed, {"type": "content_block_stop", "index": self._index}]
+
+    def _end(self, reason: FinishReason, usage: Usage, stop_string: str | None) -> JsonObject:
+        """Why the answer has ended; the true reason beside it where Anthropic has no word for it."""
+        if stop_string is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
+        match reason:
+            case FinishReason.STOP:
+                found = "tool_use" if self._calls_tools else "end_turn"
+            case FinishReason.LENGTH if usage.completion < self._max_tokens:
+                found = "model_context_window_exceeded"
+            case _:
+                found = "max_tokens"
+        end: JsonObject = {"stop_reason": found, "stop_sequence": None}
+        return {**end, "genai_finish_reason": reason.value} if reason is FinishReason.TERMINATED else end
+
+
+def _input(arguments: str) -> JsonObject:
+    """The arguments of a call; of a call that was cut, those that are complete."""
+    try:
+        found = from_json(arguments, allow_inf_nan=False, allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _usage(usage: Usage) -> JsonObject:
+    """Anthropic counts the tokens that were read from the cache apart from the input."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning},
+    }

@@ -1,0 +1,108 @@
+"""From Anthropic's bodies to the chat parameters that the server answers; errors go the other way."""
+
+import re
+
+from genai_server.anthropic_api.conversation import chat_messages
+from genai_server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
+from genai_server.errors import RequestError, ThreadUnsupported
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.schemas.chat import ChatParameters
+from genai_server.openai_api.schemas.sampling import SamplingFields
+
+_CONTINUE = "continue_final_message"
+_FORMAT = "response_format"
+_PARALLEL = "parallel_tool_calls"
+_EFFORT = "reasoning_effort"
+# The name of a field, with its value if it is given, or a message.
+_INNER_NAME = re.compile(
+    rf"\b(?P<field>chat_template_kwargs\.{_CONTINUE}|chat_template_kwargs|{_CONTINUE}|{_FORMAT}|{_PARALLEL}|{_EFFORT})\b"
+    r"(?P<value> '\w+')?|\bmessages\[(?P<index>\d+)\]"
+)
+
+
+class Translation:
+    """A body, and the same as chat parameters, `chat`.
+
+    Raises ThreadUnsupported, and InvalidField for what only the whole conversation shows.
+    """
+
+    def __init__(self, body: CountTokensRequest) -> None:
+        if isinstance(body, MessagesRequest) and body.thread is not None:
+            raise ThreadUnsupported("thread is not supported: this server keeps no conversations", param="thread")
+        self._body = body
+        turns = list(chat_messages(body))
+        self._places = [place for place, _ in turns]
+        self.chat = ChatParameters.model_validate(
+            {
+                "model": body.model,
+                "messages": [message for _, message in turns],
+                **_tools(body),
+                **_output(body),
+                **(_generation(body) if isinstance(body, MessagesRequest) else {}),
+                **(_continuation() if body.messages[-1].role == "assistant" else {}),
+            }
+        )
+
+    def outer(self, error: RequestError) -> RequestError:
+        """An error about the chat parameters in the words of the body."""
+        param = error.param and _INNER_NAME.sub(self._outer_name, error.param)
+        return type(error)(_INNER_NAME.sub(self._outer_name, error.message), param=param)
+
+    def _outer_name(self, match: re.Match[str]) -> str:
+        field, value, index = match.group("field", "value", "index")
+        if index is not None:
+            return self._places[int(index)]
+        config = self._body.output_config
+        if field == _EFFORT and (config is None or config.effort is None):
+            return "thinking.type 'enabled'" if value else "thinking.type"
+        outer = {
+            _EFFORT: "output_config.effort",
+            _FORMAT: "output_config.format",
+            _PARALLEL: "tool_choice.disable_parallel_tool_use",
+        }.get(field, self._places[-1])
+        return outer + (value or "")
+
+
+def _continuation() -> JsonObject:
+    """An assistant's message at the end is the beginning of the answer."""
+    return {"chat_template_kwargs": {_CONTINUE: True}}
+
+
+def _generation(body: MessagesRequest) -> JsonObject:
+    sampling = {name: getattr(body, name) for name in SamplingFields.model_fields}
+    more = {"max_tokens": body.max_tokens, "device": body.device, "stop": body.stop_sequences or None}
+    return {**sampling, **more}
+
+
+def _tools(body: CountTokensRequest) -> JsonObject:
+    functions = [
+        {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+        for tool in body.tools or []
+    ]
+    found: JsonObject = {"tools": [{"type": "function", "function": function} for function in functions] or None}
+    choice = body.tool_choice
+    if choice is None:
+        return found
+    if choice.disable_parallel_tool_use:
+        found[_PARALLEL] = False
+    if choice.name is not None:
+        return {**found, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
+    return {**found, "tool_choice": {"any": "required"}.get(choice.type, choice.type)}
+
+
+def _output(body: CountTokensRequest) -> JsonObject:
+    """What the answer shall be. Where nothing is said, the model's own way of thinking holds, but effort is "high"
+    where thinking is asked for, as in Anthropic's API.
+    """
+    thinking = body.thinking.type if body.thinking is not None else None
+    config = body.output_config
+    effort: str | None = config.effort if config is not None else None
+    if thinking == "disabled":
+        effort = "none"
+    elif thinking == "enabled":
+        effort = effort or "high"
+    found: JsonObject = {_EFFORT: effort}
+    if config is not None and config.format is not None:
+        schema = {"name": "output", "schema": config.format.schema_}
+        found[_FORMAT] = {"type": "json_schema", "json_schema": schema}
+    return found

@@ -1,0 +1,97 @@
+"""Between text and token ids: /tokenize, /detokenize and /apply-template. None of them needs an engine."""
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Response
+
+from genai_server.api.services import Services, services
+from genai_server.api.start import require_model
+from genai_server.openai_api.schemas.base import ErrorResponse
+from genai_server.openai_api.schemas.chat import ChatMessage, Tool
+from genai_server.openai_api.schemas.tokens import (
+    ApplyTemplateRequest,
+    ApplyTemplateResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from genai_server.text.codec import TextCodec
+
+router = APIRouter(tags=["tokens"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500)})
+
+
+@router.post("/tokenize", response_model=TokenizeResponse)
+@router.post("/v1/tokenize", response_model=TokenizeResponse)
+async def tokenize(body: TokenizeRequest, services: Annotated[Services, Depends(services)]) -> Response:
+    """The tokens of a text, or of the prompt that messages make."""
+    codec = _codec(services, body.model)
+    tokens = await _tokens(body, codec)
+    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": _max_model_len(services)}
+    if body.with_pieces:
+        found["pieces"] = await asyncio.to_thread(lambda: [_piece(codec.token_bytes(token)) for token in tokens])
+    return _json(found)
+
+
+# Without `async` these run in a thread, so that a long list or many messages hold up nobody.
+
+
+@router.post("/detokenize", response_model=DetokenizeResponse)
+@router.post("/v1/detokenize", response_model=DetokenizeResponse)
+def detokenize(body: DetokenizeRequest, services: Annotated[Services, Depends(services)]) -> Response:
+    """The text of tokens, the special ones included."""
+    text = _codec(services, body.model).decode(body.tokens)
+    return _json({"prompt": text, "content": text})
+
+
+@router.post("/apply-template", response_model=ApplyTemplateResponse)
+@router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
+def apply_template(body: ApplyTemplateRequest, services: Annotated[Services, Depends(services)]) -> Response:
+    """The prompt that messages make, as text."""
+    codec = _codec(services, body.model)
+    return _json(
+        {"prompt": codec.render_chat(_plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs)}
+    )
+
+
+def _codec(services: Services, model: str | None) -> TextCodec:
+    """Every device has the same model. Raises ModelNotFound."""
+    require_model(services, model)
+    return next(iter(services.codecs.values()))
+
+
+async def _tokens(body: TokenizeRequest, codec: TextCodec) -> list[int]:
+    if body.messages is not None:
+        return await codec.encode_chat(_plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs)
+    if body.prompt is not None:
+        return await codec.encode_text(body.prompt, body.add_special_tokens is not False)
+    assert body.content is not None
+    parse_special = body.parse_special is not False
+    return await codec.encode_text(body.content, body.add_special is True, parse_special=parse_special, param="content")
+
+
+def _plain(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    return [message.for_template() for message in messages]
+
+
+def _plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
+    return None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def _max_model_len(services: Services) -> int:
+    """Most tokens of prompt and answer together; a shorter context of the model is known once an engine runs."""
+    models = [engine.model for engine in services.router.engines.values()]
+    return min([services.settings.max_length, *(model.context_length for model in models if model is not None)])
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,150 @@
+"""Grammars that answers must fit: compiled and followed token by token by llguidance.
+
+The library's tokenizer holds Python's lock while it is made (measured: 0.8 s and 150 MB for 150,000 tokens), so an
+engine makes it before it takes work. Compiling does not hold it, and is done in a thread of its own.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from genai_server.engine.model_files import TOKENIZER
+from genai_server.errors import GenerationFailed, InvalidField
+from genai_server.generation import ModelInfo
+
+log = logging.getLogger(__name__)
+# Compiled grammars that are kept, or why they could not be.
+_KEPT_GRAMMARS = 64
+# How ambiguous a grammar may become on its way. The library's own 2000 lets one take 0.25 s for each token, in which
+# all streams stand still; with this it is 0.05 s (2 cores), and an object may have 200 optional properties.
+_MOST_ITEMS = 1000
+
+Compiled = LLMatcher | str
+
+
+class Guide:
+    """One answer's way through its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Which tokens [vocab_size] may come next; where the grammar may end, those that end an answer are among them.
+
+        Raises GenerationFailed when the grammar has become too complex.
+        """
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        return np.unpackbits(mask, bitorder="little", count=self._vocab_size).view(np.bool_)
+
+    def commit(self, token: int) -> None:
+        """Go on behind a token. Raises GenerationFailed if it does not fit, or when the grammar becomes too complex."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the answer up to now fits the grammar."""
+        return self._matcher.is_accepting()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more can come."""
+        return self._matcher.is_stopped()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GenerationFailed(f"the answer's grammar cannot be followed any further: {_reason(self._matcher)}")
+
+
+class Guidance:
+    """The grammars of one vocabulary; without a tokenizer, for the reason given, none is taken.
+
+    Belongs to one thread, and gives `compile`'s work to another.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer | None, vocab_size: int, reason: str = "") -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._reason = reason
+        self._kept: OrderedDict[str, Compiled] = OrderedDict()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="guidance")
+
+    def guide(self, grammar: str) -> Guide | None:
+        """The way through a grammar from its start, or None if the grammar is yet to be compiled.
+
+        Raises InvalidField if it cannot be.
+        """
+        if self._tokenizer is None:
+            raise InvalidField(f"answers of this model cannot be guided by a grammar: {self._reason}", param="grammar")
+        compiled = self._kept.get(grammar)
+        if compiled is None:
+            return None
+        self._kept.move_to_end(grammar)
+        if isinstance(compiled, str):
+            raise InvalidField(f"the grammar is wrong: {compiled}", param="grammar")
+        return Guide(compiled.deep_copy(), self._vocab_size)
+
+    def compile(self, grammar: str, done: Callable[[Compiled], None]) -> None:
+        """Compile a grammar, which may take a second; `done` is called in another thread with what to `keep`."""
+        self._worker.submit(lambda: done(self._compile(grammar)))
+
+    def keep(self, grammar: str, compiled: Compiled) -> None:
+        """Remember what has come of a grammar; the one that was asked for longest ago is forgotten for it."""
+        self._kept[grammar] = compiled
+        if len(self._kept) > _KEPT_GRAMMARS:
+            self._kept.popitem(last=False)
+
+    def _compile(self, grammar: str) -> Compiled:
+        limits = LLParserLimits(max_items_in_row=_MOST_ITEMS, verbose_errors=False)
+        try:
+            assert self._tokenizer is not None
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        except BaseException as error:  # a panic of the library is no Exception, and somebody waits
+            return str(error)
+        return _reason(matcher) if matcher.is_error() else matcher
+
+
+class _Bytes:
+    """The scripted runner's tokens as the library wants them described: the bytes, and whatever ends an answer."""
+
+    bos_token_id = None
+
+    def __init__(self, eos: Sequence[int]) -> None:
+        self.eos_token_id = eos[0]
+        self.special_token_ids = list(eos)
+        self.tokens = [bytes([byte]) for byte in range(256)] + [b"<end>"] * len(eos)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def bytes_guidance(model: ModelInfo) -> Guidance:
+    """Guidance where tokens are bytes."""
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(model.eos_token_ids)), model.vocab_size, model.eos_token_ids)
+    return Guidance(tokenizer, model.vocab_size)
+
+
+def model_guidance(model_dir: Path, model: ModelInfo) -> Guidance:
+    """Guidance for a model directory; who asks for a grammar is told of a tokenizer that the library cannot use."""
+    path = str(model_dir / TOKENIZER)
+    try:
+        try:
+            tokenizer = LLTokenizer(path, model.vocab_size, model.eos_token_ids)
+        except ValueError:  # it may have more tokens than the model, which then never come
+            tokenizer = LLTokenizer(path, None, model.eos_token_ids)
+    except BaseException as error:  # a panic of the library is no Exception, and the model can serve without
+        log.warning("answers cannot be guided by grammars: %s", error)
+        return Guidance(None, model.vocab_size, str(error))
+    return Guidance(tokenizer, model.vocab_size)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return matcher.get_error().removesuffix("<non-verbose/>").strip()

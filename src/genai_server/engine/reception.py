@@ -1,0 +1,79 @@
+"""Takes requests in, or refuses them: what is against one is said before it is accepted."""
+
+from collections.abc import Callable
+
+from genai_server.engine.guidance import Compiled, Guidance
+from genai_server.engine.runtime_options import RuntimeOptionState
+from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import InvalidField, SessionTerminated
+from genai_server.generation import GenerationRequest, ModelInfo
+from genai_server.messages import Submit
+from genai_server.timing import Clock
+
+# From any thread: the grammar that a connection's request waits for has been compiled.
+OnCompiled = Callable[[int, Submit, Compiled], None]
+
+
+class Reception:
+    """Makes sequences of requests; belongs to the loop's thread.
+
+    A request whose grammar is new waits until that is compiled, holding its place, and is considered again.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        options: RuntimeOptionState,
+        guidance: Guidance,
+        model: ModelInfo,
+        clock: Clock,
+        on_compiled: OnCompiled,
+    ) -> None:
+        self._scheduler = scheduler
+        self._options = options
+        self._guidance = guidance
+        self._vocab_size = model.vocab_size
+        self._clock = clock
+        self._on_compiled = on_compiled
+        self._compiling: set[tuple[int, int]] = set()
+        self._next_id = 0
+
+    def take(self, connection: int, submit: Submit) -> Sequence | None:
+        """The scheduled sequence, or None while its grammar is compiled.
+
+        Raises SessionTerminated, QueueFull and InvalidField.
+        """
+        origin, request = (connection, submit.key), submit.request
+        self._check(request)
+        guide = None
+        if request.grammar is not None:
+            guide = self._guidance.guide(request.grammar)
+            if guide is None:
+                self._compiling.add(origin)
+                self._guidance.compile(request.grammar, lambda found: self._on_compiled(connection, submit, found))
+                return None
+        sequence = Sequence(self._next_id, origin, request, self._clock, guide)
+        self._scheduler.add(sequence)
+        self._next_id += 1
+        return sequence
+
+    def compiled(self, connection: int, submit: Submit, compiled: Compiled) -> bool:
+        """Keep what has come of a grammar; returns whether somebody still waits for it, to be taken again."""
+        self._guidance.keep(submit.request.grammar or "", compiled)
+        waits = (connection, submit.key) in self._compiling
+        self._compiling.discard((connection, submit.key))
+        return waits
+
+    def forget(self, connection: int, key: int | None = None) -> None:
+        """This request, or all of this connection, need not be considered any more."""
+        self._compiling = {
+            origin for origin in self._compiling if origin[0] != connection or key not in (None, origin[1])
+        }
+
+    def _check(self, request: GenerationRequest) -> None:
+        if self._options.terminated:
+            raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to go on')
+        if strange := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
+            raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="logit_bias")
+        self._scheduler.require_room(len(self._compiling))

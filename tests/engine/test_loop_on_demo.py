@@ -1,0 +1,305 @@
+"""The loop on the demo model, in the batch and on Generators: what requests may ask for beyond plain answers."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from genai_server.engine.decoder_graph import read_decoder_graph
+from genai_server.engine.guidance import Guidance, model_guidance
+from genai_server.engine.loop import Connected, EngineLoop, Inbox
+from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.base import Logits, Opening
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runtime_options import RuntimeOptionState
+from genai_server.engine.scheduler import Pass, Scheduler
+from genai_server.generation import FinishReason, GenerationRequest, Sampling, TokenLogprob
+from genai_server.messages import Failed, Finished, PromptLogprobs, SetRuntimeOption, Submit, ToApi, Tokens
+from genai_server.text.codec import load_text_codec
+from tests.running_server import DEMO
+
+API = 1
+MAX_LENGTH = 512
+PERSON = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "count": {"type": "integer", "maximum": 99}},
+    "required": ["city", "count"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    # A model as small as this one, once among blanks, never comes out of them.
+    "json schema": LLMatcher.grammar_from_json_schema(json.dumps(PERSON), overrides={"whitespace_flexible": False}),
+    "regex": LLMatcher.grammar_from_regex("(Rome|Oslo), [0-9]{3}!"),
+    "lark": 'start: item (", " item){2}\nitem: "capital" | "city"',
+}
+
+
+@cache
+def prompt(text: str) -> list[int]:
+    return asyncio.run(load_text_codec(DEMO, "cpu").encode_chat([{"role": "user", "content": text}]))
+
+
+def decoded(tokens: list[int]) -> str:
+    return load_text_codec(DEMO, "cpu").decoder().decode(tokens)
+
+
+@pytest.fixture(scope="module")
+def generator() -> GeneratorRunner:
+    return GeneratorRunner(DEMO, "cpu", threads=0)
+
+
+@pytest.fixture(scope="module")
+def batched(generator: GeneratorRunner) -> BatchedRunner:
+    graph = read_decoder_graph(DEMO)
+    return BatchedRunner(
+        graph, open_session(graph, 0, optimized=False), generator.model, BatchLimits(num_slots=6, max_length=MAX_LENGTH)
+    )
+
+
+@pytest.fixture(scope="module")
+def guidance(generator: GeneratorRunner) -> Guidance:
+    return model_guidance(DEMO, generator.model)
+
+
+class Device:
+    """A loop, and what it has sent about each request."""
+
+    def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path) -> None:
+        self.inbox: Inbox = SimpleQueue()
+        self.sent: list[ToApi] = []
+        self.scheduler = Scheduler(max_running=6, max_waiting=6, prefill_chunk=24)
+        folders = ProfileFolder(folder, "cpu", max_files=100, max_bytes=10**8)
+        self.loop = EngineLoop(
+            runners,
+            self.scheduler,
+            RuntimeOptionState(runners, folders),
+            guidance,
+            inbox=self.inbox,
+            send=lambda _, messages: self.sent.extend(messages),
+        )
+        self.inbox.put((API, Connected()))
+
+    def submit(self, key: int, text: str, **fields: Any) -> None:
+        values: dict[str, Any] = {"request_id": f"r{key}", "max_tokens": 60, "max_length": MAX_LENGTH} | fields
+        self.inbox.put((API, Submit(key, GenerationRequest(prompt=prompt(text), **values))))
+
+    def step(self) -> None:
+        if self.inbox.empty() and self.scheduler.is_idle:
+            time.sleep(0.001)  # a grammar is being compiled, and a step would block
+        else:
+            self.loop.run_one_step()
+
+    def run(self, *keys: int) -> None:
+        end = time.monotonic() + 30
+        while not set(keys) <= {m.key for m in self.sent if isinstance(m, Finished | Failed)}:
+            assert time.monotonic() < end
+            self.step()
+
+    def tokens(self, key: int) -> list[int]:
+        return [token for m in self.sent if isinstance(m, Tokens) and m.key == key for token in m.tokens]
+
+    def logprobs(self, key: int) -> list[TokenLogprob]:
+        return [logprob for m in self.sent if isinstance(m, Tokens) and m.key == key for logprob in m.logprobs]
+
+    def prompt_logprobs(self, key: int) -> list[TokenLogprob]:
+        return [logprob for m in self.sent if isinstance(m, PromptLogprobs) and m.key == key for logprob in m.logprobs]
+
+    def text(self, key: int) -> str:
+        return decoded(self.tokens(key))
+
+    def reason(self, key: int) -> FinishReason:
+        (end,) = [m for m in self.sent if isinstance(m, Finished | Failed) and m.key == key]
+        assert isinstance(end, Finished), end
+        return end.reason
+
+
+@pytest.fixture(params=["batch", "generators"])
+def device(
+    request: pytest.FixtureRequest,
+    generator: GeneratorRunner,
+    batched: BatchedRunner,
+    guidance: Guidance,
+    tmp_path: Path,
+) -> Iterator[Device]:
+    device = Device(RunnerPair(generator, batched if request.param == "batch" else None), guidance, tmp_path)
+    yield device
+    assert batched.slots.num_running == 0
+    assert generator._generators == {}
+
+
+def fits(kind: str, text: str) -> bool:
+    if kind == "json schema":
+        value = json.loads(text)
+        return isinstance(value["city"], str) and len(value["city"]) <= 12 and value["count"] <= 99 and len(value) == 2
+    pattern = {"regex": "(Rome|Oslo), [0-9]{3}!", "lark": "(capital|city)(, (capital|city)){2}"}[kind]
+    return re.fullmatch(pattern, text) is not None
+
+
+# grammars
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5, seed=3), Sampling(1.0, top_k=5, top_p=0.9, seed=4)])
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_an_answer_fits_its_grammar_and_stops_where_that_ends(device: Device, kind: str, sampling: Sampling) -> None:
+    device.submit(1, "What is the capital of Italy?", grammar=GRAMMARS[kind], sampling=sampling)
+    device.run(1)
+    assert device.reason(1) == FinishReason.STOP
+    assert fits(kind, device.text(1)), device.text(1)
+
+
+def test_rows_with_and_without_grammars_do_not_disturb_each_other(device: Device) -> None:
+    texts = ["Count from 1 to 12.", "What is the capital of Norway?", "Hello!"]
+    alone = {}
+    for key, text in enumerate(texts):
+        device.submit(key, text, sampling=Sampling(0.7, seed=key))
+        device.run(key)
+        alone[key] = device.tokens(key)
+    for key, text in enumerate(texts):
+        device.submit(10 + key, text, sampling=Sampling(0.7, seed=key))
+    for key, grammar in enumerate(GRAMMARS.values()):
+        device.submit(20 + key, texts[key], grammar=grammar)
+    device.run(10, 11, 12, 20, 21, 22)
+    assert [device.tokens(10 + key) for key in alone] == list(alone.values())
+    for key, kind in enumerate(GRAMMARS):
+        assert fits(kind, device.text(20 + key))
+
+
+# changing over between the runners
+
+
+def test_grammar_penalties_and_log_probabilities_go_with_a_request_that_is_profiled(
+    generator: GeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
+) -> None:
+    fields: dict[str, Any] = {
+        "grammar": GRAMMARS["json schema"],
+        "sampling": Sampling(0.8, seed=5, frequency_penalty=1.0, repetition_penalty=1.2),
+        "top_logprobs": 2,
+    }
+    device = Device(RunnerPair(generator, batched), guidance, tmp_path)
+    device.submit(1, "What is the capital of Italy?", **fields)
+    device.run(1)
+    device.submit(2, "What is the capital of Italy?", **fields)
+    while len(device.tokens(2)) < 4:
+        device.step()
+    device.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p", "r2")))
+    while len(device.tokens(2)) < 8:
+        device.step()
+    device.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "0", "r2")))
+    device.run(2)
+    assert len(list(tmp_path.glob("cpu/p_*.json"))) == 4
+    assert device.tokens(2) == device.tokens(1)
+    assert len(device.logprobs(2)) == len(device.tokens(2))
+
+
+# log probabilities
+
+
+def log_softmax(logits: Logits) -> NDArray[np.float64]:
+    values = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    found: NDArray[np.float64] = values - np.log(np.exp(values).sum(axis=-1, keepdims=True))
+    return found
+
+
+def positions(generator: GeneratorRunner, tokens: list[int]) -> NDArray[np.float64]:
+    """The log probabilities [tokens, vocab_size] after each token of a text read in one piece."""
+    generator.open(99, tokens, Opening(MAX_LENGTH))
+    try:
+        return log_softmax(generator.prefill(99, tokens, positions=True))
+    finally:
+        generator.close(99)
+
+
+def test_an_answers_log_probabilities_are_the_log_softmax_of_what_the_model_gave(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runners = device.loop._runners
+    forward = runners.forward
+    given: list[Logits] = []
+
+    def noted(step: Pass) -> Logits:
+        logits = forward(step)
+        given.extend(
+            positions[-1].copy() for s, positions in zip(step.sequences, logits, strict=True) if not s.num_unread
+        )
+        return logits
+
+    monkeypatch.setattr(runners, "forward", noted)
+    sampling = Sampling(1.2, seed=1, frequency_penalty=0.5, repetition_penalty=1.1, logit_bias={300: 5.0})
+    device.submit(1, "Count from 1 to 9.", top_logprobs=3, sampling=sampling)
+    device.run(1)
+    found = device.logprobs(1)
+    assert [logprob.token for logprob in found] == device.tokens(1)
+    for logprob, row in zip(found, map(log_softmax, given), strict=False):
+        assert logprob.logprob == pytest.approx(row[logprob.token], abs=1e-4)
+        assert [p for _, p in logprob.top] == pytest.approx(sorted(row, reverse=True)[:3], abs=1e-4)
+        assert [row[token] for token, _ in logprob.top] == sorted(row, reverse=True)[:3]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_prompts_log_probabilities_are_those_of_one_piece_however_it_is_read(
+    device: Device, generator: GeneratorRunner, others: int
+) -> None:
+    text = "What is the capital of Italy? " * 7
+    if others:
+        device.submit(2, "Count from 1 to 200.", max_tokens=200)
+        while not device.tokens(2):
+            device.step()
+    for key, max_tokens in ((1, 0), (3, 2)):  # the second must not take it from the cache
+        device.submit(key, text, prompt_logprobs=True, top_logprobs=1, max_tokens=max_tokens)
+        device.run(key)
+        tokens, found = prompt(text), device.prompt_logprobs(key)
+        expected = positions(generator, tokens)
+        assert [logprob.token for logprob in found] == tokens[1:]
+        wanted = [row[token] for row, token in zip(expected, tokens[1:], strict=False)]
+        assert [logprob.logprob for logprob in found] == pytest.approx(wanted, abs=0.02)
+        assert [logprob.top[0][0] for logprob in found] == expected[:-1].argmax(axis=-1).tolist()
+    chunks = [len(m.logprobs) for m in device.sent if isinstance(m, PromptLogprobs) and m.key == 1]
+    assert len(chunks) > 2
+    assert device.reason(1) == FinishReason.LENGTH
+    assert device.tokens(1) == []
+    device.run(2) if others else None
+
+
+# how much is produced
+
+
+def test_an_answer_that_would_end_goes_on_up_to_its_least_tokens(device: Device) -> None:
+    device.submit(1, "What is the capital of Italy?")
+    device.run(1)
+    least = len(device.tokens(1)) + 5
+    device.submit(2, "What is the capital of Italy?", min_tokens=least)
+    device.run(2)
+    assert device.tokens(2)[: least - 5] == device.tokens(1)
+    assert len(device.tokens(2)) >= least
+    assert 2 not in device.tokens(2)
+
+
+def test_a_prompt_of_one_token_may_be_only_read(device: Device) -> None:
+    device.inbox.put((API, Submit(1, GenerationRequest("r", [100], 0, MAX_LENGTH, prompt_logprobs=True))))
+    device.run(1)
+    assert device.reason(1) == FinishReason.LENGTH
+    assert (device.tokens(1), device.prompt_logprobs(1)) == ([], [])
+
+
+def test_a_prompt_that_was_only_read_is_in_the_cache(device: Device) -> None:
+    text = "How are you today? " * 5
+    device.submit(1, text, max_tokens=0)
+    device.run(1)
+    assert device.tokens(1) == []
+    device.submit(2, text)
+    device.run(2)
+    (end,) = [m for m in device.sent if isinstance(m, Finished) and m.key == 2]
+    batched = device.loop._runners.batched is not None
+    assert end.num_cached == (len(prompt(text)) - 2 if batched else 0)

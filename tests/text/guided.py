@@ -1,0 +1,58 @@
+"""Answers drawn at random from what a grammar allows."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+# What ends strings, numbers and containers, so that drawn answers do not grow for ever.
+_ENDING = [ord(char) for char in '"}],:)>']
+
+
+def byte_tokenizer() -> LLTokenizer:
+    """Tokens are bytes; a further one ends the answer."""
+    return LLTokenizer("byte")
+
+
+def tokenizer_with(path: Path, added: dict[str, bool]) -> tuple[LLTokenizer, dict[str, Any]]:
+    """A tokenizer.json with more tokens, given with whether they are special; also as what it says."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    size = len(content["model"]["vocab"])
+    for id, (text, special) in enumerate(added.items(), start=size):
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        content["added_tokens"].append({"id": id, "content": text, "special": special, **flags})
+    return LLTokenizer(json.dumps(content)), content
+
+
+def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher at the beginning of an answer."""
+    made = LLMatcher(tokenizer, grammar, log_level=0)
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def fits(grammar: str, text: str) -> bool:
+    """Whether a text is a whole answer; its markers are text."""
+    tokenizer = byte_tokenizer()
+    state = matcher(tokenizer, grammar)
+    tokens = list(text.encode())
+    return state.validate_tokens(tokens) == len(tokens) and state.consume_tokens(tokens) and state.is_accepting()
+
+
+def draw(grammar: str, seed: int, most_tokens: int = 2_000) -> str | None:
+    """A whole answer of bytes, None if it did not end."""
+    tokenizer, choices = byte_tokenizer(), random.Random(seed)
+    state, answer = matcher(tokenizer, grammar), bytearray()
+    for _ in range(most_tokens):
+        if state.is_stopped() or (state.is_accepting() and choices.random() < 0.5):
+            return answer.decode()
+        mask = state.compute_bitmask()
+        allowed = [token for token in range(256) if mask[token // 8] >> token % 8 & 1]
+        ending = [token for token in _ENDING if token in allowed]
+        if not allowed:
+            return answer.decode()
+        answer.append(choices.choice(ending if ending and choices.random() < 0.5 else allowed))
+        assert state.consume_token(answer[-1])
+    return None

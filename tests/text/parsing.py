@@ -1,0 +1,68 @@
+"""Answers read by the parser as tests want them."""
+
+from collections.abc import Collection, Iterable, Iterator
+from itertools import count
+
+from genai_server.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from genai_server.text.answer_parser import AnswerParser
+from genai_server.text.reasoning import ReasoningFormat
+from genai_server.text.tool_formats import TOOL_FORMATS
+
+NAMES = ("get_weather", "now")
+
+
+def parser(
+    form: str | None = "hermes",
+    names: Collection[str] = NAMES,
+    *,
+    reasoning: ReasoningFormat | None = None,
+    inside: bool = False,
+) -> AnswerParser:
+    """A parser that calls the calls "0", "1" and so on."""
+    ids = map(str, count())
+    return AnswerParser(
+        TOOL_FORMATS[form] if form else None,
+        names,
+        reasoning=reasoning,
+        starts_in_reasoning=inside,
+        new_id=lambda: next(ids),
+    )
+
+
+def stream(parser: AnswerParser, pieces: Iterable[str]) -> list[list[Part]]:
+    """What the parser tells for each piece and for the end."""
+    return [*(parser.feed(piece) for piece in pieces), parser.finish()]
+
+
+def parse(text: str, form: str | None = "hermes", names: Collection[str] = NAMES) -> list[Part]:
+    """The parts of an answer, which are the same whether it comes as a whole, in threes or letter by letter."""
+    whole, threes, letters = (merged(stream(parser(form, names), cut(text, size))) for size in (len(text) or 1, 3, 1))
+    assert whole == threes == letters
+    return whole
+
+
+def cut(text: str, size: int) -> Iterator[str]:
+    """The text in pieces of a size."""
+    return (text[begin : begin + size] for begin in range(0, len(text), size))
+
+
+def merged(told: Iterable[list[Part]]) -> list[Part]:
+    """All parts, with neighbours of a kind as one."""
+    parts: list[Part] = []
+    for part in (part for some in told for part in some):
+        last = parts[-1] if parts else None
+        if isinstance(part, Content) and isinstance(last, Content):
+            parts[-1] = Content(last.text + part.text)
+        elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
+            parts[-1] = Reasoning(last.text + part.text)
+        elif isinstance(part, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            assert part.index == last.index
+            parts[-1] = ToolCallArguments(last.index, last.fragment + part.fragment)
+        else:
+            parts.append(part)
+    return parts
+
+
+def call(index: int, name: str, arguments: str) -> list[Part]:
+    """The parts of a complete call."""
+    return [ToolCallStart(index, str(index), name), ToolCallArguments(index, arguments)]

@@ -1,0 +1,41 @@
+"""Which tool format a chat template speaks of; the lines are what is telling in the templates of the models named."""
+
+import pytest
+
+from genai_server.text.tool_formats import TOOL_FORMATS, detect
+from tests.running_server import DEMO
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        # Qwen 2.5 and 3, Hermes 2 Pro
+        ('{{- \'<tool_call>\\n{"name": "\' + tool_call.name }}', "hermes"),
+        # Llama 3.1 and 3.2
+        ('Respond in the format {"name": function name, "parameters": dictionary of argument name and', "llama3_json"),
+        ('{{- "<|python_tag|>" + tool_call.name + ".call(" }}', "llama3_json"),
+        # vLLM's for Llama 3.2 and 4
+        ("Respond in the format [func_name1(params_name1=params_value1, params_name2=", "pythonic"),
+        # Mistral 7B v0.3, Magistral
+        ('{{- "[TOOL_CALLS] [" }}', "mistral"),
+        ("{{- '[TOOL_CALLS]' }}{{- name + '[ARGS]' + arguments }}", "mistral"),
+        # Phi-4-mini, and vLLM's for it
+        ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "phi4mini"),
+        ('a single JSON list formatted as functools[{"name": [function name]', "phi4mini"),
+        # Qwen3-Coder and GLM 4.5, whose arguments are XML
+        ("{{- '<tool_call>\\n<function=' + tool_call.name }}", None),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", None),
+        ("{{ message.content }}", None),
+    ],
+)
+def test_a_template_tells_the_format(template: str, name: str | None) -> None:
+    assert detect(template) == name
+
+
+def test_the_demo_model_writes_calls_as_hermes_does() -> None:
+    assert detect((DEMO / "chat_template.jinja").read_text(encoding="utf-8")) == "hermes"
+
+
+def test_formats_have_their_names() -> None:
+    assert set(TOOL_FORMATS) == {"hermes", "llama3_json", "pythonic", "mistral", "phi4mini"}
+    assert all(name == form.name for name, form in TOOL_FORMATS.items())
