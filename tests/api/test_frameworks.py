@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
 from tests.running_server import RunningServer
@@ -19,11 +19,14 @@ def get_weather(city: str) -> str:
     return '{"temperature": 21}'
 
 
+@pytest.mark.parametrize("api", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
 @pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
-def test_an_agent_calls_its_tool_and_tells_the_result(demo: RunningServer, streams: bool) -> None:
+def test_an_agent_calls_its_tool_and_tells_the_result(
+    demo: RunningServer, streams: bool, api: type[OpenAIChatCompletionsModel | OpenAIResponsesModel]
+) -> None:
     async def run(question: str) -> str:
         async with AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-            model = OpenAIChatCompletionsModel(model="onnx-genai", openai_client=client)
+            model = api(model="onnx-genai", openai_client=client)
             agent = Agent("forecaster", tools=[get_weather], model=model)
             if not streams:
                 return str((await Runner.run(agent, question)).final_output)

@@ -155,7 +155,7 @@ class RetrieveParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    stream: Annotated[bool, AfterValidator(_is_false)] = Field(False, description="Nothing but false.")
+    stream: Annotated[bool, AfterValidator(_is_false)] = Field(False, json_schema_extra={"const": False})
     include_obfuscation: bool | None = Field(None, description="Has no effect here: nothing is padded.")
 
 
