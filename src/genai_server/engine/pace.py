@@ -3,8 +3,8 @@
 # A chunk of prompt may take so many times what the round's decoding took. A running stream's tokens then take at most
 # four times as long, and the prompt 4/3 of its time alone, and what small chunks cost besides.
 PROMPT_SHARE = 3.0
-# Smaller chunks cost a prompt more than they give the others, for each pass reads all weights; a lone stream waits about
-# 50 ms for one with a model of 0.4 B parameters on two cores.
+# Smaller chunks cost a prompt more than they give the others, for each pass reads all weights; a lone stream waits
+# about 50 ms for one with a model of 0.4 B parameters on two cores.
 LEAST_CHUNK = 16
 # How much the newest measurement counts.
 _WEIGHT = 0.3
