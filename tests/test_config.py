@@ -1,8 +1,7 @@
 """The settings: where a value comes from, what is refused, and how the API processes inherit them."""
 
 import argparse
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -244,32 +243,3 @@ def test_telemetry_is_off_unless_the_operator_has_said_otherwise() -> None:
     willing = {"ORT_DISABLE_TELEMETRY": "0"}
     config.disable_telemetry(willing)
     assert willing == {"ORT_DISABLE_TELEMETRY": "0"}
-
-
-# logging
-
-
-@pytest.fixture
-def untouched_logging() -> Iterator[None]:
-    """Put the process's logging back as it was."""
-    loggers = [logging.getLogger(name) for name in ("", "asyncio", "sse_starlette")]
-    levels, handlers = [logger.level for logger in loggers], loggers[0].handlers[:]
-    loggers[0].handlers.clear()
-    yield
-    loggers[0].handlers[:] = handlers
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-
-
-@pytest.mark.usefixtures("untouched_logging")
-def test_at_debug_the_noisy_libraries_stay_quiet() -> None:
-    config.configure_logging("debug")
-    assert logging.getLogger("genai_server").isEnabledFor(logging.DEBUG)
-    assert not logging.getLogger("asyncio").isEnabledFor(logging.DEBUG)
-
-
-@pytest.mark.usefixtures("untouched_logging")
-def test_the_noisy_libraries_are_never_louder_than_the_rest() -> None:
-    config.configure_logging("error")
-    assert not logging.getLogger("sse_starlette").isEnabledFor(logging.WARNING)
-    assert not logging.getLogger("genai_server").isEnabledFor(logging.WARNING)

@@ -21,7 +21,7 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 # From the bottom up.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "generation", "timing", "messages"),
-    ("config",),
+    ("config", "logs"),
     ("text", "openai_api"),
     ("engine", "engines"),
     ("api", "bench"),

@@ -6,7 +6,6 @@ option follows from the field's name (`max_length` becomes `--max-length`).
 
 import argparse
 import ipaddress
-import logging
 import os
 import re
 from collections.abc import Mapping, MutableMapping
@@ -259,10 +258,3 @@ def export_engines(folder: Path, environ: MutableMapping[str, str] | None = None
 def disable_telemetry(environ: MutableMapping[str, str] | None = None) -> None:
     """Keep onnxruntime-genai from reporting usage; has an effect only before the library is imported."""
     (os.environ if environ is None else environ).setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-
-def configure_logging(level: str) -> None:
-    """Log to standard error, one line each."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    for noisy in ("asyncio", "sse_starlette"):
-        logging.getLogger(noisy).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))

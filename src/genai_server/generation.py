@@ -1,7 +1,6 @@
 """The vocabulary of generation that every process shares; it knows no HTTP, no model and no socket."""
 
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct
 
@@ -83,27 +82,3 @@ class ModelInfo(Struct, frozen=True):
     vocab_size: int
     eos_token_ids: list[int]
     defaults: Sampling
-
-
-def model_info(config: dict[str, Any]) -> ModelInfo:
-    """Read `genai_config.json`, whose `search` section holds the model's own sampling defaults.
-
-    `do_sample` false and `top_k` 1 both say no more than greedy; a request that gives a temperature shall get samples.
-    Raises KeyError or TypeError if the file lacks what onnxruntime-genai itself requires.
-    """
-    model, search = config["model"], config.get("search", {})
-    eos = model["eos_token_id"]
-    top_k = int(search.get("top_k", 0))
-    greedy = top_k == 1 or not search.get("do_sample", False)
-    return ModelInfo(
-        context_length=int(model["context_length"]),
-        vocab_size=int(model["vocab_size"]),
-        eos_token_ids=[int(token) for token in (eos if isinstance(eos, list) else [eos])],
-        defaults=Sampling(
-            temperature=0.0 if greedy else float(search.get("temperature", 1.0)),
-            top_k=0 if top_k == 1 else top_k,
-            top_p=float(search.get("top_p", 1.0)),
-            min_p=float(search.get("min_p", 0.0)),
-            repetition_penalty=float(search.get("repetition_penalty", 1.0)),
-        ),
-    )

@@ -96,6 +96,8 @@ class Bench:
         assert len(set(running)) == len(running)
         assert all(slot.sequence is None for slot in slots.slots[slots.num_running :])
         assert len({id(slot) for slot in slots.slots}) == len(self.buffers.rows)
+        assert [slot.index for slot in slots.slots] == list(range(len(slots.slots)))
+        assert all(slots.has(sequence) for sequence in running if sequence is not None)
         for slot, row in zip(slots.slots, self.buffers.rows, strict=True):
             assert row[: len(slot.tokens)] == slot.tokens
             assert 0 <= slot.num_prefilled <= len(slot.tokens)
@@ -136,7 +138,8 @@ def test_when_one_leaves_the_others_close_ranks_and_keep_their_tokens(bench: Ben
 def test_a_sequence_that_has_left_has_no_slot(bench: Bench) -> None:
     bench.prefill(1, [1, 2, 3])
     bench.release(1)
-    with pytest.raises(StopIteration):
+    assert not bench.slots.has(1)
+    with pytest.raises(KeyError):
         bench.slots.index(1)
     assert (bench.slots.num_running, bench.slots.num_decoding, bench.slots.num_free) == (0, 0, 4)
 
@@ -168,15 +171,47 @@ def test_a_past_that_is_wanted_whole_is_taken_over_without_copying_it_twice(benc
     assert bench.pasts() == []
 
 
-@pytest.mark.parametrize(("common", "taken_over"), [(2, False), (3, False), (4, True), (8, True)])
-def test_a_past_is_taken_over_if_at_least_half_of_it_is_common_and_copied_otherwise(
+@pytest.mark.parametrize(("common", "taken_over"), [(2, False), (23, False), (24, True), (40, True)])
+def test_a_past_is_taken_over_if_little_lies_beyond_what_is_common_and_copied_otherwise(
     bench: Bench, common: int, taken_over: bool
 ) -> None:
-    past = [1, 2, 3, 4, 5, 6, 7, 8]
+    past = list(range(40))
     bench.leave_behind(1, past)
     assert bench.acquire(2, [*past[:common], 90, 91, 92]) == common
     assert bench.tokens(2) == past[:common]
     assert bench.pasts() == ([] if taken_over else [past])
+
+
+@pytest.mark.parametrize(("common", "left"), [(19, 2), (20, 1)])
+def test_where_no_slot_is_empty_a_past_is_taken_over_if_half_of_it_is_common(common: int, left: int) -> None:
+    bench = Bench(2)
+    pasts = {number: [number * 100 + place for place in range(40)] for number in (1, 2)}
+    for number, past in pasts.items():
+        bench.leave_behind(number, past)
+    assert bench.acquire(3, [*pasts[2][:common], 90, 91, 92]) == common
+    assert bench.pasts() == [pasts[left]]
+
+
+def test_conversations_that_begin_alike_keep_their_pasts_beside_each_other(bench: Bench) -> None:
+    common = list(range(30))
+    talks = {user: [*common, *[user * 100 + place for place in range(20)]] for user in (1, 2, 3)}
+    for user, talk in talks.items():
+        bench.prefill(user, talk)
+        bench.release(user)
+    for turn in range(3):
+        for user, talk in talks.items():
+            talk += [user * 100 + 50 + turn] * 4
+            assert bench.prefill(user, talk) == len(talk) - 4
+            bench.release(user)
+
+
+def test_of_pasts_that_have_equally_much_in_common_an_idle_one_is_used(bench: Bench) -> None:
+    past = [1, 2, 3, 4, 5, 6]
+    bench.leave_behind(1, past)
+    bench.prefill(2, past, reuse=False)
+    bench.buffers.copies.clear()
+    bench.acquire(3, [*past, 7, 8])
+    assert bench.pasts() == []
 
 
 def test_the_past_of_a_sequence_that_still_runs_is_copied_and_it_goes_on_undisturbed(bench: Bench) -> None:
@@ -260,21 +295,23 @@ def test_the_past_that_was_left_longest_ago_goes_first(bench: Bench) -> None:
 def test_an_empty_slot_is_given_away_before_any_past(bench: Bench) -> None:
     for sequence in (1, 2, 3):
         bench.leave_behind(sequence, [sequence] * 4)
+    bench.acquire(4, [4] * 4)
+    bench.release(4)  # left before anything was read
     bench.prefill(7, [7] * 4)
     assert bench.pasts() == [[1] * 4, [2] * 4, [3] * 4]
 
 
 def test_the_past_that_is_copied_from_is_not_the_one_given_away(bench: Bench) -> None:
     for sequence in (1, 2, 3, 4):
-        bench.leave_behind(sequence, [sequence] * 8)
+        bench.leave_behind(sequence, [sequence] * 20)
     assert bench.acquire(9, [1, 1, 1, 5, 5, 5]) == 3
-    assert bench.pasts() == [[1] * 8, [3] * 8, [4] * 8]
+    assert bench.pasts() == [[1] * 20, [3] * 20, [4] * 20]
     assert bench.tokens(9) == [1, 1, 1]
 
 
 def test_the_last_free_slot_is_taken_over_even_for_little_of_its_past() -> None:
     bench = Bench(2)
-    bench.leave_behind(1, [1] * 8)
+    bench.leave_behind(1, [1] * 20)
     bench.prefill(2, [2] * 8)
     bench.prefill(3, [1, 1, 3, 3, 3])
     assert bench.tokens(2) == [2] * 8
@@ -311,7 +348,7 @@ class Crowd:
         if not self.bench.slots.num_free:
             return
         self.num_come += 1
-        prompt = [self.chance.randrange(2) for _ in range(self.chance.randint(1, 20))]
+        prompt = [self.chance.randrange(2) for _ in range(self.chance.randint(1, 40))]
         exact = self.chance.random() < 0.2
         found = self.bench.acquire(self.num_come, prompt, reuse=self.chance.random() < 0.9, exact=exact)
         slot = self.bench.slots.slots[self.bench.slots.index(self.num_come)]
@@ -337,7 +374,7 @@ class Crowd:
     def decode(self) -> None:
         """A token for all that decode."""
         for sequence in sorted(self.decoding):
-            if len(self.texts[sequence]) < 40:
+            if len(self.texts[sequence]) < 60:
                 self.texts[sequence].append(self.chance.randrange(2))
                 self.bench.read(sequence, self.texts[sequence][-1:], prefilled=False)
 

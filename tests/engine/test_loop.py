@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from genai_server.engine.loop import Connected, Disconnected, EngineLoop, Inbox
-from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
-from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.generation import FinishReason, GenerationRequest
 from genai_server.messages import (
     Accepted,
@@ -39,7 +39,15 @@ OTHER_API = 2
 class Bench:
     """A loop on a scripted runner, with what it has sent."""
 
-    def __init__(self, folder: Path, *, max_running: int = 4, max_waiting: int = 4, prefill_chunk: int = 8) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_running: int = 4,
+        max_waiting: int = 4,
+        prefill_chunk: int = 8,
+        state_file: Path | None = None,
+    ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self.sent: list[tuple[int, ToApi]] = []
         self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting, prefill_chunk=prefill_chunk)
@@ -50,7 +58,7 @@ class Bench:
         self.loop = EngineLoop(
             runners,
             self.scheduler,
-            RuntimeOptionState(runners, self.profiles),
+            RuntimeOptionState(runners, self.profiles, state_file=state_file),
             inbox=self.inbox,
             send=lambda connection, messages: self.sent.extend((connection, message) for message in messages),
             clock=lambda: float(next(clock)),
@@ -254,6 +262,31 @@ def test_a_pass_that_was_interrupted_is_given_again(bench: Bench, monkeypatch: p
     assert (bench.text(1), bench.reason(1)) == ("hello", FinishReason.STOP)
 
 
+def test_only_passes_that_ran_to_their_end_are_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, observe = bench.runner.prefill, bench.scheduler.observe
+    ends: list[type[Exception]] = [Interrupted, ZeroDivisionError]
+    timed: list[Pass] = []
+
+    def broken(sequence: int, tokens: Any) -> Any:
+        if ends:
+            raise ends.pop(0)
+        return prefill(sequence, tokens)
+
+    def noted(step: Pass, seconds: float) -> None:
+        timed.append(step)
+        observe(step, seconds)
+
+    monkeypatch.setattr(bench.runner, "prefill", broken)
+    monkeypatch.setattr(bench.scheduler, "observe", noted)
+    bench.submit(1, "say hello")
+    bench.steps(2)
+    assert isinstance(bench.ends(1)[0], Failed)
+    assert timed == []
+    bench.submit(2, "say hello")
+    bench.steps(1)
+    assert [step.num_tokens for step in timed] == [8]
+
+
 def test_whoever_leaves_after_an_interrupted_pass_leaves_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(sequence: int, tokens: Any) -> Any:
         raise Interrupted
@@ -292,6 +325,19 @@ def test_terminate_ends_running_and_waiting_and_refuses_until_recovery(tmp_path:
     bench.submit(4, "say d")
     bench.run()
     assert bench.text(4) == "d"
+
+
+def test_what_an_operator_sets_is_done_even_if_it_cannot_be_kept(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, state_file=tmp_path / "gone" / "state.json")
+    bench.submit(1, "count 50")
+    bench.steps(3)
+    bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "1")))
+    bench.inbox.put((API, SetRuntimeOption(8, "terminate_session", "1")))
+    bench.steps(1)
+    assert bench.reason(1) == FinishReason.TERMINATED
+    replies = {message.call: message.options for _, message in bench.sent if isinstance(message, Reply)}
+    assert (replies[7].enable_profiling, replies[7].profile_stopped) == (DEFAULT_PREFIX, None)
+    assert replies[8].terminate_session == "1"
 
 
 def test_terminate_then_recover_before_the_next_step_still_ends_what_ran(bench: Bench) -> None:

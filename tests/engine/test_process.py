@@ -1,18 +1,30 @@
 """What an engine process loads; what it does with it is tested with the supervisor and the server."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from genai_server.engine import process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import QueueFull, RunnerFailed
+from genai_server.generation import GenerationRequest
 from genai_server.messages import EngineSpec
 from tests.running_server import DEMO
 
 
-def spec(max_length: int) -> EngineSpec:
-    return EngineSpec("cpu", str(DEMO), "", "", 0, 4, 4, 64, max_length, "auto", 0, "", "", 0, 0, 0, "", "info")
+def spec(max_length: int, *, max_queue: int = 4, kv_cache_bytes: int = 0) -> EngineSpec:
+    values = (4, max_queue, 64, max_length, "auto", kv_cache_bytes)
+    return EngineSpec("cpu", str(DEMO), "", "", 0, *values, "", "", 0, 0, 0, "", "info")
+
+
+def slot_bytes(max_length: int) -> int:
+    graph = read_decoder_graph(DEMO)
+    return graph.bytes_per_token * graph.slot_length(max_length)
 
 
 def test_a_model_whose_rope_changes_for_a_whole_batch_is_batched_up_to_there_only(
@@ -27,3 +39,41 @@ def test_a_model_whose_rope_changes_for_a_whole_batch_is_batched_up_to_there_onl
     assert process.load_batched(spec(128), DEMO, model).max_rows == 4
     with pytest.raises(DoesNotFit, match="more than 128 tokens, and GENAI_MAX_LENGTH allows 129"):
         process.load_batched(spec(129), DEMO, model)
+
+
+@pytest.mark.parametrize(
+    ("slots", "fits", "named"),
+    [(9, 4, "GENAI_MAX_BATCH_SIZE lets 4 run"), (3, 3, "GENAI_KV_CACHE_BYTES lets 3 run")],
+)
+def test_the_memory_for_keys_and_values_bounds_the_slots_and_a_full_queue_names_the_bound(
+    slots: int, fits: int, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = spec(128, max_queue=0, kv_cache_bytes=slots * slot_bytes(128))
+    batched = process.load_batched(given, DEMO, check_model_directory(DEMO))
+    assert len(batched.slots.slots) == batched.max_rows == fits
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
+    scheduler = process.make_scheduler(given, batched.max_rows)
+    for number in range(fits):
+        scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+    with pytest.raises(QueueFull, match=named):
+        scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+
+
+def test_memory_for_no_slot_at_all_is_too_little() -> None:
+    given = spec(128, kv_cache_bytes=slot_bytes(128) - 1)
+    with pytest.raises(DoesNotFit, match=r"need \d+ bytes, GENAI_KV_CACHE_BYTES is \d+"):
+        process.load_batched(given, DEMO, check_model_directory(DEMO))
+
+
+def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_the_batch_is_demanded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(self: BatchedRunner, *_: Any) -> None:
+        raise RunnerFailed("onnxruntime: shapes differ")
+
+    monkeypatch.setattr(BatchedRunner, "_run", failing)
+    runners = process.load_runners(spec(128))
+    assert runners.batched is None
+    assert "shapes differ" in (runners.batching.reason or "")
+    with pytest.raises(DoesNotFit, match="shapes differ"):
+        process.load_runners(msgspec.structs.replace(spec(128), scheduler="batched"))

@@ -81,3 +81,10 @@ def test_after_the_wait_the_clock_shows_another_millisecond() -> None:
         before = time.time_ns() // 1_000_000
         wait_for_next_file_name()
         assert time.time_ns() // 1_000_000 > before
+
+
+def test_a_clock_that_is_set_back_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([3_600_000_000_000, 3_600_000_000_001, 5_000_000])
+    monkeypatch.setattr(time, "time_ns", lambda: next(moments))
+    wait_for_next_file_name()
+    assert next(moments, None) is None

@@ -264,6 +264,16 @@ def test_an_engine_that_is_started_anew_goes_on_with_what_was_set(tmp_path: Path
     assert device.runner.files == 1
 
 
+def test_the_state_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "kept.json"
+    state = Device(tmp_path, state_file=kept).state
+    state.terminated = True
+    before = kept.read_bytes()
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("the engine dies here")))
+    state.terminated = False
+    assert kept.read_bytes() == before
+
+
 def test_what_cannot_be_read_of_the_state_counts_as_nothing_set(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text("{", encoding="utf-8")

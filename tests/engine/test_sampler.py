@@ -76,6 +76,32 @@ def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
     assert _kept(_logits(1, -np.inf, 1, -np.inf), temperature=2.0) == {0, 2}
 
 
+@pytest.mark.parametrize("size", [255, 256, 257, 5000])
+def test_of_a_large_vocabulary_too_each_token_is_drawn_as_often_as_it_is_likely(size: int) -> None:
+    expected = {0: 0.1, size // 2: 0.4, size - 2: 0.2, size - 1: 0.3}
+    logits = np.full(size, -np.inf, np.float32)
+    logits[list(expected)] = np.log(list(expected.values()))
+    counts = Counter(_draws(logits, Sampling(1.0, seed=SEED), 4000))
+    assert set(counts) == set(expected)
+    assert [counts[token] / 4000 for token in expected] == pytest.approx(list(expected.values()), abs=0.03)
+
+
+def test_the_tokens_of_a_flat_vocabulary_are_drawn_in_their_order() -> None:
+    class Even:
+        """Random numbers that go evenly from 0 to just below 1."""
+
+        def __init__(self) -> None:
+            self.drawn = iter([*np.linspace(0, 1, 1000, endpoint=False), np.nextafter(1.0, 0.0)])
+
+        def random(self) -> float:
+            return float(next(self.drawn))
+
+    sampler = Sampler(Sampling(1.0), [0])
+    sampler._random = Even()  # type: ignore[assignment]
+    logits = np.zeros(1000, np.float32)
+    assert [sampler.sample(logits) for _ in range(1001)] == [*range(1000), 999]
+
+
 def test_the_only_token_is_drawn() -> None:
     assert _kept(_logits(-7)) == {0}
 

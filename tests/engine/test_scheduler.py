@@ -99,7 +99,9 @@ def test_as_many_as_may_run_and_wait_are_taken_and_no_more(admitted_first: bool)
         scheduler.add(_sequence(name))
         if admitted_first:
             scheduler.admit()
-    with pytest.raises(QueueFull, match=r"3 requests .* GENAI_MAX_QUEUE lets 1 wait"):
+    with pytest.raises(
+        QueueFull, match=r"3 requests .* GENAI_MAX_BATCH_SIZE lets 2 run and GENAI_MAX_QUEUE lets 1 wait"
+    ):
         scheduler.add(_sequence("d"))
 
 
@@ -170,6 +172,17 @@ def test_of_several_prompts_the_oldest_is_read_to_its_end_first() -> None:
     assert _passes(scheduler, 3) == "ppp"
     _produce(first)
     assert _passes(scheduler, 4) == "pqpq"
+
+
+def test_the_prompt_of_the_lowest_priority_number_is_read_first_even_if_another_was_begun() -> None:
+    low, high = _sequence("p", priority=3), _sequence("q", priority=-1)
+    scheduler = _running(low)
+    assert _passes(scheduler, 2) == "pp"
+    scheduler.add(high)
+    scheduler.admit()
+    assert _passes(scheduler, 2) == "qq"
+    _produce(high)
+    assert _passes(scheduler, 4) == "qpqp"
 
 
 def test_however_many_prompts_wait_a_stream_pauses_for_one_chunk() -> None:

@@ -14,10 +14,11 @@ from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
 from genai_server.api.app import create_app
-from genai_server.config import Settings, configure_logging, engines_to_attach, load_settings
+from genai_server.config import Settings, engines_to_attach, load_settings
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError, ModelDirectoryError
+from genai_server.logs import configure_logging
 from genai_server.text.codec import TextCodec, load_text_codec
 
 _LIBRARY = "onnxruntime_genai"

@@ -18,13 +18,13 @@ from genai_server.cli.composition import attached_app, load_codecs
 from genai_server.config import (
     Settings,
     add_options,
-    configure_logging,
     export_engines,
     export_settings,
     load_settings,
 )
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError
+from genai_server.logs import configure_logging
 
 log = logging.getLogger(__name__)
 # Connections that may wait to be accepted.

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from genai_server.engine.control_groups import control_groups
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Physical cores within the process's CPU affinity and its control groups' quotas, at least 1."""
@@ -29,20 +31,9 @@ def _physical_cores(root: Path) -> int:
 
 
 def _quota(root: Path) -> float:
-    """CPUs that the tightest control group above the process grants; infinity without a limit.
-
-    Version 2 has the groups as folders, nested as /proc/self/cgroup says; version 1 has one for the CPU controller. In
-    a container the process's own group is the root of what it sees.
-    """
-    groups = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    own = groups / path
-    nested = [own, *own.parents][: len(Path(path).parts) + 1]
-    return min([_quota_v2(group) for group in nested] + [_quota_v1(groups / "cpu")])
+    """CPUs that the tightest control group above the process grants; infinity without a limit."""
+    groups = control_groups(root, "cpu")
+    return min(quota(group) for group in groups for quota in (_quota_v1, _quota_v2))
 
 
 def _quota_v2(group: Path) -> float:

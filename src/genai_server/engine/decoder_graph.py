@@ -1,6 +1,5 @@
 """What the batched runner must know of a decoder's ONNX graph, and whether it can run it at all."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from genai_server.engine.model_files import CONFIG
+from genai_server.engine.model_files import read_config
 
 _ATTENTION = "GroupQueryAttention"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "LinearAttention", "SparseAttention"}
@@ -57,7 +56,7 @@ class DecoderGraph:
 
 def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     """Read the graph, not the weights. Raises DoesNotFit with the first reason against it."""
-    config = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))
+    config = read_config(model_dir)
     decoder = config["model"]["decoder"]
     if not (config.get("search") or {}).get("past_present_share_buffer", False):
         raise DoesNotFit("its cache is not kept in place (past_present_share_buffer is false)")

@@ -8,6 +8,9 @@ idle ones, which keep the tokens of finished sequences for the next prompt that 
 from dataclasses import dataclass, field
 from typing import Protocol
 
+# Tokens beyond a common past that are sooner read anew than the past is copied.
+_LITTLE = 16
+
 
 class Buffers(Protocol):
     """What the slots need of the key-value buffers, wherever these lie."""
@@ -25,9 +28,11 @@ class Buffers(Protocol):
 class Slot:
     """The tokens whose keys and values lie in a slot; the first `num_prefilled` of them came from prefill.
 
-    `sequence` is the running sequence that has the slot, None for an idle one; `released` orders the idle ones.
+    `index` is its row. `sequence` is the running sequence that has the slot, None for an idle one; `released` orders
+    the idle ones.
     """
 
+    index: int
     tokens: list[int] = field(default_factory=list)
     num_prefilled: int = 0
     sequence: int | None = None
@@ -38,10 +43,11 @@ class KvSlots:
     """The slots over one set of buffers."""
 
     def __init__(self, num_slots: int, buffers: Buffers) -> None:
-        self.slots = [Slot() for _ in range(num_slots)]
+        self.slots = [Slot(index) for index in range(num_slots)]
         self.num_running = 0
         self.num_decoding = 0
         self._buffers = buffers
+        self._running: dict[int, Slot] = {}
         self._num_released = 0
 
     @property
@@ -51,11 +57,11 @@ class KvSlots:
 
     def has(self, sequence: int) -> bool:
         """Whether a sequence runs."""
-        return any(slot.sequence == sequence for slot in self.slots[: self.num_running])
+        return sequence in self._running
 
     def index(self, sequence: int) -> int:
         """The slot of a running sequence."""
-        return next(index for index in range(self.num_running) if self.slots[index].sequence == sequence)
+        return self._running[sequence].index
 
     def acquire(self, sequence: int, prompt: list[int], *, reuse: bool = True, exact: bool = False) -> int:
         """Give a sequence the next slot; returns how many tokens of its prompt lie in it already.
@@ -63,31 +69,34 @@ class KvSlots:
         At least two tokens are always left to read, for one alone is read by another kernel, which rounds otherwise: so
         asking twice gives the same answer twice. With `exact`, only keys and values from prefill are used again, for
         those from decoding differ from them by rounding.
-        An idle slot that has little beyond the common past is taken over; otherwise the past is copied into the idle
-        slot that was released longest ago, so that both can be gone on from.
+        An idle slot that has little beyond the common past is taken over, and if no slot is empty, one of which half is
+        common; otherwise the past is copied into the idle slot that was released longest ago, so that both can be gone
+        on from.
         """
         source, length = self._longest_past(prompt, exact=exact) if reuse else (None, 0)
         target = self.num_running
-        if source is not None and source.sequence is None and 2 * length >= len(source.tokens):
-            taken = source
-        else:
-            idle = sorted(self.slots[target:], key=lambda slot: slot.released)
-            taken = next((slot for slot in idle if slot is not source), idle[0])
+        idle = sorted(self.slots[target:], key=lambda slot: (bool(slot.tokens), slot.released))
+        taken = next((slot for slot in idle if slot is not source), idle[0])
+        if source is not None and source.sequence is None:
+            beyond = len(source.tokens) - length
+            if beyond <= _LITTLE or (taken.tokens and beyond <= length):
+                taken = source
         if taken is not source:
             taken.tokens = []
-        self._exchange(self._position(taken), target)
+        self._exchange(taken.index, target)
         if source is not None and taken is not source:
-            self._buffers.copy(self._position(source), target, length)
+            self._buffers.copy(source.index, target, length)
             taken.tokens, taken.num_prefilled = source.tokens[:length], source.num_prefilled
         taken.tokens = taken.tokens[:length]
         taken.num_prefilled = min(taken.num_prefilled, length)
         taken.sequence = sequence
+        self._running[sequence] = taken
         self.num_running += 1
         return length
 
     def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
         """The keys and values of these tokens lie in the sequence's slot now, behind what was there."""
-        slot = self.slots[self.index(sequence)]
+        slot = self._running[sequence]
         if prefilled and slot.num_prefilled == len(slot.tokens):
             slot.num_prefilled += len(tokens)
         slot.tokens += tokens
@@ -99,8 +108,8 @@ class KvSlots:
 
     def release(self, sequence: int) -> None:
         """The sequence has ended; its past stays until the slot is needed. The others close ranks."""
-        index = self.index(sequence)
-        slot = self.slots[index]
+        slot = self._running.pop(sequence)
+        index = slot.index
         self._num_released += 1
         slot.sequence, slot.released = None, self._num_released
         if index < self.num_decoding:
@@ -118,18 +127,18 @@ class KvSlots:
         return len(idle)
 
     def _longest_past(self, prompt: list[int], *, exact: bool) -> tuple[Slot | None, int]:
-        """The slot that has most of the prompt's beginning, and how many tokens of it may be used."""
+        """The slot that has most of the prompt's beginning, and how many tokens of it may be used.
+
+        Of several an idle one, for that may be taken over.
+        """
         most = len(prompt) - 2
         best: tuple[Slot | None, int] = (None, 0)
-        for slot in self.slots:
+        for slot in self.slots[self.num_running :] + self.slots[: self.num_running]:
             usable = slot.tokens[: slot.num_prefilled] if exact else slot.tokens
             length = min(most, _common_length(prompt, usable))
             if length > best[1]:
                 best = (slot, length)
         return best
-
-    def _position(self, slot: Slot) -> int:
-        return next(index for index, candidate in enumerate(self.slots) if candidate is slot)
 
     def _exchange(self, one: int, other: int) -> None:
         if one == other:
@@ -142,6 +151,7 @@ class KvSlots:
         else:
             self._buffers.swap(one, other, max(len(first.tokens), len(second.tokens)))
         self.slots[one], self.slots[other] = second, first
+        second.index, first.index = one, other
 
 
 def _common_length(one: list[int], other: list[int]) -> int:

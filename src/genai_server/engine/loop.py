@@ -6,6 +6,7 @@ arrives meanwhile waits for at most one decode step or one prefill chunk.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
@@ -97,9 +98,7 @@ class EngineLoop:
         self._deliver()
         step = self._scheduler.next_pass()
         if step is not None:
-            started = self._clock()
             self._forward(step)
-            self._scheduler.observe(step, self._clock() - started)
         self._deliver()
 
     # receive
@@ -198,7 +197,9 @@ class EngineLoop:
                 self._options.move(sequence)
 
     def _forward(self, step: Pass) -> None:
+        """Run a pass and sample from it; only one that runs to its end tells how long passes take."""
         with self._failing(step.sequences):
+            started = self._clock()
             for sequence in step.sequences:
                 sequence.start()
                 self._options.before_pass(sequence)
@@ -209,6 +210,7 @@ class EngineLoop:
                 if sequence.num_unread == 0:
                     with self._failing([sequence]):
                         self._sample(sequence, row)
+            self._scheduler.observe(step, self._clock() - started)
 
     @contextmanager
     def _failing(self, sequences: list[Sequence]) -> Iterator[None]:
@@ -268,9 +270,9 @@ class EngineLoop:
     def _publish_load(self) -> None:
         """Tell each API process what has changed since it was told."""
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        own = Counter(connection for connection, _ in self._sequences)
         for connection, last in self._loads.items():
-            others = sum(origin[0] != connection for origin in self._sequences)
-            load = Load(running, waiting, others, self._options.terminated)
+            load = Load(running, waiting, len(self._sequences) - own[connection], self._options.terminated)
             if load != last:
                 self._loads[connection] = load
                 self._tell(connection, load)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.errors import ModelDirectoryError
-from genai_server.generation import ModelInfo, model_info
+from genai_server.generation import ModelInfo, Sampling
 
 CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"
@@ -24,7 +24,7 @@ def check_model_directory(directory: Path) -> ModelInfo:
     """
     if not directory.is_dir():
         raise ModelDirectoryError(f"model directory {directory} does not exist")
-    config = _read_json(directory / CONFIG)
+    config = read_config(directory)
     try:
         info = model_info(config)
         decoder = str(config["model"]["decoder"]["filename"])
@@ -43,6 +43,35 @@ def check_model_directory(directory: Path) -> ModelInfo:
             f"neither {CHAT_TEMPLATE} nor chat_template in {TOKENIZER_CONFIG}"
         )
     return info
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The directory's genai_config.json. Raises ModelDirectoryError."""
+    return _read_json(directory / CONFIG)
+
+
+def model_info(config: dict[str, Any]) -> ModelInfo:
+    """Read `genai_config.json`, whose `search` section holds the model's own sampling defaults.
+
+    `do_sample` false and `top_k` 1 both say no more than greedy; a request that gives a temperature shall get samples.
+    Raises KeyError or TypeError if the file lacks what onnxruntime-genai itself requires.
+    """
+    model, search = config["model"], config.get("search", {})
+    eos = model["eos_token_id"]
+    top_k = int(search.get("top_k", 0))
+    greedy = top_k == 1 or not search.get("do_sample", False)
+    return ModelInfo(
+        context_length=int(model["context_length"]),
+        vocab_size=int(model["vocab_size"]),
+        eos_token_ids=[int(token) for token in (eos if isinstance(eos, list) else [eos])],
+        defaults=Sampling(
+            temperature=0.0 if greedy else float(search.get("temperature", 1.0)),
+            top_k=0 if top_k == 1 else top_k,
+            top_p=float(search.get("top_p", 1.0)),
+            min_p=float(search.get("min_p", 0.0)),
+            repetition_penalty=float(search.get("repetition_penalty", 1.0)),
+        ),
+    )
 
 
 def external_files(onnx_file: Path) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 import onnxruntime
 from filelock import FileLock
 
-from genai_server.engine.model_files import CONFIG, external_files
+from genai_server.engine.model_files import external_files, read_config
 
 log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
@@ -40,7 +40,7 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, session_options: di
             if not _is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
                 _write(model_dir, target)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
         log.warning("weights are not shared, for they cannot be kept in %s: %s", cache_dir, error)
         return model_dir
     return target
@@ -49,9 +49,13 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, session_options: di
 def _write(model_dir: Path, target: Path) -> None:
     """Pack beside the target, and put it in its place when it is whole."""
     log.info("packing the weights of %s once, into %s", model_dir, target)
-    decoder = _decoder(model_dir)
+    decoder = str(read_config(model_dir)["model"]["decoder"]["filename"])
     left_out = {decoder, *external_files(model_dir / decoder)}
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as making:
+    prefix = f".making-{target.name}-"
+    for left in target.parent.iterdir():
+        if left.name.startswith(prefix):  # by a process that was killed, for we have the lock
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as making:
         fresh = Path(making) / "model"
         fresh.mkdir()
         for file in model_dir.iterdir():
@@ -110,8 +114,3 @@ def _processor() -> str:
         return f"{platform.machine()} {platform.processor()}"
     told = ("model name", "flags", "Features", "CPU part")
     return " ".join(sorted({line for line in lines if line.startswith(told)}))
-
-
-def _decoder(model_dir: Path) -> str:
-    config = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))
-    return str(config["model"]["decoder"]["filename"])

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import psutil
 
-from genai_server.config import configure_logging
 from genai_server.engine.connections import Connections, Listener, listen
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.loop import EngineLoop
+from genai_server.engine.memory import free_memory
 from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
@@ -29,7 +28,9 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
+from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
+from genai_server.logs import configure_logging
 from genai_server.messages import EngineReport, EngineSpec
 
 log = logging.getLogger(__name__)
@@ -70,12 +71,7 @@ def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, report: Bin
     )
     loop = EngineLoop(
         runners,
-        Scheduler(
-            max_running=runners.batching.num_slots or spec.max_batch_size,
-            max_waiting=spec.max_queue,
-            prefill_chunk=spec.prefill_chunk,
-            idle_chunk=IDLE_CHUNK,
-        ),
+        make_scheduler(spec, runners.batching.num_slots or spec.max_batch_size),
         RuntimeOptionState(runners, profiles, state_file=Path(spec.state_file), max_rows=spec.profile_max_rows),
         inbox=connections.inbox,
         send=connections.send,
@@ -83,6 +79,17 @@ def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, report: Bin
     connections.start()
     _tell(report, EngineReport(address=listener.address))
     loop.run_forever()
+
+
+def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
+    """The scheduler for as many running sequences as the runners have room for."""
+    return Scheduler(
+        max_running=max_running,
+        max_waiting=spec.max_queue,
+        prefill_chunk=spec.prefill_chunk,
+        idle_chunk=IDLE_CHUNK,
+        limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.max_batch_size else "GENAI_KV_CACHE_BYTES",
+    )
 
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
@@ -116,19 +123,19 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
             f"GENAI_MAX_LENGTH allows {max_length}"
         )
     slot_bytes = graph.bytes_per_token * graph.slot_length(max_length)
-    allowed = spec.kv_cache_bytes or psutil.virtual_memory().available // 2
+    allowed = spec.kv_cache_bytes or free_memory() // 2
     num_slots = min(spec.max_batch_size, allowed // slot_bytes)
+    source = "GENAI_KV_CACHE_BYTES" if spec.kv_cache_bytes else "half of the memory that is free"
+    need = f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes, {source} is {allowed}"
     if num_slots < 1:
-        source = "GENAI_KV_CACHE_BYTES" if spec.kv_cache_bytes else "half of the memory that is free"
-        raise DoesNotFit(
-            f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes, {source} is {allowed}"
-        )
-    return BatchedRunner(
-        graph,
-        open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir)),
-        model,
-        BatchLimits(num_slots, max_length),
-    )
+        raise DoesNotFit(need)
+    if num_slots < spec.max_batch_size:
+        log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, spec.max_batch_size, need)
+    session = open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir))
+    try:
+        return BatchedRunner(graph, session, model, BatchLimits(num_slots, max_length))
+    except RunnerFailed as error:
+        raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
 
 
 def _private_standard_output() -> BinaryIO:

@@ -49,5 +49,5 @@ class ProfileFolder:
 def wait_for_next_file_name() -> None:
     """Wait until the clock shows another millisecond: the names of two files differ in nothing else."""
     start = time.time_ns() // 1_000_000
-    while time.time_ns() // 1_000_000 <= start:
+    while time.time_ns() // 1_000_000 == start:
         time.sleep(0.0002)

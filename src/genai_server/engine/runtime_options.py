@@ -56,8 +56,14 @@ class RuntimeOptionState:
 
     def _keep(self, kept: Kept) -> None:
         self._kept = kept
-        if self._state_file is not None:
-            self._state_file.write_bytes(msgspec.json.encode(kept))
+        if self._state_file is None:
+            return
+        fresh = self._state_file.with_suffix(".new")
+        try:
+            fresh.write_bytes(msgspec.json.encode(kept))
+            fresh.replace(self._state_file)
+        except OSError as error:
+            log.warning("should the engine die, what the operator has set is lost: %s", error)
 
     def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
         """Profile these sequences ("1" or a prefix), or no longer ("0"). Raises OSError without the folder."""

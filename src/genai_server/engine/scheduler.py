@@ -1,9 +1,9 @@
 """Which sequences take part in the next forward pass: pure policy, without model, thread or clock.
 
 A round takes every decoding sequence one token further – the batched ones in one pass together, each other one in a
-pass of its own – and then reads one chunk of prompt of the sequence that has waited longest for its first token. So a
-long prompt costs a running stream one chunk's time for each token, however many prompts wait; how large a chunk may be
-follows from what passes have taken up to now (engine/pace.py).
+pass of its own – and then reads one chunk of prompt, by priority and then of the sequence that has waited longest for
+its first token. So a long prompt costs a running stream one chunk's time for each token, however many prompts wait; how
+large a chunk may be follows from what passes have taken up to now (engine/pace.py).
 """
 
 from collections.abc import Iterator
@@ -28,11 +28,12 @@ class Pass:
 
 
 class Scheduler:
-    """Waiting and running sequences of one device, each kind in order of priority and arrival.
+    """Waiting sequences of one device, in order of priority and arrival, and running ones, in order of admission.
 
     While others decode, a chunk of prompt has at most `prefill_chunk` tokens, and fewer where they would wait for too
     long, else `idle_chunk`; no chunk has one token alone unless the prompt has, nor one beyond the attention's blocks,
     for another kernel reads it. What an exact sequence has produced itself is read anew token by token, as it was made.
+    `limited_by` is the setting that `max_running` comes from.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Scheduler:
         max_waiting: int,
         prefill_chunk: int,
         idle_chunk: int | None = None,
+        limited_by: str = "GENAI_MAX_BATCH_SIZE",
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._limited_by = limited_by
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
         self._pace = Pace()
@@ -62,7 +65,7 @@ class Scheduler:
         present = len(self.running) + len(self.waiting)
         if present >= self._max_running + self._max_waiting:
             raise QueueFull(
-                f"{present} requests are on this device already: GENAI_MAX_BATCH_SIZE lets {self._max_running} run "
+                f"{present} requests are on this device already: {self._limited_by} lets {self._max_running} run "
                 f"and GENAI_MAX_QUEUE lets {self._max_waiting} wait"
             )
         self.waiting.append(sequence)
@@ -106,8 +109,9 @@ class Scheduler:
         for sequence in [sequence for sequence in self.running if not sequence.batched]:
             if sequence in self.running and not sequence.batched and not sequence.is_prefilling:
                 yield Pass([sequence], 1)
-        reading = next((sequence for sequence in self.running if sequence.is_prefilling), None)
-        if reading is not None:
+        prompts = [sequence for sequence in self.running if sequence.is_prefilling]
+        if prompts:
+            reading = min(prompts, key=lambda sequence: sequence.request.priority)
             yield Pass([reading], self._chunk(reading), prefills=True)
 
     def _chunk(self, sequence: Sequence) -> int:

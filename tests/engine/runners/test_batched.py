@@ -6,6 +6,7 @@ as for many; so everything here is compared exactly.
 
 import random
 import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,21 @@ def idle(runner: BatchedRunner) -> bool:
 
 
 # batches
+
+
+def test_batches_of_every_size_leave_no_memory_taken(batch: Batch) -> None:
+    for number in range(SLOTS):
+        batch.begin(number, text(900, number))
+    tracemalloc.start()
+    try:
+        for rows in range(SLOTS, 0, -1):
+            batch.step(*range(rows))
+            batch.end(rows - 1)
+        arrays = tracemalloc.DomainFilter(inclusive=True, domain=np.lib.tracemalloc_domain)
+        kept = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([arrays]).traces)
+    finally:
+        tracemalloc.stop()
+    assert kept < 900
 
 
 def test_its_facts(runner: BatchedRunner) -> None:
@@ -302,6 +318,21 @@ def test_an_exact_conversation_reads_its_own_answers_anew(batch: Batch, referenc
     assert batch.begin(3, [*follow, *text(4)]) > 38
 
 
+@pytest.mark.parametrize("alone", [range(1), range(10, 30)])
+def test_what_was_read_token_by_token_is_no_past_for_an_exact_answer(runner: BatchedRunner, alone: range) -> None:
+    prompt = text(30)
+    runner.open(1, prompt, Opening(MAX_LENGTH))
+    if alone.start:
+        runner.prefill(1, prompt[: alone.start])
+    for index in alone:
+        runner.prefill(1, prompt[index : index + 1])
+    runner.close(1)
+    follow = [*prompt[: alone.stop], *text(9, 1)]
+    assert runner.open(2, follow, Opening(MAX_LENGTH, exact=True)) == alone.start
+    runner.close(2)
+    assert runner.open(3, follow, Opening(MAX_LENGTH)) == alone.stop
+
+
 def test_without_reuse_all_is_read(batch: Batch, reference: Reference) -> None:
     batch.begin(1, text(40))
     assert batch.begin(2, text(40), reuse=False) == 0
@@ -343,6 +374,22 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
     assert batch.begin(4, [*text(70), *text(3)]) == 70
     batch.step(4)
     assert batch.answers[4] == reference([*text(70), *text(3)], 2)
+
+
+@pytest.mark.parametrize("lone_row_is_exact", [True, False])
+def test_one_slot_is_enough_and_keeps_one_past(
+    graph: DecoderGraph, session: Any, reference: Reference, lone_row_is_exact: bool
+) -> None:
+    batch = Batch(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(1, MAX_LENGTH)))
+    batch.runner.lone_row_is_exact = lone_row_is_exact
+    assert len(batch.runner.slots.slots) == batch.runner.max_rows == 1
+    for number, prompt in enumerate((text(40), text(30))):
+        batch.begin(number, prompt, exact=True)
+        for _ in range(STEPS - 1):
+            batch.step(number)
+        batch.end(number)
+        assert batch.answers[number] == reference(prompt, STEPS)
+    assert batch.begin(2, text(40)) == 0
 
 
 # interruption
@@ -390,6 +437,22 @@ def test_a_prefill_is_interrupted_by_another_thread_and_can_be_given_again(batch
     assert batch.answers[2] == reference(long, 5)
     batch.end(1, 2)
     assert idle(runner)
+
+
+def test_a_prompt_is_read_beside_a_stream_however_often_somebody_interrupts(batch: Batch) -> None:
+    runner = batch.runner
+    long = text(900)
+    batch.begin(1, text(33))
+    runner.open(2, long, Opening(MAX_LENGTH))
+    thread, stop = interrupting(runner)
+    try:
+        with pytest.raises(Interrupted):
+            runner.prefill(2, long)
+        batch.step(1)
+        runner.prefill(2, long)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, reference: Reference) -> None:

@@ -243,6 +243,24 @@ def test_one_that_comes_back_before_its_past_was_read_anew_goes_on_reading_in_th
     assert produced(other, 80) == undisturbed(text(11), 80)
 
 
+@pytest.mark.parametrize("num_prompt", [1, 20])
+@pytest.mark.parametrize("passes", [1, 4])
+def test_what_an_exact_one_reads_anew_of_its_answer_is_never_a_past_for_another_exact_one(
+    engine: Engine, num_prompt: int, passes: int
+) -> None:
+    sequence = engine.begin(1, text(num_prompt), exact=True)
+    engine.run(sequence, 12)
+    engine.runners.to_generator(sequence)
+    for _ in range(passes):
+        engine.step()
+    engine.runners.to_batch(sequence)
+    assert sequence.is_prefilling
+    engine.run(sequence, 14)
+    engine.end(sequence)
+    follow = engine.begin(2, [*sequence.tokens[:-1], *text(5, 1)], exact=True)
+    assert follow.num_cached == (num_prompt if num_prompt > 1 else 0)
+
+
 def test_one_that_goes_back_at_once_has_read_nothing_and_is_read_in_the_batch(
     engine: Engine, undisturbed: Undisturbed
 ) -> None:

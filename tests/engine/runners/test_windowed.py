@@ -133,6 +133,26 @@ def test_one_that_comes_back_from_a_generator_reads_its_tokens_anew(
     pair.close(sequence)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_exact_one_that_comes_back_takes_none_of_its_answer_from_a_prompt(
+    windowed: Path, generator: GeneratorRunner, exact: bool
+) -> None:
+    pair = RunnerPair(generator, batched_runner(windowed, generator))
+    prompt = text(40)
+    sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH, exact=exact), lambda: 0.0)
+    pair.open(sequence)
+    while sequence.num_produced < 8:
+        sequence.append(int(pair.forward(Pass([sequence], sequence.num_unread))[0].argmax()))
+    pair.to_generator(sequence)
+    other = Sequence(2, (0, 2), GenerationRequest("o", sequence.tokens, 1, MAX_LENGTH, cache_prompt=False), lambda: 0.0)
+    pair.open(other)
+    pair.forward(Pass([other], other.num_unread))
+    pair.to_batch(sequence)
+    assert sequence.num_read == (38 if exact else 46)
+    for each in (sequence, other):
+        pair.close(each)
+
+
 def test_a_configured_window_that_no_layer_has_is_no_limit(tmp_path: Path) -> None:
     model_dir = write_windowed(tmp_path / "claimed", 0, in_graph=False)
     generator = GeneratorRunner(model_dir, "cpu", threads=0)

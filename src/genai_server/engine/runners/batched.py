@@ -64,14 +64,14 @@ def lazy_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 class CpuBuffers:
-    """Keys and values of all layers in CPU memory: one array [slots, kv_heads, length, head_size] each.
+    """Keys and values of all layers in CPU memory: one array [rows, kv_heads, length, head_size] each.
 
     There is room for one token more than a sequence may have, for a companion row writes one behind its end. The memory
     is reserved, not used, until something is written.
     """
 
-    def __init__(self, graph: DecoderGraph, num_slots: int, max_length: int) -> None:
-        shape = (num_slots, graph.num_kv_heads, graph.slot_length(max_length), graph.head_size)
+    def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
+        shape = (num_rows, graph.num_kv_heads, graph.slot_length(max_length), graph.head_size)
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
         self._arrays = [lazy_zeros(shape, graph.cache_type) for _ in self._names]
 
@@ -110,12 +110,14 @@ class BatchedRunner:
         self._session = session
         self._model = model
         self._exact: set[int] = set()
-        # Two at least: the lone row of an exact answer needs a companion.
-        num_slots = max(2, limits.num_slots)
-        self._buffers = CpuBuffers(graph, num_slots, limits.max_length)
-        self.slots = KvSlots(num_slots, self._buffers)
+        # Two at least, for the lone row of an exact answer needs a companion; beyond the slots it keeps nothing.
+        num_rows = max(2, limits.num_slots)
+        self._buffers = CpuBuffers(graph, num_rows, limits.max_length)
+        self.slots = KvSlots(limits.num_slots, self._buffers)
         self._max_rows = limits.num_slots
         self._bindings: dict[tuple[int, int], Any] = {}
+        # One for all passes: every binding would keep its own last mask.
+        self._mask = np.empty(num_rows * graph.slot_length(limits.max_length), np.int64)
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
@@ -138,7 +140,8 @@ class BatchedRunner:
         index = self.slots.index(sequence)
         length = len(self.slots.slots[index].tokens) + len(tokens)
         logits = self._run(np.array([tokens], np.int64), index, np.array([length]))
-        self.slots.append(sequence, list(tokens), prefilled=True)
+        # One token alone is read by the kernel that decodes, which rounds otherwise.
+        self.slots.append(sequence, list(tokens), prefilled=len(tokens) > 1)
         last: Logits = logits[0, -1]
         return last
 
@@ -153,7 +156,9 @@ class BatchedRunner:
         indices = [self.slots.index(sequence) for sequence in sequences]
         ids[indices, 0] = tokens
         # A row that is not asked for writes one token behind its past, where nothing counts.
-        lengths = np.array([len(slot.tokens) + 1 for slot in self.slots.slots[:rows]])
+        lengths = np.ones(rows, np.int64)
+        for index, slot in enumerate(self.slots.slots[:rows]):
+            lengths[index] += len(slot.tokens)
         logits = self._run(ids, 0, lengths)
         for sequence, token in zip(sequences, tokens, strict=True):
             self.slots.append(sequence, [token], prefilled=False)
@@ -211,7 +216,9 @@ class BatchedRunner:
         """One pass of `ids` [rows, new] over the slots from `first` on, whose rows are `lengths` long after it."""
         rows, new = ids.shape
         binding = self._binding(first, rows)
-        mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+        width = int(lengths.max())
+        mask = self._mask[: rows * width].reshape(rows, width)
+        np.less(np.arange(width), lengths[:, None], out=mask)
         binding.bind_cpu_input(self._graph.input_ids, ids)
         binding.bind_cpu_input(self._graph.attention_mask, mask)
         if self._graph.position_ids is not None:
@@ -222,10 +229,10 @@ class BatchedRunner:
         self._reading = options if new > 1 and self._may_interrupt else None
         try:
             self._session.run_with_iobinding(binding, options)
-            self._may_interrupt = True
+            self._may_interrupt |= new > 1
         except RuntimeError as error:
             if _INTERRUPTED_MESSAGE in str(error):
-                # Not twice in a row: else a prompt would never be read beside somebody who asks often.
+                # No two chunks in a row: else a prompt would never be read beside somebody who asks often.
                 self._may_interrupt = False
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error

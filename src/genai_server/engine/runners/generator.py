@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from genai_server.config import disable_telemetry
 from genai_server.engine.cores import usable_cores
-from genai_server.engine.model_files import CONFIG, check_model_directory
+from genai_server.engine.model_files import check_model_directory, read_config
 from genai_server.engine.runners.base import Logits, Opening, Terminated
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
@@ -109,7 +109,7 @@ class GeneratorRunner:
         Version 0.18 of the model builder writes such for Mistral 7B v0.1 and Phi-3-mini-4k. The library would make all
         caches that short, and fail as soon as a sequence is longer.
         """
-        decoder = json.loads((model_dir / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
+        decoder = read_config(model_dir)["model"]["decoder"]
         window = decoder.get("sliding_window") or {}
         if window.get("layers") != [] or "cache_slack" not in window or window.get("slide_key_value_cache", True):
             return {}

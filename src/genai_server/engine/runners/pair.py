@@ -76,7 +76,8 @@ class RunnerPair:
         read = sequence.tokens[: sequence.num_read]
         past = self.generator.export(sequence.id, self.batched.present_names) if read else {}
         self.close(sequence)
-        num_prefilled = min(len(read), len(sequence.request.prompt))
+        prompt = sequence.request.prompt
+        num_prefilled = min(len(read), len(prompt)) if len(prompt) > 1 else 0
         self.batched.adopt(sequence.id, read, num_prefilled, past, exact=sequence.request.exact)
         sequence.batched = True
 
@@ -98,7 +99,10 @@ class RunnerPair:
 
     def _open_on(self, sequence: Sequence, *, batched: bool) -> None:
         sequence.batched = batched
-        how = Opening(sequence.max_length, reuse=sequence.request.cache_prompt, exact=sequence.request.exact)
-        sequence.num_read = self._runner(sequence).open(sequence.id, sequence.tokens, how)
+        request = sequence.request
+        how = Opening(sequence.max_length, reuse=request.cache_prompt, exact=request.exact)
+        # What an exact sequence has decoded must not come from a prompt that has the same tokens: they round otherwise.
+        past = request.prompt if request.exact else sequence.tokens
+        sequence.num_read = self._runner(sequence).open(sequence.id, past, how)
         if not sequence.num_produced:
             sequence.num_cached = sequence.num_read
