@@ -52,16 +52,14 @@ class Crowd:
     asked: Sequence[Asked]
     alone: Sequence[Answer]
 
-    def some(self, number: int, is_exact: Callable[[int], bool]) -> "Crowd":
-        """The first so many, with those exact that shall be."""
-        asked = [
-            replace(asked, request=structs.replace(asked.request, exact=is_exact(index)))
-            for index, asked in enumerate(self.asked[:number])
-        ]
-        return Crowd(asked, self.alone[:number])
+    def exact(self) -> list[Asked]:
+        """The same, exact."""
+        return [replace(asked, request=structs.replace(asked.request, exact=True)) for asked in self.asked]
 
 
-def make_crowd(number: int, chance: random.Random, ask_alone: Callable[[GenerationRequest], Answer]) -> Crowd:
+def make_crowd(
+    number: int, chance: random.Random, ask_alone: Callable[[GenerationRequest], Answer], *, share_exact: float = 0.0
+) -> Crowd:
     """New prompts, and such as go on from an earlier one and its answer, or from somewhere within."""
     asked: list[Asked] = []
     alone: list[Answer] = []
@@ -74,7 +72,8 @@ def make_crowd(number: int, chance: random.Random, ask_alone: Callable[[Generati
             kept = chance.choice((len(past), chance.randint(1, len(past))))
             prompt = [*past[:kept], *prompt[:20]]
         arrives += round(chance.expovariate(1 / STEPS_BETWEEN))
-        asked.append(some_asked(f"r{index}", prompt[:LONGEST_PROMPT], arrives, chance))
+        exact = chance.random() < share_exact
+        asked.append(some_asked(f"r{index}", prompt[:LONGEST_PROMPT], arrives, chance, exact=exact))
         alone.append(ask_alone(asked[-1].request))
     return Crowd(asked, alone)
 
@@ -116,7 +115,7 @@ def some_sampling(chance: random.Random) -> Sampling:
     )
 
 
-def some_asked(name: str, prompt: list[int], arrives: int, chance: random.Random) -> Asked:
+def some_asked(name: str, prompt: list[int], arrives: int, chance: random.Random, *, exact: bool) -> Asked:
     fate = chance.choice(FATES)
     answered = fate == "answered"
     request = GenerationRequest(
@@ -128,5 +127,6 @@ def some_asked(name: str, prompt: list[int], arrives: int, chance: random.Random
         ignore_eos=not answered or chance.random() < 0.3,
         cache_prompt=chance.random() < 0.9,
         priority=chance.choice((0, 0, 0, -1, 1)),
+        exact=exact,
     )
     return Asked(request, arrives, fate, patience=chance.choice((0, 1, 5, 20)), steps=chance.randint(0, 12))

@@ -1,4 +1,4 @@
-"""An engine's loop on the demo model without process and socket, driven step by step.
+"""An engine's loop without process and socket, driven step by step.
 
 It has a clock and a chance of its own: the same seed gives the same steps.
 """
@@ -35,7 +35,6 @@ from genai_server.messages import (
     Tokens,
 )
 from tests.crowd import MAX_LENGTH, Answer, Asked
-from tests.running_server import DEMO
 
 SLOTS = 8
 API = 1
@@ -75,12 +74,12 @@ class Overheard(RunnerPair):
 
 
 class SteppedEngine:
-    """One loop on the demo model; a new one for each question, over the same runners."""
+    """One loop on a model; a new one for each question, over the same runners."""
 
-    def __init__(self, profiles: Path) -> None:
-        graph = read_decoder_graph(DEMO)
+    def __init__(self, model_dir: Path, profiles: Path) -> None:
+        graph = read_decoder_graph(model_dir)
         session = open_session(graph, 0, optimized=False)
-        self.generator = GeneratorRunner(DEMO, "cpu", threads=0)
+        self.generator = GeneratorRunner(model_dir, "cpu", threads=0)
         self.batched = ChanceInterrupted(graph, session, self.generator.model, BatchLimits(SLOTS, MAX_LENGTH))
         self.profiles = profiles
         self.begin(random.Random(0))

@@ -2,11 +2,14 @@
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.crowd import Answer, Crowd, make_crowd
+from tests.requantized import write_requantized
+from tests.running_server import DEMO
 from tests.stepped_engine import SLOTS, SteppedEngine
 
 REQUESTS = 200
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> SteppedEngine:
-    return SteppedEngine(tmp_path_factory.mktemp("crowd") / "profiles")
+    return SteppedEngine(DEMO, tmp_path_factory.mktemp("crowd") / "profiles")
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +88,21 @@ def test_alone_and_greedy_an_answer_is_the_librarys_to_the_last_bit(engine: Step
             assert alone.tokens == [int(logits.argmax()) for logits in library[: len(alone.tokens)]]
 
 
-@pytest.mark.parametrize(("number", "lone_row_is_exact"), [(REQUESTS, True), (REQUESTS // 3, False)])
 def test_an_exact_answer_is_in_any_company_what_it_is_alone_to_the_last_bit(
-    engine: SteppedEngine, crowd: Crowd, monkeypatch: pytest.MonkeyPatch, number: int, lone_row_is_exact: bool
+    engine: SteppedEngine, crowd: Crowd
 ) -> None:
-    monkeypatch.setattr(engine.batched, "lone_row_is_exact", lone_row_is_exact)
-    # Where lone rows need companions, some are not exact, and leave pasts behind that no exact one may use.
-    crowd = crowd.some(number, lambda index: lone_row_is_exact or index % 3 > 0)
-    answers = engine.together(crowd.asked, seed=21)
+    answers = engine.together(crowd.exact(), seed=21)
+    for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
+        assert departure(answer, alone) is None, asked
+        assert not any(differences(answer, alone)), asked
+    check_all_was_met(engine, crowd, answers)
+    check_nothing_is_left(engine, crowd)
+
+
+def test_so_it_is_among_others_where_rows_round_in_groups(tmp_path: Path) -> None:
+    engine = SteppedEngine(write_requantized(tmp_path / "model"), tmp_path / "profiles")
+    crowd = make_crowd(REQUESTS // 3, random.Random(30), engine.alone, share_exact=0.7)
+    answers = engine.together(crowd.asked, seed=31)
     for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
         if asked.request.exact:
             assert departure(answer, alone) is None, asked
