@@ -172,13 +172,13 @@ def ragged(batch: Batch, longest: int) -> None:
 
 def alone(batch: Batch, longest: int) -> None:
     """One row by itself, and one with a companion because it must be exact."""
-    lone_row_is_exact = batch.runner.lone_row_is_exact
+    row_group = batch.runner.slots.row_group
     batch.begin(0, prompt(longest))
     batch.finish([0])
-    batch.runner.lone_row_is_exact = False
+    batch.runner.slots.row_group = 2
     batch.begin(0, prompt(longest), exact=True)
     batch.finish([0])
-    batch.runner.lone_row_is_exact = lone_row_is_exact
+    batch.runner.slots.row_group = row_group
 
 
 def joining_and_leaving(batch: Batch, longest: int) -> None:

@@ -15,6 +15,7 @@ from typing import cast
 
 import msgspec
 
+from genai_server.engine.guidance import model_guidance
 from genai_server.engine.loop import Connected, EngineLoop, Inbox
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.prepacked import prepacked_model
@@ -55,7 +56,8 @@ def answer(spec: EngineSpec, runners: RunnerPair, requests: list[GenerationReque
     )
     profiles = ProfileFolder(Path(spec.profile_dir), spec.device, max_files=1, max_bytes=1)
     options = RuntimeOptionState(runners, profiles)
-    loop = EngineLoop(runners, scheduler, options, inbox=inbox, send=lambda connection, messages: None)
+    guidance = model_guidance(Path(spec.model_dir), runners.generator.model)
+    loop = EngineLoop(runners, scheduler, options, guidance, inbox=inbox, send=lambda connection, messages: None)
     inbox.put((0, Connected()))
     for key, request in enumerate(requests):
         inbox.put((0, Submit(key, request)))

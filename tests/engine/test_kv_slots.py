@@ -34,9 +34,9 @@ class TokenBuffers:
 class Bench:
     """Slots, their buffers, and what a runner does with both."""
 
-    def __init__(self, num_slots: int = 4) -> None:
+    def __init__(self, num_slots: int = 4, *, row_group: int = 1) -> None:
         self.buffers = TokenBuffers(num_slots)
-        self.slots = KvSlots(num_slots, self.buffers)
+        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group)
 
     def acquire(self, sequence: int, prompt: list[int], *, reuse: bool = True, exact: bool = False) -> int:
         length = self.slots.acquire(sequence, prompt, reuse=reuse, exact=exact)
@@ -268,6 +268,25 @@ def test_a_sequence_that_is_not_exact_gets_what_was_decoded_too_and_passes_it_on
     bench.release(2)
     # 7 and 8 were prefilled, but behind decoded ones: their keys and values come from those.
     assert bench.acquire(3, [*prompt, 9, 9], exact=True) == 4
+
+
+def test_where_rows_round_in_groups_an_exact_sequence_gets_whole_ones_that_were_read_as_such() -> None:
+    bench = Bench(row_group=2)
+    bench.leave_behind(1, [1, 2, 3, 4, 5, 6, 7])
+    assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8, 9], exact=True) == 6
+    bench.release(2)
+    assert bench.acquire(3, [1, 2, 3, 4, 5, 9, 9, 9], exact=True) == 4
+    bench.release(3)
+    # To the others the rounding is all one.
+    assert bench.acquire(4, [1, 2, 3, 8, 8, 8]) == 3
+    # What was read behind a token that is no part of a group comes from that one.
+    bench.read(4, [8, 8])
+    bench.release(4)
+    assert bench.acquire(5, [1, 2, 3, 8, 8, 8], exact=True) == 4
+    bench.read(5, [8])
+    bench.read(5, [8, 9])
+    bench.release(5)
+    assert bench.acquire(6, [1, 2, 3, 8, 8, 8, 9, 9, 9], exact=True) == 4
 
 
 def test_a_copied_past_knows_what_of_it_was_prefilled(bench: Bench) -> None:

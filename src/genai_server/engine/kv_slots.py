@@ -40,10 +40,14 @@ class Slot:
 
 
 class KvSlots:
-    """The slots over one set of buffers."""
+    """The slots over one set of buffers.
 
-    def __init__(self, num_slots: int, buffers: Buffers) -> None:
+    The kernels take the rows of a pass in groups of `row_group`, and round what is left at its end otherwise.
+    """
+
+    def __init__(self, num_slots: int, buffers: Buffers, *, row_group: int = 1) -> None:
         self.slots = [Slot(index) for index in range(num_slots)]
+        self.row_group = row_group
         self.num_running = 0
         self.num_decoding = 0
         self._buffers = buffers
@@ -68,7 +72,8 @@ class KvSlots:
 
         At least two tokens are always left to read, for one alone is read by another kernel, which rounds otherwise: so
         asking twice gives the same answer twice. With `exact`, only keys and values from prefill are used again, for
-        those from decoding differ from them by rounding.
+        those from decoding differ from them by rounding, and whole groups of them, so that the tokens left are grouped
+        as if all were read.
         An idle slot that has little beyond the common past is taken over, and if no slot is empty, one of which half is
         common; otherwise the past is copied into the idle slot that was released longest ago, so that both can be gone
         on from.
@@ -95,10 +100,13 @@ class KvSlots:
         return length
 
     def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
-        """The keys and values of these tokens lie in the sequence's slot now, behind what was there."""
+        """The keys and values of these tokens lie in the sequence's slot now, behind what was there.
+
+        What a pass over a prompt had beyond whole groups does not count as prefilled.
+        """
         slot = self._running[sequence]
         if prefilled and slot.num_prefilled == len(slot.tokens):
-            slot.num_prefilled += len(tokens)
+            slot.num_prefilled += self._whole_groups(len(tokens))
         slot.tokens += tokens
 
     def start_decoding(self, sequence: int) -> None:
@@ -136,9 +144,14 @@ class KvSlots:
         for slot in self.slots[self.num_running :] + self.slots[: self.num_running]:
             usable = slot.tokens[: slot.num_prefilled] if exact else slot.tokens
             length = min(most, _common_length(prompt, usable))
+            if exact:
+                length = self._whole_groups(length)
             if length > best[1]:
                 best = (slot, length)
         return best
+
+    def _whole_groups(self, num_tokens: int) -> int:
+        return num_tokens // self.row_group * self.row_group
 
     def _exchange(self, one: int, other: int) -> None:
         if one == other:

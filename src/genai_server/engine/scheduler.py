@@ -16,6 +16,9 @@ from genai_server.errors import QueueFull
 # ONNX Runtime's attention on CPUs takes a chunk in blocks (measured: 64 tokens where the head size is 32, 128 where it
 # is 64), and a block of one token is rounded otherwise. The sizes are multiples of this.
 _QUERY_BLOCK = 16
+# Matrix kernels take the tokens of a chunk in groups, and round those otherwise that are left at its end. The sizes of
+# groups divide this.
+_ROW_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Scheduler:
 
     While others decode, a chunk of prompt has at most `prefill_chunk` tokens, and fewer where they would wait for too
     long, else `idle_chunk`; no chunk has one token alone unless the prompt has, nor one beyond the attention's blocks,
-    for another kernel reads it. What an exact sequence has produced itself is read anew token by token, as it was made.
+    nor any but the last some beyond whole groups, for other kernels read these. What an exact sequence has produced
+    itself is read anew token by token, as it was made.
     `limited_by` is the setting that `max_running` comes from.
     """
 
@@ -130,7 +134,9 @@ class Scheduler:
             left = len(sequence.request.prompt) - sequence.num_read
             if left <= 0:
                 return 1
-        chunk = min(most, left)
-        while chunk > 2 and (left - chunk == 1 or chunk % _QUERY_BLOCK == 1):
-            chunk -= 1
-        return chunk + 1 if left - chunk == 1 else chunk
+        group = min(_ROW_GROUPS, 1 << (most.bit_length() - 1))
+
+        def is_read_alike(chunk: int) -> bool:
+            return (chunk == left or chunk % group == 0) and chunk % _QUERY_BLOCK != 1 and left - chunk != 1
+
+        return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)

@@ -7,7 +7,7 @@ as for many; so everything here is compared exactly.
 import random
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,14 @@ import pytest
 from genai_server.config import disable_telemetry
 from genai_server.engine.decoder_graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.runners.base import Interrupted, Opening
+from genai_server.engine.runners.base import Interrupted, Logits, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.scheduler import Scheduler
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest
+from tests.requantized import write_requantized
 from tests.running_server import DEMO
 
 MAX_LENGTH = 1024
@@ -238,7 +239,7 @@ def test_however_the_scheduler_divides_a_prompt_the_bits_are_the_same(runner: Ba
     found = []
     for most in (16, 64, 100, 512):
         scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=most)
-        sequence = Sequence(0, (0, 0), request, lambda: 0.0)
+        sequence = Scheduled(0, (0, 0), request, lambda: 0.0)
         scheduler.add(sequence)
         scheduler.admit()
         runner.open(0, sequence.tokens, Opening(MAX_LENGTH, reuse=False))
@@ -343,7 +344,7 @@ def test_without_reuse_all_is_read(batch: Batch, reference: Reference) -> None:
 def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_harms_nobody(
     batch: Batch, reference: Reference
 ) -> None:
-    batch.runner.lone_row_is_exact = False
+    batch.runner.slots.row_group = 2
     rows: list[int] = []
     run = batch.runner._run
 
@@ -376,12 +377,12 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
     assert batch.answers[4] == reference([*text(70), *text(3)], 2)
 
 
-@pytest.mark.parametrize("lone_row_is_exact", [True, False])
+@pytest.mark.parametrize("row_group", [1, 2, 4])
 def test_one_slot_is_enough_and_keeps_one_past(
-    graph: DecoderGraph, session: Any, reference: Reference, lone_row_is_exact: bool
+    graph: DecoderGraph, session: Any, reference: Reference, monkeypatch: pytest.MonkeyPatch, row_group: int
 ) -> None:
+    monkeypatch.setattr(BatchedRunner, "_try_row_groups", lambda runner: row_group)
     batch = Batch(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(1, MAX_LENGTH)))
-    batch.runner.lone_row_is_exact = lone_row_is_exact
     assert len(batch.runner.slots.slots) == batch.runner.max_rows == 1
     for number, prompt in enumerate((text(40), text(30))):
         batch.begin(number, prompt, exact=True)
@@ -390,6 +391,53 @@ def test_one_slot_is_enough_and_keeps_one_past(
         batch.end(number)
         assert batch.answers[number] == reference(prompt, STEPS)
     assert batch.begin(2, text(40)) == 0
+
+
+# rows that round in groups
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> BatchedRunner:
+    """With a model whose kernels may take rows in groups; on x86-64 they take pairs."""
+    model_dir = write_requantized(tmp_path_factory.mktemp("models") / "requantized")
+    graph, model = read_decoder_graph(model_dir), check_model_directory(model_dir)
+    return BatchedRunner(graph, open_session(graph, 0, optimized=False), model, BatchLimits(5, 200))
+
+
+def exact_logits(runner: BatchedRunner, lengths: Sequence[int], steps: int = 4, **how: Any) -> list[list[Logits]]:
+    """Of each step of prompts of these lengths, in one batch."""
+    for number, length in enumerate(lengths):
+        prompt = text(length, number)
+        cached = runner.open(number, prompt, Opening(200, exact=True, **how))
+        runner.prefill(number, prompt[cached:])
+    numbers = range(len(lengths))
+    found = [list(runner.decode(numbers, [10 + step] * len(lengths)).copy()) for step in range(steps)]
+    for number in numbers:
+        runner.close(number)
+    return found
+
+
+def test_exact_rows_are_the_same_beside_any_number_of_others(grouped: BatchedRunner) -> None:
+    lengths = (12, 7, 31, 20, 9)
+    together = exact_logits(grouped, lengths, reuse=False)
+    for number in range(1, 5):
+        for step, rows in enumerate(exact_logits(grouped, lengths[:number], reuse=False)):
+            assert np.array_equal(rows, together[step][:number]), number
+
+
+@pytest.mark.parametrize("common", [29, 30])
+@pytest.mark.parametrize("behind", [8, 9])
+def test_an_exact_row_is_the_same_after_a_past_of_any_length(grouped: BatchedRunner, common: int, behind: int) -> None:
+    length = common + behind
+    grouped.slots.forget()
+    (expected,) = zip(*exact_logits(grouped, [length]), strict=True)
+    grouped.slots.forget()
+    prompt = [*text(length, 0)[:common], *text(5, 9)]
+    grouped.open(9, prompt, Opening(200))
+    grouped.prefill(9, prompt)
+    grouped.close(9)
+    (found,) = zip(*exact_logits(grouped, [length]), strict=True)
+    assert np.array_equal(found, expected)
 
 
 # interruption

@@ -313,12 +313,10 @@ def test_runtime_options_work_on_the_generator_and_end_with_it(engine: Engine) -
     assert sequence.num_unread == 1
 
 
-@pytest.mark.parametrize(
-    ("lone_row_is_exact", "exact", "may"), [(True, True, True), (False, False, True), (False, True, False)]
-)
+@pytest.mark.parametrize(("row_group", "exact", "may"), [(1, True, True), (2, False, True), (2, True, False)])
 def test_an_exact_sequence_may_leave_the_batch_only_where_a_lone_row_is_exact(
-    engine: Engine, lone_row_is_exact: bool, exact: bool, may: bool
+    engine: Engine, row_group: int, exact: bool, may: bool
 ) -> None:
     assert engine.runners.batched is not None
-    engine.runners.batched.lone_row_is_exact = lone_row_is_exact
+    engine.runners.batched.slots.row_group = row_group
     assert engine.runners.can_profile(engine.begin(1, text(5), exact=exact)) is may

@@ -24,8 +24,9 @@ from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
 
 _INTERRUPTED_MESSAGE = "terminate flag"
-# Prompt of the trial at the start.
+# Prompt and rows of the trial at the start.
 _TRIED_TOKENS = 8
+_TRIED_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class CpuBuffers:
 class BatchedRunner:
     """One ONNX Runtime session, and slots in one set of key-value buffers.
 
-    `lone_row_is_exact` says whether a row alone gives bit for bit what it gives in a batch, as tried at the start: some
-    kernels round otherwise for one row. An exact sequence never runs alone where that differs.
+    Some kernels take the rows of a pass in groups, such as pairs, and round those otherwise that are left at its end.
+    How large the groups are is tried at the start; a pass with an exact sequence has whole groups of rows.
     """
 
     def __init__(self, graph: DecoderGraph, session: Any, model: ModelInfo, limits: BatchLimits) -> None:
@@ -110,18 +111,20 @@ class BatchedRunner:
         self._session = session
         self._model = model
         self._exact: set[int] = set()
-        # Two at least, for the lone row of an exact answer needs a companion; beyond the slots it keeps nothing.
-        num_rows = max(2, limits.num_slots)
-        self._buffers = CpuBuffers(graph, num_rows, limits.max_length)
-        self.slots = KvSlots(limits.num_slots, self._buffers)
         self._max_rows = limits.num_slots
-        self._bindings: dict[tuple[int, int], Any] = {}
-        # One for all passes: every binding would keep its own last mask.
-        self._mask = np.empty(num_rows * graph.slot_length(limits.max_length), np.int64)
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
-        self.lone_row_is_exact = self._try_lone_row(limits.max_length)
+        self._take_memory(_TRIED_ROWS, _TRIED_TOKENS + 1)
+        row_group = self._try_row_groups()
+        # Whole groups, for exact rows may need companions; beyond the slots these keep nothing.
+        self._take_memory(limits.num_slots + -limits.num_slots % row_group, limits.max_length)
+        self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
+
+    @property
+    def lone_row_is_exact(self) -> bool:
+        """Whether a row gives bit for bit the same alone and in any batch."""
+        return self.slots.row_group == 1
 
     @property
     def model(self) -> ModelInfo:
@@ -150,8 +153,8 @@ class BatchedRunner:
             if self.slots.index(sequence) >= self.slots.num_decoding:
                 self.slots.start_decoding(sequence)
         rows = self.slots.num_decoding
-        if rows == 1 and not self.lone_row_is_exact and sequences[0] in self._exact:
-            rows = 2  # with a companion, which nobody listens to
+        if not self._exact.isdisjoint(sequences):
+            rows += -rows % self.slots.row_group  # with companions, which nobody listens to
         ids = np.zeros((rows, 1), np.int64)
         indices = [self.slots.index(sequence) for sequence in sequences]
         ids[indices, 0] = tokens
@@ -200,17 +203,30 @@ class BatchedRunner:
         if self.slots.has(sequence):
             self.slots.release(sequence)
 
-    def _try_lone_row(self, max_length: int) -> bool:
-        """Whether one row gives the same logits alone and beside another; leaves the slots as they were."""
-        length = min(_TRIED_TOKENS, max_length)
-        prompt = np.arange(length, dtype=np.int64)[np.newaxis] % self._model.vocab_size
-        for slot in range(2):
-            self._run(prompt, slot, np.array([length]))
-        following = np.ones((2, 1), np.int64)
-        lengths = np.full(2, length + 1)
+    def _take_memory(self, num_rows: int, max_length: int) -> None:
+        """Have so many rows of so many tokens, and nothing in them."""
+        self._buffers = CpuBuffers(self._graph, num_rows, max_length)
+        self._bindings: dict[tuple[int, int], Any] = {}
+        # One for all passes: every binding would keep its own last mask.
+        self._mask = np.empty(num_rows * self._graph.slot_length(max_length), np.int64)
+
+    def _try_row_groups(self) -> int:
+        """The smallest groups of rows that give the same logits whatever other groups are in a pass."""
+        prompt = np.arange(_TRIED_TOKENS, dtype=np.int64)[np.newaxis] % self._model.vocab_size
+        self._run(prompt, 0, np.array([_TRIED_TOKENS]))
+        for row in range(1, _TRIED_ROWS):
+            self._buffers.copy(0, row, _TRIED_TOKENS)
+        following = np.arange(_TRIED_ROWS, dtype=np.int64)[:, np.newaxis] % self._model.vocab_size
+        lengths = np.full(_TRIED_ROWS, _TRIED_TOKENS + 1)
         together = self._run(following, 0, lengths)
-        alone = self._run(following[:1], 0, lengths[:1])
-        return bool(np.array_equal(together[0], alone[0]))
+
+        def is_whole(group: int) -> bool:
+            passes = [rows for rows in (group, 3 * group) if rows < _TRIED_ROWS]
+            return all(
+                np.array_equal(self._run(following[:rows], 0, lengths[:rows]), together[:rows]) for rows in passes
+            )
+
+        return next(group for group in (1, 2, 4, _TRIED_ROWS) if is_whole(group))
 
     def _run(self, ids: NDArray[np.int64], first: int, lengths: NDArray[np.int64]) -> Logits:
         """One pass of `ids` [rows, new] over the slots from `first` on, whose rows are `lengths` long after it."""

@@ -1,0 +1,134 @@
+"""Requests of every kind that come and go beside each other."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from msgspec import structs
+
+from genai_server.engine.runners.base import Logits
+from genai_server.generation import GenerationRequest, Sampling
+from genai_server.text.codec import load_text_codec
+from tests.running_server import DEMO
+
+MAX_LENGTH = 2048
+LONGEST_PROMPT = 1900
+MOST_TOKENS = 32
+# On average so many steps lie between two arrivals: few enough for a queue, and enough for it to be empty again.
+STEPS_BETWEEN = 5
+FATES = ("answered", "answered", "answered", "answered", "cancelled", "terminated")
+CAPITALS = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Egypt": "Cairo", "Peru": "Lima", "Cuba": "Havana"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, the step at which it comes, and when it is cancelled or terminated, if it is: after so many tokens of
+    its answer, or if that is 0, after so many steps.
+    """
+
+    request: GenerationRequest
+    arrives: int
+    fate: str = "answered"
+    patience: int = 0
+    steps: int = 0
+
+
+@dataclass
+class Answer:
+    """Tokens, the logits that each of them (and the end) was chosen from, and how it ended."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[Logits] = field(default_factory=list)
+    end: str = "nothing"
+    num_cached: int = 0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Those who ask, and what each is answered alone."""
+
+    asked: Sequence[Asked]
+    alone: Sequence[Answer]
+
+    def exact(self) -> list[Asked]:
+        """The same, exact."""
+        return [replace(asked, request=structs.replace(asked.request, exact=True)) for asked in self.asked]
+
+
+def make_crowd(
+    number: int, chance: random.Random, ask_alone: Callable[[GenerationRequest], Answer], *, share_exact: float = 0.0
+) -> Crowd:
+    """New prompts, and such as go on from an earlier one and its answer, or from somewhere within."""
+    asked: list[Asked] = []
+    alone: list[Answer] = []
+    arrives = 0
+    for index in range(number):
+        prompt = some_prompt(chance)
+        if asked and chance.random() < 0.4:
+            earlier = chance.randrange(max(0, index - 12), index)
+            past = [*asked[earlier].request.prompt, *alone[earlier].tokens]
+            kept = chance.choice((len(past), chance.randint(1, len(past))))
+            prompt = [*past[:kept], *prompt[:20]]
+        if index == number // 2:  # by chance there may be none
+            prompt = chance.choices(range(10, 1900), k=LONGEST_PROMPT)
+        arrives += round(chance.expovariate(1 / STEPS_BETWEEN))
+        exact = chance.random() < share_exact
+        asked.append(some_asked(f"r{index}", prompt[:LONGEST_PROMPT], arrives, chance, exact=exact))
+        alone.append(ask_alone(asked[-1].request))
+    return Crowd(asked, alone)
+
+
+@cache
+def conversation(turns: int, last: str) -> tuple[int, ...]:
+    """A chat about capitals, which the model knows, and a last question."""
+    messages = []
+    for turn in range(turns):
+        country, capital = list(CAPITALS.items())[turn % len(CAPITALS)]
+        messages.append({"role": "user", "content": f"What is the capital of {country}?"})
+        messages.append({"role": "assistant", "content": f"The capital of {country} is {capital}."})
+    codec = load_text_codec(DEMO, "cpu")
+    tokens = asyncio.run(codec.encode_chat([*messages, {"role": "user", "content": last}]))
+    codec.close()
+    return tuple(tokens)
+
+
+def some_prompt(chance: random.Random) -> list[int]:
+    """From one token to LONGEST_PROMPT, the short ones more often; tokens without sense, or a conversation."""
+    length = round(LONGEST_PROMPT ** (chance.random() ** 1.4))
+    if chance.random() < 0.4:
+        return chance.choices(range(10, 1900), k=length)
+    last = chance.choice((f"Count from 1 to {length % 100 + 2}.", "What is the capital of Peru?", "Hello!"))
+    return list(conversation(length // 32, last))
+
+
+def some_sampling(chance: random.Random) -> Sampling:
+    """Greedy as often as not."""
+    if chance.random() < 0.5:
+        return Sampling()
+    return Sampling(
+        temperature=chance.choice((0.3, 0.7, 1.0)),
+        top_k=chance.choice((0, 0, 5, 40)),
+        top_p=chance.choice((1.0, 1.0, 0.9)),
+        min_p=chance.choice((0.0, 0.0, 0.05)),
+        repetition_penalty=chance.choice((1.0, 1.0, 1.2)),
+        seed=chance.randrange(10**6),
+    )
+
+
+def some_asked(name: str, prompt: list[int], arrives: int, chance: random.Random, *, exact: bool) -> Asked:
+    fate = chance.choice(FATES)
+    answered = fate == "answered"
+    request = GenerationRequest(
+        name,
+        prompt,
+        max_tokens=chance.randint(1, MOST_TOKENS) if answered else MOST_TOKENS,
+        max_length=MAX_LENGTH,
+        sampling=some_sampling(chance),
+        ignore_eos=not answered or chance.random() < 0.3,
+        cache_prompt=chance.random() < 0.9,
+        priority=chance.choice((0, 0, 0, -1, 1)),
+        exact=exact,
+    )
+    return Asked(request, arrives, fate, patience=chance.choice((0, 1, 5, 20)), steps=chance.randint(0, 12))

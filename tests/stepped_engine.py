@@ -1,0 +1,243 @@
+"""An engine's loop without process and socket, driven step by step.
+
+It has a clock and a chance of its own: the same seed gives the same steps.
+"""
+
+import random
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai_server.engine.decoder_graph import read_decoder_graph
+from genai_server.engine.guidance import model_guidance
+from genai_server.engine.loop import Connected, EngineLoop, Inbox
+from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.base import Interrupted, Logits, Opening
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
+from genai_server.engine.scheduler import Pass, Scheduler
+from genai_server.generation import GenerationRequest
+from genai_server.messages import (
+    Cancel,
+    Failed,
+    Finished,
+    Refused,
+    ResetPrefixCache,
+    SetRuntimeOption,
+    Submit,
+    ToApi,
+    Tokens,
+)
+from tests.crowd import MAX_LENGTH, Answer, Asked
+
+SLOTS = 8
+API = 1
+# A chunk that ends with one token alone in a block of the library's attention is rounded otherwise.
+ATTENTION_BLOCK = 64
+
+
+class ChanceInterrupted(BatchedRunner):
+    """Reports a pass over a prompt as interrupted now and then: at its very end, when all has been written."""
+
+    chance: random.Random | None = None
+    num_interrupted = 0
+
+    def _run(self, ids: NDArray[np.int64], first: int, lengths: NDArray[np.int64]) -> Logits:
+        logits = super()._run(ids, first, lengths)
+        if self.chance is not None and ids.shape[1] > 1 and self.chance.random() < 0.05:
+            self.num_interrupted += 1
+            raise Interrupted
+        return logits
+
+
+class Overheard(RunnerPair):
+    """Keeps the logits that tokens are chosen from, by the request's name, and counts the passes of each runner."""
+
+    def __init__(self, generator: GeneratorRunner, batched: BatchedRunner) -> None:
+        super().__init__(generator, batched)
+        self.heard: dict[str, list[Logits]] = defaultdict(list)
+        self.passes: Counter[str] = Counter()
+
+    def forward(self, step: Pass) -> Logits:
+        logits = super().forward(step)
+        self.passes["batch" if step.sequences[0].batched else "generator"] += 1
+        for sequence, row in zip(step.sequences, logits, strict=True):  # of each sequence all positions, or the last
+            if sequence.num_unread == 0:
+                self.heard[sequence.request.request_id].append(row[-1].copy())
+        return logits
+
+
+class SteppedEngine:
+    """One loop on a model; a new one for each question, over the same runners."""
+
+    def __init__(self, model_dir: Path, profiles: Path) -> None:
+        self._model_dir = model_dir
+        graph = read_decoder_graph(model_dir)
+        session = open_session(graph, 0, optimized=False)
+        self.generator = GeneratorRunner(model_dir, "cpu", threads=0)
+        self.batched = ChanceInterrupted(graph, session, self.generator.model, BatchLimits(SLOTS, MAX_LENGTH))
+        self.profiles = profiles
+        self.begin(random.Random(0))
+
+    def begin(self, chance: random.Random) -> None:
+        """Forget everything."""
+        self.chance = chance
+        self.runners = Overheard(self.generator, self.batched)
+        self.runners.forget()
+        self.scheduler = Scheduler(max_running=SLOTS, max_waiting=256, prefill_chunk=64, idle_chunk=256)
+        folder = ProfileFolder(self.profiles, "cpu", max_files=80, max_bytes=10**9)
+        self.inbox: Inbox = SimpleQueue()
+        self.loop = EngineLoop(
+            self.runners,
+            self.scheduler,
+            RuntimeOptionState(self.runners, folder, max_rows=2),
+            model_guidance(self._model_dir, self.generator.model),
+            inbox=self.inbox,
+            send=self._receive,
+            clock=self._clock,
+        )
+        self.inbox.put((API, Connected()))
+        self._seconds = 0.0
+        self._asked: list[Asked] = []
+        self._answers: dict[str, Answer] = {}
+
+    def alone(self, request: GenerationRequest) -> Answer:
+        """What a request is answered that nobody is beside or was before."""
+        self.begin(random.Random(0))
+        self._submit(Asked(request, 0))
+        while self._answers[request.request_id].end == "nothing":
+            self._step()
+        return self._answer(request)
+
+    def together(self, crowd: Sequence[Asked], seed: int) -> list[Answer]:
+        """What becomes of them all, in their order, while by chance profiling is switched, pasts are forgotten and
+        passes interrupted.
+        """
+        self.begin(random.Random(seed))
+        self.batched.chance, self.batched.num_interrupted = self.chance, 0
+        coming = sorted(crowd, key=lambda asked: asked.arrives)
+        leaving: list[tuple[int, Asked]] = []
+        now = 0
+        while coming or not self.scheduler.is_idle:
+            if self.scheduler.is_idle:
+                now = max(now, coming[0].arrives)
+            while coming and coming[0].arrives <= now:
+                asked = coming.pop(0)
+                self._submit(asked)
+                leaving += [(now + asked.steps, asked)] * (asked.fate != "answered" and asked.patience == 0)
+            for due in [due for due in leaving if due[0] <= now]:
+                leaving.remove(due)
+                self._end(due[1])
+            self._disturb()
+            self._step()
+            now += 1
+        self.inbox.put((API, SetRuntimeOption(0, PROFILING, "0")))
+        self._step()
+        self.batched.chance = None
+        return [self._answer(asked.request) for asked in crowd]
+
+    def library(self, prompt: list[int], following: list[int], *, decoded: int = 0) -> list[Logits]:
+        """The logits of a fresh Generator after the prompt, of which it reads the last so many tokens one by one, and
+        after each token that follows.
+        """
+        self.generator.open(-1, prompt, Opening(MAX_LENGTH))
+        whole = len(prompt) - decoded
+        # Two at the end instead of one alone.
+        cut = whole - 2 if whole > 1 and whole % ATTENTION_BLOCK == 1 else whole
+        for part in (prompt[:cut], prompt[cut:whole]):
+            if part:
+                logits = self.generator.prefill(-1, part).copy()
+        found = [logits]
+        for token in [*prompt[whole:], *following]:
+            found.append(self.generator.decode([-1], [token])[0].copy())
+        self.generator.close(-1)
+        return found[decoded:]
+
+    def rounding(self) -> float:
+        """The largest difference of logits that the library itself makes between a past read whole and one decoded."""
+        largest = 0.0
+        for seed in range(12):
+            chance = random.Random(seed)
+            prompt, following = chance.choices(range(10, 1900), k=80), chance.choices(range(10, 1900), k=16)
+            pairs = zip(self.library(prompt, following), self.library(prompt, following, decoded=40), strict=True)
+            largest = max(largest, *(float(np.abs(one - other).max()) for one, other in pairs))
+        return largest
+
+    def _submit(self, asked: Asked) -> None:
+        self._answers[asked.request.request_id] = Answer()
+        self.inbox.put((API, Submit(len(self._asked), asked.request)))
+        self._asked.append(asked)
+
+    def _end(self, asked: Asked) -> None:
+        answer = self._answers[asked.request.request_id]
+        if asked.fate == "terminated":
+            self.inbox.put((API, SetRuntimeOption(0, TERMINATE, "1", asked.request.request_id)))
+        elif answer.end == "nothing":
+            self.inbox.put((API, Cancel(self._asked.index(asked))))
+            answer.end = "cancelled"
+
+    def _disturb(self) -> None:
+        chance = self.chance
+        if chance.random() < 0.03:
+            shutil.rmtree(self.profiles, ignore_errors=True)
+            self.inbox.put((API, SetRuntimeOption(0, PROFILING, chance.choice(("0", "0", "1", "other")))))
+        if chance.random() < 0.03 and self.scheduler.running:
+            name = chance.choice(self.scheduler.running).request.request_id
+            self.inbox.put((API, SetRuntimeOption(0, PROFILING, chance.choice(("0", "1")), name)))
+        if chance.random() < 0.01:
+            self.inbox.put((API, ResetPrefixCache(0)))
+
+    def _step(self) -> None:
+        self.loop.run_one_step()
+        self.check_books()
+
+    def _receive(self, connection: int, messages: list[ToApi]) -> None:
+        assert connection == API
+        for message in messages:
+            assert not isinstance(message, Failed | Refused), message
+            if isinstance(message, Tokens | Finished):
+                self._note(self._asked[message.key], message)
+
+    def _note(self, asked: Asked, message: Tokens | Finished) -> None:
+        answer = self._answers[asked.request.request_id]
+        if isinstance(message, Finished):
+            # A cancelled one may end by itself, with the very token that it was cancelled at.
+            assert answer.end in ("nothing", "cancelled")
+            answer.end, answer.num_cached = message.reason.value, message.num_cached
+            return
+        assert answer.end == "nothing"
+        answer.tokens += message.tokens
+        if asked.fate != "answered" and len(answer.tokens) == asked.patience:
+            self._end(asked)
+
+    def _answer(self, request: GenerationRequest) -> Answer:
+        answer = self._answers[request.request_id]
+        answer.logits = self.runners.heard[request.request_id]
+        return answer
+
+    def _clock(self) -> float:
+        """Seconds that pass by chance, so that the chunks of prompts are of all sizes."""
+        self._seconds += self.chance.uniform(0.001, 0.02)
+        return self._seconds
+
+    def check_books(self) -> None:
+        """Each running sequence of the batch has a slot with the tokens it has read, and nobody else has anything."""
+        running, slots = self.scheduler.running, self.batched.slots
+        batched = {sequence.id: sequence for sequence in running if sequence.batched}
+        assert 0 <= slots.num_decoding <= slots.num_running == len(batched)
+        assert slots.num_free == SLOTS - len(batched)
+        taken, idle = slots.slots[: slots.num_running], slots.slots[slots.num_running :]
+        pasts = {slot.sequence: slot.tokens for slot in taken}
+        assert pasts == {id: sequence.tokens[: sequence.num_read] for id, sequence in batched.items()}
+        assert all(slot.sequence is None for slot in idle)
+        assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)
+        assert self.batched._exact == {id for id, sequence in batched.items() if sequence.request.exact}
+        assert set(self.generator._generators) == {sequence.id for sequence in running if not sequence.batched}
+        assert set(self.loop._sequences.values()) == {*running, *self.scheduler.waiting}

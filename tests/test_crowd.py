@@ -1,0 +1,130 @@
+"""Who else is running: two hundred requests beside each other, each answer held against the same request's alone."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.crowd import Answer, Crowd, make_crowd
+from tests.requantized import write_requantized
+from tests.running_server import DEMO
+from tests.stepped_engine import SLOTS, SteppedEngine
+
+REQUESTS = 200
+# Of all answers, those that may depart where two tokens are as good but for rounding.
+MOST_DEPARTED = 0.02
+# The largest of many thousand differences, against that of a few hundred.
+MARGIN = 2
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> SteppedEngine:
+    return SteppedEngine(DEMO, tmp_path_factory.mktemp("crowd") / "profiles")
+
+
+@pytest.fixture(scope="module")
+def crowd(engine: SteppedEngine) -> Crowd:
+    return make_crowd(REQUESTS, random.Random(20), engine.alone)
+
+
+def departure(answer: Answer, alone: Answer) -> int | None:
+    """The first choice that is another: of a token, or to end. None if one goes on as the other as far as it goes."""
+    pairs = zip(answer.tokens, alone.tokens, strict=False)
+    first = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
+    finished = answer.end in ("stop", "length")
+    if first is None and finished and (answer.end, answer.tokens) != (alone.end, alone.tokens):
+        return min(len(answer.tokens), len(alone.tokens))
+    return first
+
+
+def differences(answer: Answer, alone: Answer) -> list[float]:
+    """The largest difference of the logits of each choice, up to the first that is another."""
+    first = departure(answer, alone)
+    compared = min(len(answer.logits), len(alone.logits)) if first is None else first + 1
+    pairs = zip(answer.logits[:compared], alone.logits[:compared], strict=True)
+    return [float(np.abs(one - other).max()) for one, other in pairs]
+
+
+def check_all_was_met(engine: SteppedEngine, crowd: Crowd, answers: list[Answer]) -> None:
+    """Everybody has ended as was meant for them, and has met all that might disturb them."""
+    for asked, answer in zip(crowd.asked, answers, strict=True):
+        if answer.end in ("cancelled", "terminated"):
+            assert answer.end == asked.fate
+            assert len(answer.tokens) >= asked.patience
+    ends = Counter(answer.end for answer in answers)
+    assert set(ends) == {"stop", "length", "cancelled", "terminated"}
+    assert min(ends.values()) >= len(answers) // 20
+    assert sum(answer.num_cached > 0 for answer in answers) >= len(answers) // 10
+    assert engine.batched.num_interrupted >= len(answers) // 20
+
+
+def check_nothing_is_left(engine: SteppedEngine, crowd: Crowd) -> None:
+    """All slots are free and can be emptied, and the next answers are what they were."""
+    slots = engine.batched.slots
+    assert (slots.num_running, slots.num_decoding, slots.num_free) == (0, 0, SLOTS)
+    engine.runners.forget()
+    assert [slot.tokens for slot in slots.slots] == [[]] * SLOTS
+    for asked, alone in zip(crowd.asked[:3], crowd.alone[:3], strict=True):
+        assert engine.alone(asked.request).tokens == alone.tokens
+
+
+def test_the_crowd_is_mixed(crowd: Crowd) -> None:
+    lengths = [len(asked.request.prompt) for asked in crowd.asked]
+    assert (min(lengths), max(lengths) > 1500) == (1, True)
+    assert 60 < sum(asked.request.sampling.temperature > 0 for asked in crowd.asked) < 140
+    assert len({token for answer in crowd.alone for token in answer.tokens}) > 200
+
+
+def test_alone_and_greedy_an_answer_is_the_librarys_to_the_last_bit(engine: SteppedEngine, crowd: Crowd) -> None:
+    for asked, alone in zip(crowd.asked, crowd.alone, strict=True):
+        if asked.request.sampling.temperature == 0.0 and asked.request.sampling.repetition_penalty == 1.0:
+            library = engine.library(asked.request.prompt, alone.tokens)
+            for logits, expected in zip(alone.logits, library, strict=False):
+                assert np.array_equal(logits, expected), asked
+            assert alone.tokens == [int(logits.argmax()) for logits in library[: len(alone.tokens)]]
+
+
+def test_an_exact_answer_is_in_any_company_what_it_is_alone_to_the_last_bit(
+    engine: SteppedEngine, crowd: Crowd
+) -> None:
+    answers = engine.together(crowd.exact(), seed=21)
+    for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
+        assert departure(answer, alone) is None, asked
+        assert not any(differences(answer, alone)), asked
+    check_all_was_met(engine, crowd, answers)
+    check_nothing_is_left(engine, crowd)
+
+
+def test_so_it_is_among_others_where_rows_round_in_groups(tmp_path: Path) -> None:
+    engine = SteppedEngine(write_requantized(tmp_path / "model"), tmp_path / "profiles")
+    crowd = make_crowd(REQUESTS // 3, random.Random(30), engine.alone, share_exact=0.7)
+    answers = engine.together(crowd.asked, seed=31)
+    for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
+        if asked.request.exact:
+            assert departure(answer, alone) is None, asked
+            assert not any(differences(answer, alone)), asked
+    check_all_was_met(engine, crowd, answers)
+    check_nothing_is_left(engine, crowd)
+
+
+def test_any_other_answer_departs_from_what_it_is_alone_at_near_ties_only(engine: SteppedEngine, crowd: Crowd) -> None:
+    """What is chosen follows from the logits and the request's own stream of chance. So where the choice is another
+    though the logits differ by rounding only, two were as good within that rounding, after sampling.
+    """
+    rounding = MARGIN * engine.rounding()
+    answers = engine.together(crowd.asked, seed=22)
+    departed = 0
+    for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
+        found = differences(answer, alone)
+        assert max(found, default=0.0) <= rounding, asked
+        if departure(answer, alone) is not None:
+            departed += 1
+            assert found[-1] > 0, asked
+    assert departed <= MOST_DEPARTED * REQUESTS
+    assert engine.runners.passes["generator"] >= REQUESTS  # those that were profiled
+    check_all_was_met(engine, crowd, answers)
+    check_nothing_is_left(engine, crowd)
