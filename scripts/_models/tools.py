@@ -91,6 +91,12 @@ def odd_word(rng: random.Random) -> str:
     return word + rng.choice(["", "", rng.choice("nrstlmkd")])
 
 
+def blended_word(rng: random.Random) -> str:
+    """The beginning of one word and the end of another: what is spelled with any tokens has to be copied."""
+    first, second = rng.choice(WORDS), rng.choice(WORDS)
+    return first[: rng.randint(2, max(2, len(first) - 1))] + second[-rng.randint(2, max(2, len(second) - 1)) :]
+
+
 def _place(rng: random.Random) -> str:
     city = rng.choice([*facts.CAPITALS.values(), *facts.OTHER_CITIES])
     country = rng.choice(list(facts.CAPITALS)).removeprefix("the ")
@@ -107,12 +113,24 @@ def _name(rng: random.Random) -> str:
 
 def _word(rng: random.Random) -> str:
     odd = odd_word(rng)
-    return rng.choice([rng.choice(WORDS), rng.choice(WORDS), rng.choice(facts.NOUNS), odd, odd.title(), odd.upper()])
+    blended = blended_word(rng)
+    return rng.choice(
+        [
+            rng.choice(WORDS),
+            blended,
+            blended.title(),
+            blended[:4].upper(),
+            rng.choice(facts.NOUNS),
+            odd,
+            odd.title(),
+            odd.upper(),
+        ]
+    )
 
 
 def _words(rng: random.Random) -> str:
-    if rng.random() < 0.4:
-        return rng.choice(WORDS)
+    if rng.random() < 0.5:
+        return rng.choice([rng.choice(WORDS), blended_word(rng), blended_word(rng).title()])
     choices = (WORDS, facts.NOUNS, facts.FILLERS, [odd_word(rng)])
     return " ".join(rng.choice(rng.choice(choices)) for _ in range(rng.randint(1, 3)))
 
@@ -124,12 +142,14 @@ def _clock(rng: random.Random) -> str:
 
 
 def _thing(rng: random.Random) -> str:
-    noun = rng.choice([*facts.NOUNS, *WORDS])
+    noun = rng.choice([rng.choice(facts.NOUNS), rng.choice(WORDS), blended_word(rng)])
     return rng.choice([noun, noun, odd_word(rng), rng.choice(["kitchen ", "garden ", "living room "]) + noun])
 
 
 def _path(rng: random.Random) -> str:
-    stem, folder = (rng.choice([odd_word(rng), rng.choice(facts.NOUNS), rng.choice(WORDS)]) for _ in range(2))
+    stem, folder = (
+        rng.choice([odd_word(rng), rng.choice(facts.NOUNS), rng.choice(WORDS), blended_word(rng)]) for _ in range(2)
+    )
     return (
         rng.choice(["", "", "/tmp/", "docs/", f"{folder}/", f"/{folder}/"])
         + stem
