@@ -23,6 +23,7 @@ from genai_server.engine.model_files import external_files, read_config
 
 log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
+_ERRORS = 3  # ONNX Runtime's level of severity
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
@@ -62,6 +63,7 @@ def _write(model_dir: Path, target: Path) -> None:
             if file.is_file() and file.name not in left_out:
                 shutil.copy(file, fresh)
         options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ERRORS  # it warns that the graph is for this processor only, which is the aim
         options.optimized_model_filepath = str(fresh / decoder)
         for name, value in (
             ("session.optimized_model_external_initializers_file_name", f"{decoder}.data"),
