@@ -1,5 +1,6 @@
 """Starts the answers to one request: every refusal is raised here, before any headers."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +46,8 @@ async def start_chat(services: Services, body: ChatParameters, request_id: str) 
     """The answers of an assistant. Raises RequestError and Unavailable."""
     start = _Start(services, body, request_id)
     prompt = await encode_chat(body, start.codec)
-    shape = chat_shape(body, start.codec, prompt)
+    # To compile a grammar may take half a second, in which the others go on.
+    shape = await asyncio.to_thread(chat_shape, body, start.codec, prompt)
     continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
     answers = await start.answers([prompt], body.n or 1, shape, continues=continues)
     return Choices(request_id, services.settings.model_name, answers, body.n or 1)
@@ -56,7 +58,7 @@ async def start_completion(
 ) -> tuple[list[Prompt], Choices]:
     """What follows on texts, and the prompts themselves. Raises RequestError and Unavailable."""
     start = _Start(services, body, request_id)
-    codec, shape = start.codec, plain_shape(body)
+    codec, shape = start.codec, await asyncio.to_thread(plain_shape, body)
     prompts, encoded = [], []
     for given in body.prompts:
         tokens = (
