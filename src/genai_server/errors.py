@@ -4,7 +4,10 @@ GenaiServerError
 ├── ConfigurationError          a setting or the installation is wrong: the start ends with one line
 │   └── ModelDirectoryError     the model directory is missing or incomplete
 ├── RequestError                the caller's to mend; raised before any work is done
-│   ├── InvalidField            a field is missing, unknown, of the wrong kind or out of range
+│   ├── InvalidField            a field has a value that cannot be honoured
+│   │   ├── UnknownField        a field that the endpoint does not know
+│   │   ├── MissingField        a field without which there is nothing to do
+│   │   ├── WrongType           a field of another JSON type than it must have
 │   │   ├── PromptTooLong       the prompt does not fit the length that the server allows
 │   │   └── PreviousNotFound    the response to go on from is not kept
 │   ├── MalformedBody           the body is not JSON
@@ -57,9 +60,27 @@ class RequestError(GenaiServerError):
 
 
 class InvalidField(RequestError):
-    """A field is missing, unknown, of the wrong kind or out of range; `param` names it."""
+    """A field has a value that cannot be honoured; `param` names it."""
 
     code = "invalid_value"
+
+
+class UnknownField(InvalidField):
+    """The endpoint does not know a field."""
+
+    code = "unknown_parameter"
+
+
+class MissingField(InvalidField):
+    """A field is missing without which there is nothing to do."""
+
+    code = "missing_required_parameter"
+
+
+class WrongType(InvalidField):
+    """A field is of another JSON type than it must have."""
+
+    code = "invalid_type"
 
 
 class PromptTooLong(InvalidField):

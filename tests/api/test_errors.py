@@ -1,10 +1,12 @@
 """The table from errors to HTTP."""
 
+from typing import Any
+
 import pytest
 
 from genai_server.api.errors import TABLE, error_body, http_status
 from genai_server.errors import ALL_ERRORS, EngineDied, GenaiServerError, InvalidField, ModelNotFound, QueueFull
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, body
 
 
 @pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.__name__)
@@ -46,3 +48,24 @@ def test_a_rule_with_braces_in_it_is_told_as_it_is(scripted: RunningServer) -> N
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools[0].function.name"
     assert "{1,128}" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "unknown_parameter"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": "x"}, "messages", "invalid_type"),
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"temperature": 9}, "temperature", "invalid_value"),
+        ({"tool_choice": "any"}, "tool_choice", "invalid_value"),
+    ],
+)
+def test_a_code_says_in_openais_words_what_is_wrong_with_a_field(
+    scripted: RunningServer, fields: dict[str, Any], param: str, code: str
+) -> None:
+    response = scripted.client.post("/v1/chat/completions", json={**body("x"), **fields})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)

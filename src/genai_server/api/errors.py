@@ -144,9 +144,9 @@ def from_validation(error: RequestValidationError) -> GenaiServerError:
         field = f"{field}.{first['ctx']['field']}" if field else first["ctx"]["field"]
         return errors.InvalidField(f"{field} {first['ctx']['rule']}", param=field)
     if first["type"] == "missing" or (field is None and first.get("input") is None):
-        return errors.InvalidField(f"{field or 'a JSON body'} is required", param=field)
+        return errors.MissingField(f"{field or 'a JSON body'} is required", param=field)
     if first["type"] == "extra_forbidden":
-        return errors.InvalidField(f"{field} is not a field that this endpoint knows", param=field)
+        return errors.UnknownField(f"{field} is not a field that this endpoint knows", param=field)
     if isinstance(first["input"], bytes):
         return errors.MalformedBody("the body is not declared as JSON; send content-type: application/json")
     given = repr(first["input"])
@@ -155,7 +155,8 @@ def from_validation(error: RequestValidationError) -> GenaiServerError:
     rule = first["msg"].removeprefix("Value error, ")
     if first["type"] in _RULES:
         rule = _RULES[first["type"]].format_map(first.get("ctx", {}))
-    return errors.InvalidField(f"{field or 'the body'} {rule}; given {given}", param=field)
+    found = errors.WrongType if first["type"].endswith("_type") else errors.InvalidField
+    return found(f"{field or 'the body'} {rule}; given {given}", param=field)
 
 
 def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:

@@ -1,4 +1,4 @@
-"""Health probes: /healthz says that the API process lives, /readyz that work would be taken."""
+"""What the server says of itself: what it is, whether its API process lives and whether it takes work."""
 
 from typing import Annotated, Any
 
@@ -10,6 +10,20 @@ from genai_server import __version__
 from genai_server.api.services import Services, services
 
 router = APIRouter(tags=["status"])
+
+
+@router.get("/")
+async def about() -> dict[str, str]:
+    """What this is and where to go on; nothing that not everybody may know."""
+    return {
+        "name": "genai-server",
+        "version": __version__,
+        "docs": "/docs",
+        "openapi": "/openapi.json",
+        "health": "/healthz",
+        "ready": "/readyz",
+        "models": "/v1/models",
+    }
 
 
 @router.get("/healthz")

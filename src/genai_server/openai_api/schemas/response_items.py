@@ -105,7 +105,7 @@ InputItem = Annotated[
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(
         _type_of,
-        custom_error_type="item_type",
+        custom_error_type="item",
         custom_error_message="must be an item of type message, function_call, function_call_output, reasoning or "
         "item_reference",
     ),
