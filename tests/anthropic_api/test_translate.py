@@ -98,6 +98,7 @@ def test_a_conversation_that_the_server_shall_keep_is_refused(thread: dict[str, 
     ("fields", "param", "message", "outer_param", "outer_message"),
     [
         ({}, "response_format", "response_format is x", "output_config.format", "output_config.format is x"),
+        ({}, "response_format.json_schema.schema", "no", "output_config.format.schema", "no"),
         (
             {"thinking": {"type": "enabled"}},
             "reasoning_effort",

@@ -346,7 +346,7 @@ def test_a_field_that_is_wrong_or_not_honoured_is_named(
 
 def test_a_schema_that_cannot_be_used_is_named_as_it_was_given(scripted: RunningServer) -> None:
     text = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nonsense"}}}
-    assert _post(scripted, text=text).json()["error"]["param"] == "text.format"
+    assert _post(scripted, text=text).json()["error"]["param"] == "text.format.schema"
 
 
 def test_an_unknown_previous_response_has_openais_code(client: OpenAI) -> None:

@@ -99,24 +99,47 @@ def test_with_tools_to_choose_from_a_format_binds_what_is_not_a_call(demo: Runni
     assert message.get("tool_calls") or message["content"].startswith("{")
 
 
+def _format(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def _forced(**schema: Any) -> dict[str, Any]:
+    tools = [TOOL, {"type": "function", "function": {"name": "wrong", "parameters": schema}}]
+    return {"tools": tools, "tool_choice": "required"}
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "param", "words"),
     [
-        ({"structured_outputs": {"grammar": "start: undefined_rule"}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "(?=x)"}}, "structured_outputs"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
-            "response_format",
-        ),
-        ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "start: nowhere"}}, "structured_outputs.grammar", "nowhere"),
+        ({"structured_outputs": {"regex": "(?=x)"}}, "structured_outputs.regex", "look-around"),
+        ({"structured_outputs": {"json": {"type": "strin"}}}, "structured_outputs.json", "strin"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is not JSON"),
+        ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "an object"),
+        ({"structured_outputs": {"choice": ["a" * 300_000]}}, "structured_outputs.choice", "at most 262144"),
+        ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex", "at most 262144"),
+        (_format({"type": "strin"}), "response_format.json_schema.schema", "strin"),
+        ({**_format({"type": "strin"}), "tools": [TOOL]}, "response_format.json_schema.schema", "strin"),
+        (_forced(properties={"a": {"type": "text"}}), "tools", "those of 'wrong' are none: Invalid type: text"),
+        (_forced(type="string"), "tools", "the parameters of tool wrong must be an object"),
     ],
-    ids=["lark", "regex", "schema", "long"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_compiled_is_refused_with_the_compilers_words(
-    demo: RunningServer, fields: dict[str, Any], param: str
+def test_what_cannot_be_followed_is_refused_by_its_field_in_plain_words_and_the_compilers(
+    demo: RunningServer, fields: dict[str, Any], param: str, words: str
 ) -> None:
     response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == param
-    assert "grammar" in error["message"]
+    assert "must" in error["message"] or "at most" in error["message"]
+    assert words in error["message"]
+
+
+def test_a_text_completion_names_its_field_too(demo: RunningServer) -> None:
+    response = demo.client.post("/v1/completions", json={"prompt": "x", "structured_outputs": {"regex": "("}})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "structured_outputs.regex"
+    assert error["message"].startswith("structured_outputs.regex must be a regular expression")
+    assert error["message"].endswith("unclosed group")

@@ -94,6 +94,11 @@ def test_log_probabilities_are_asked_for_by_include() -> None:
         (InvalidField("messages[2].content[0]: no", param="messages[2].content[0]"), "input", "input: no"),
         (InvalidField("max_tokens must be 5", param="max_tokens"), "max_output_tokens", "max_output_tokens must be 5"),
         (InvalidField("x", param="response_format"), "text.format", "x"),
+        (
+            InvalidField("response_format.json_schema.schema x", param="response_format.json_schema.schema"),
+            "text.format.schema",
+            "text.format.schema x",
+        ),
         (InvalidField("reasoning_effort 1", param="reasoning_effort"), "reasoning.effort", "reasoning.effort 1"),
         (InvalidField("no response_format", param="structured_outputs"), "structured_outputs", "no text.format"),
         (ModelNotFound("x", param="model"), "model", "x"),

@@ -135,6 +135,7 @@ def test_the_compiler_s_words_are_told(built: str, words: str) -> None:
     with pytest.raises(InvalidField, match=words) as error:
         grammar.validate(built, param="response_format")
     assert error.value.param == "response_format"
+    assert error.value.message.startswith("response_format cannot be used: ")
     assert len(error.value.message) < 600
 
 

@@ -11,11 +11,12 @@ from genai_server.openai_api.schemas.sampling import SamplingFields
 
 _CONTINUE = "continue_final_message"
 _FORMAT = "response_format"
+_SCHEMA = f"{_FORMAT}.json_schema"
 _PARALLEL = "parallel_tool_calls"
 _EFFORT = "reasoning_effort"
 # The name of a field, with its value if it is given, or a message.
 _INNER_NAME = re.compile(
-    rf"\b(?P<field>chat_template_kwargs\.{_CONTINUE}|chat_template_kwargs|{_CONTINUE}|{_FORMAT}|{_PARALLEL}|{_EFFORT})\b"
+    rf"\b(?P<field>chat_template_kwargs\.{_CONTINUE}|chat_template_kwargs|{_CONTINUE}|{_SCHEMA}|{_FORMAT}|{_PARALLEL}|{_EFFORT})\b"
     r"(?P<value> '\w+')?|\bmessages\[(?P<index>\d+)\]"
 )
 
@@ -58,6 +59,7 @@ class Translation:
         outer = {
             _EFFORT: "output_config.effort",
             _FORMAT: "output_config.format",
+            _SCHEMA: "output_config.format",
             _PARALLEL: "tool_choice.disable_parallel_tool_use",
         }.get(field, self._places[-1])
         return outer + (value or "")

@@ -10,8 +10,9 @@ from genai_server.api.choices import Choices
 from genai_server.api.services import Services
 from genai_server.api.shape import Shape, chat_shape, offered_tools, plain_shape
 from genai_server.engines.client import EngineClient
+from genai_server.engines.stream import TokenStream
 from genai_server.errors import InvalidField, ModelNotFound
-from genai_server.generation import ModelInfo
+from genai_server.generation import GenerationRequest, ModelInfo
 from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.openai_api.schemas.sampling import GenerationFields
@@ -88,7 +89,8 @@ def require_model(services: Services, model: str | None) -> None:
 async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
     """The prompt of a chat. Raises InvalidField."""
     messages = [message.for_template() for message in body.messages]
-    return await codec.encode_chat(messages, offered_tools(body, codec), _template_variables(body, codec))
+    tools = [tool.model_dump(exclude_none=True) for tool in offered_tools(body, codec)]
+    return await codec.encode_chat(messages, tools, _template_variables(body, codec))
 
 
 class _Start:
@@ -139,13 +141,21 @@ class _Start:
                         offset=offset,
                         most_calls=shape.most_calls,
                     )
-                    stream = await self.engine.submit(nth_choice(request, index))
+                    stream = await self._submit(nth_choice(request, index), shape)
                     started.append(Answer(stream, text, stopwatch))
         except BaseException:
             for answer in started:
                 answer.close()
             raise
         return started
+
+    async def _submit(self, request: GenerationRequest, shape: Shape) -> TokenStream:
+        try:
+            return await self.engine.submit(request)
+        except InvalidField as error:
+            if error.param == "grammar" and shape.constraint is not None:  # the engine knows no field of the body
+                raise shape.constraint.refused(error.message) from None
+            raise
 
 
 def _template_variables(body: ChatParameters, codec: TextCodec) -> dict[str, Any]:

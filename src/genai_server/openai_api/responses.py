@@ -22,9 +22,10 @@ _SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - 
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-_OTHER = re.compile(rf"\b({'|'.join(_NAMES)})\b")
+_OTHER = re.compile(rf"\b({'|'.join(map(re.escape, _NAMES))})\b")
 _MESSAGE = re.compile(r"\bmessages\[\d+\][\w.\[\]]*")
 
 

@@ -5,6 +5,7 @@ documentation, "Syntax of LLGuidance Grammars" and "JSON schema -> llguidance co
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from genai_server.text.tool_formats import Tool, ToolFormat
 # The largest schemas of this length take the compiler half a second.
 LONGEST_GRAMMAR = 256 * 1024
 _LONGEST_MESSAGE = 500
+_EXPRESSION_ERROR = re.compile(r"regex parse error:\n.*?^error: [^\n]*", re.MULTILINE | re.DOTALL)
 
 
 def find_opaque_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
@@ -96,18 +98,22 @@ def after_reasoning(
     return _grammars({"lark_grammar": f"start: reasoning @answer\n{rules}"}, {**answer, "name": "answer"}, *others)
 
 
-def validate(grammar: str, *, param: str) -> None:
-    """Compile the grammar. Raises InvalidField, with the compiler's words, if it is wrong or too large.
+def validate(grammar: str, *, param: str, rule: str = "cannot be used") -> None:
+    """Compile the grammar. Raises InvalidField for `param`, with the compiler's words, if it is wrong or too large.
 
-    Python's lock is not held meanwhile. What only shows together with a tokenizer is left to who follows the grammar.
+    `rule` says what the field must be and reads on from its name. Python's lock is not held meanwhile. What only shows
+    together with a tokenizer is left to who follows the grammar.
     """
     if len(grammar) > LONGEST_GRAMMAR:
         raise InvalidField(
-            f"the grammar has {len(grammar)} characters; at most {LONGEST_GRAMMAR} are allowed", param=param
+            f"{param} makes a grammar of {len(grammar)} characters; at most {LONGEST_GRAMMAR} are allowed", param=param
         )
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LLParserLimits(verbose_errors=False))
     if wrong:
-        raise InvalidField(f"the grammar cannot be used: {messages[0][:_LONGEST_MESSAGE].strip()}", param=param)
+        # Around a regular expression it shows a grammar that nobody has written.
+        expression = _EXPRESSION_ERROR.search(messages[0])
+        words = expression[0] if expression else messages[0].strip()
+        raise InvalidField(f"{param} {rule}: {words[:_LONGEST_MESSAGE]}", param=param)
 
 
 def _grammars(*grammars: dict[str, Any]) -> str:

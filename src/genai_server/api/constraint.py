@@ -1,0 +1,157 @@
+"""What a request's answers must fit, from all of its fields that say so, as one grammar."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from genai_server.errors import InvalidField
+from genai_server.openai_api.schemas.chat import ChatParameters, NamedTool
+from genai_server.openai_api.schemas.chat import Tool as GivenTool
+from genai_server.openai_api.schemas.sampling import StructuredOutputs
+from genai_server.text import grammar
+from genai_server.text.codec import TextCodec
+from genai_server.text.dialect import Dialect
+from genai_server.text.tool_formats import Tool
+
+_STRUCTURE, _FORMAT = "structured_outputs", "response_format"
+_SCHEMA = "must be a JSON schema that can be followed"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A grammar with the field that it comes from and what that field must be, which reads on from its name."""
+
+    grammar: str
+    field: str
+    rule: str
+
+    def check(self) -> None:
+        """Compile it. Raises InvalidField, with the compiler's words."""
+        grammar.validate(self.grammar, param=self.field, rule=self.rule)
+
+    def refused(self, reason: str) -> InvalidField:
+        """The error to raise if it cannot be followed."""
+        return InvalidField(f"{self.field} {self.rule}: {reason}", param=self.field)
+
+
+def structure(wanted: StructuredOutputs | None) -> Constraint | None:
+    """What `structured_outputs` asks for. Raises InvalidField if it cannot be a grammar."""
+    if wanted is None:
+        return None
+    with _naming(_STRUCTURE):
+        if wanted.regex is not None:
+            rule = "must be a regular expression as Rust's crate regex has them"
+            return Constraint(grammar.regex(wanted.regex), f"{_STRUCTURE}.regex", rule)
+        if wanted.choice is not None:
+            return Constraint(grammar.choice(wanted.choice), f"{_STRUCTURE}.choice", "must be texts to choose from")
+        if wanted.grammar is not None:
+            rule = "must be a grammar in llguidance's dialect of Lark"
+            return Constraint(grammar.lark(wanted.grammar), f"{_STRUCTURE}.grammar", rule)
+        return Constraint(grammar.json_schema(_schema(wanted.json_)), f"{_STRUCTURE}.json", _SCHEMA)
+
+
+def chat_constraint(
+    body: ChatParameters, tools: list[GivenTool], codec: TextCodec, *, starts_inside: bool
+) -> Constraint | None:
+    """What an answer must fit that may call `tools`, if anything.
+
+    `starts_inside` says that it begins in the middle of reasoning. Raises InvalidField, also for what cannot be
+    compiled.
+    """
+    wanted = _wanted(body)
+    forced = body.tool_choice not in (None, "none", "auto")
+    if forced and wanted is not None:
+        source = wanted.field.partition(".")[0]
+        raise InvalidField(f"{source} cannot be combined with a tool_choice that forces a call", param=source)
+    if forced:
+        whole = _calls(body, tools, codec)
+    elif wanted is None:
+        return None
+    else:
+        whole = wanted
+        if tools:
+            whole = Constraint(
+                grammar.either(_calls(body, tools, codec).grammar, wanted.grammar), wanted.field, wanted.rule
+            )
+    whole = _after_reasoning(whole, codec.dialect, codec, starts_inside=starts_inside)
+    try:
+        whole.check()
+    except InvalidField:
+        for part in [*([wanted] if wanted else []), *map(_parameters, tools)]:
+            part.check()
+        raise
+    return whole
+
+
+def _wanted(body: ChatParameters) -> Constraint | None:
+    """What the answer must be if it is no call."""
+    wanted, form = structure(body.structured_outputs), body.response_format
+    if form is None or form.type == "text":
+        return wanted
+    if wanted is not None:
+        raise InvalidField(f"give either {_FORMAT} or {_STRUCTURE}, not both", param=_STRUCTURE)
+    if form.json_schema is None or form.json_schema.schema_ is None:
+        return Constraint(grammar.json_object(), _FORMAT, "must be one that can be followed")
+    with _naming(field := f"{_FORMAT}.json_schema.schema"):
+        return Constraint(grammar.json_schema(form.json_schema.schema_), field, _SCHEMA)
+
+
+def _calls(body: ChatParameters, tools: list[GivenTool], codec: TextCodec) -> Constraint:
+    """Calls of the tools, or of the one that `tool_choice` names, and nothing else."""
+    choice, parallel = body.tool_choice, body.parallel_tool_calls is not False
+    if isinstance(choice, NamedTool):
+        name, parallel = choice.function.name, False
+        tools = [tool for tool in tools if tool.function.name == name]
+        if not tools:
+            raise InvalidField(
+                f"tool_choice names the function {name!r}, which is not among tools", param="tool_choice"
+            )
+    form = codec.dialect.tool_format
+    assert form is not None, "tools are offered only to a model with a format for its calls"
+    callable_tools = [Tool(tool.function.name, tool.function.parameters) for tool in tools]
+    with _naming("tools"):
+        built = grammar.tool_calls(form, callable_tools, parallel=parallel, opaque_tokens=codec.opaque_tokens)
+    return Constraint(built, "tools", "must be functions whose calls can be followed")
+
+
+def _parameters(tool: GivenTool) -> Constraint:
+    schema = Tool(tool.function.name, tool.function.parameters).schema
+    rule = f"must have JSON schemas that can be followed as their parameters; those of {tool.function.name!r} are none"
+    return Constraint(grammar.json_schema(schema), "tools", rule)
+
+
+def _after_reasoning(answer: Constraint, dialect: Dialect, codec: TextCodec, *, starts_inside: bool) -> Constraint:
+    if dialect.reasoning is None:
+        return answer
+    built = grammar.after_reasoning(
+        answer.grammar, dialect.reasoning, starts_inside=starts_inside, opaque_tokens=codec.opaque_tokens
+    )
+    return Constraint(built, answer.field, answer.rule)
+
+
+def _schema(given: Any) -> dict[str, Any]:
+    """A schema may come as JSON text, too; `true` is any value, `false` none."""
+    field = f"{_STRUCTURE}.json"
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise InvalidField(f"{field} must be a JSON schema, and is not JSON: {error}", param=field) from None
+    if isinstance(given, bool):
+        given = {} if given else {"not": {}}
+    if not isinstance(given, dict):
+        raise InvalidField(f"{field} must be a JSON schema, an object", param=field)
+    return given
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Say of an error that names no field which one it is about."""
+    try:
+        yield
+    except InvalidField as error:
+        if error.param is not None:
+            raise
+        raise InvalidField(f"{field}: {error.message}", param=field) from None
