@@ -1,6 +1,7 @@
 """A model's text side as one."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from genai_server.errors import InvalidField, ModelDirectoryError
 from genai_server.text.chat_template import ChatTemplate
 from genai_server.text.codec import SHORT_TEXT, TextCodec, load_text_codec
+from genai_server.text.dialect import read_dialect
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
 from tests.running_server import DEMO
+from tests.text.guided import tokenizer_with
 from tests.text.small_tokenizers import compatible, sentencepiece, words
 
 START, END = 1, 2
@@ -59,7 +62,7 @@ def test_a_refusal_of_the_template_reaches_the_caller() -> None:
 
 
 def test_the_template_can_be_asked_what_it_knows(demo: TextCodec) -> None:
-    assert demo.reads("tools")
+    assert demo.takes_tools
     assert not demo.reads("enable_thinking")
     assert demo.mentions("<tool_call>")
     assert not demo.mentions("[TOOL_CALLS]")
@@ -110,6 +113,23 @@ def test_what_the_tokenizer_makes_a_special_token_of_is_refused(tmp_path: Path) 
         asyncio.run(codec.encode_text(full_width, parse_special=False))
     allowing = TextCodec(template, tokenizer, allow_special_tokens=True)
     assert asyncio.run(allowing.encode_chat(_user(full_width))) == [256, 256]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_calls_that_a_template_knows_nothing_of_have_the_tokens_that_the_model_writes(
+    tmp_path: Path, special: bool
+) -> None:
+    markers = ["<|tool_call|>", "<|/tool_call|>"]
+    _, content = tokenizer_with(DEMO / "tokenizer.json", dict.fromkeys(markers, special))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    template = {"default": ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")}
+    dialect = read_dialect("", "phi4mini")
+    codec = TextCodec(template, ModelTokenizer(tmp_path), dialect)
+    written = '<|tool_call|>[{"name": "add", "arguments": {"a_1": "é"}}]<|/tool_call|>'
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a_1": "\\u00e9"}'}}
+    tokens = asyncio.run(codec.encode_chat([{"role": "assistant", "tool_calls": [call]}]))
+    assert tokens == asyncio.run(codec.encode_text(written))
+    assert len(set(tokens) & {token["id"] for token in content["added_tokens"] if token["content"] in markers}) == 2
 
 
 def test_the_token_for_what_is_unknown_forges_nothing(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
     """The tools that the chat template is told of. Raises InvalidField if it cannot tell a model of tools."""
     if not body.tools or body.tool_choice == "none":
         return []
-    if not codec.reads("tools") or codec.dialect.tool_format is None:
+    if not codec.takes_tools or codec.dialect.tool_format is None:
         raise InvalidField(
             "tools cannot be used: the model's chat template knows none, or none in a format that this server knows "
             "(GENAI_TOOL_PARSER names one)",

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Const, Name, Node, Template, TemplateData
+from jinja2.nodes import Const, Getattr, Getitem, Name, Node, Template, TemplateData
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -32,7 +32,8 @@ class ChatTemplate:
     """A compiled template; `special_tokens` are the variables such as `bos_token` that it may use.
 
     A text of more than `max_characters` is refused while it is made. `variables` are the names of all others that it
-    reads, `constants` the texts in its source. Raises ModelDirectoryError if the template is not
+    reads, `constants` the texts in its source. With `reads_tools_of_messages` it looks for tools in a message, as
+    Phi-4-mini's does. Raises ModelDirectoryError if the template is not
     valid Jinja.
     """
 
@@ -55,11 +56,17 @@ class ChatTemplate:
         except TemplateError as error:
             raise ModelDirectoryError(f"the model's chat template is not valid: {error}") from None
         texts = [node.value for node in syntax.find_all(Const)] + [node.data for node in syntax.find_all(TemplateData)]
+        self.reads_tools_of_messages = _reads_field(syntax, "tools")
         self.constants = frozenset(text for text in texts if isinstance(text, str))
 
     def mentions(self, text: str) -> bool:
         """Whether a text occurs in the template's source."""
         return text in self.source
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it can tell a model of tools."""
+        return "tools" in self.variables or self.reads_tools_of_messages
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The template's text.
@@ -107,6 +114,13 @@ def _inputs(syntax: Template) -> frozenset[str]:
         first.setdefault(name.name, name.ctx)
     return frozenset(
         name for name in find_undeclared_variables(syntax) if first[name] == "load" or name in ("messages", "tools")
+    )
+
+
+def _reads_field(syntax: Template, name: str) -> bool:
+    """Whether a template reads this field of anything."""
+    return any(field.attr == name for field in syntax.find_all(Getattr)) or any(
+        isinstance(item.arg, Const) and item.arg.value == name for item in syntax.find_all(Getitem)
     )
 
 

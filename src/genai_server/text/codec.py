@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from genai_server.config import limit_tokenizer_threads
 from genai_server.errors import InvalidField
 from genai_server.text.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
-from genai_server.text.conversation import Message
+from genai_server.text.conversation import Message, Tool
 from genai_server.text.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammar import find_opaque_tokens
-from genai_server.text.prompt import PromptWriter, Tool
+from genai_server.text.prompt import PromptWriter
 from genai_server.text.special_tokens import Prompt, SpecialTokenGuard, blaming
 from genai_server.text.template_files import DEFAULT, load_chat_templates
 from genai_server.text.tokenizer import FILE, ByteTokenizer, Decoder, ModelTokenizer, Tokenizer
@@ -50,7 +50,8 @@ class TextCodec:
         self.opaque_tokens = opaque_tokens
         self._tokenizer = tokenizer
         self._allow_special_tokens = allow_special_tokens
-        self._writer = PromptWriter(templates, () if allow_special_tokens else tokenizer.special_tokens)
+        special_tokens = () if allow_special_tokens else tokenizer.special_tokens
+        self._writer = PromptWriter(templates, special_tokens, dialect.tool_format)
         self._guard = SpecialTokenGuard(tokenizer.special_tokens)
         # The one that stands for whatever the tokenizer does not know structures nothing.
         self._structural = frozenset(tokenizer.special_tokens.values()) - tokenizer.unknown
@@ -140,8 +141,13 @@ class TextCodec:
         """How many tokens the tokenizer knows. The model may have more."""
         return self._tokenizer.vocab_size
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template can tell the model of tools."""
+        return self._writer.takes_tools
+
     def reads(self, name: str) -> bool:
-        """Whether the chat template reads a variable, such as `tools`, `enable_thinking` or `reasoning_effort`."""
+        """Whether the chat template reads a variable, such as `enable_thinking` or `reasoning_effort`."""
         return self._writer.reads(name)
 
     def mentions(self, text: str) -> bool:

@@ -1,15 +1,14 @@
 """Writes the prompt of a conversation: chooses the template, fills in its variables, and guards its special tokens."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from genai_server.errors import InvalidField
 from genai_server.text.chat_template import ChatTemplate, refused
-from genai_server.text.conversation import Message, conversation_forms
+from genai_server.text.conversation import Message, Tool, conversation_forms, with_calls_as_content, with_tools
 from genai_server.text.special_tokens import Prompt, SpecialTokenGuard
 from genai_server.text.template_files import DEFAULT
-
-Tool = Mapping[str, Any]
+from genai_server.text.tool_formats import ToolFormat
 
 _WITH_TOOLS = "tool_use"
 _KWARGS = "chat_template_kwargs"
@@ -29,16 +28,30 @@ class Options(NamedTuple):
 
 
 class PromptWriter:
-    """Writes prompts by the named templates of a model; texts in `special_tokens` mean tokens only in the templates."""
+    """Writes prompts by the named templates of a model; texts in `special_tokens` mean tokens only in the templates.
 
-    def __init__(self, templates: Mapping[str, ChatTemplate], special_tokens: Collection[str] = ()) -> None:
+    Where a template knows nothing of tool calls, they are written in `tool_format`.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, ChatTemplate],
+        special_tokens: Collection[str] = (),
+        tool_format: ToolFormat | None = None,
+    ) -> None:
         self._templates = templates
+        self._tool_format = tool_format
         constants = frozenset[str]().union(*(template.constants for template in templates.values()))
         self._guard = SpecialTokenGuard(special_tokens, constants)
 
     def reads(self, name: str) -> bool:
         """Whether a template reads a variable."""
         return any(name in template.variables for template in self._templates.values())
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether a template can tell a model of tools."""
+        return any(template.takes_tools for template in self._templates.values())
 
     def mentions(self, text: str) -> bool:
         """Whether a text occurs in a template."""
@@ -52,7 +65,7 @@ class PromptWriter:
         Raises InvalidField, whose `param` names the field, if the template cannot use it or refuses the messages.
         """
         template = self._templates[_WITH_TOOLS if tools and _WITH_TOOLS in self._templates else DEFAULT]
-        _check_that_nothing_is_ignored(template, messages, tools)
+        _check_that_nothing_is_ignored(template, messages, tools, self._tool_format)
         options = _options(template, template_kwargs or {})
         variables = {name: self._guard.cover(value, _KWARGS) for name, value in options.variables.items()}
         variables |= {
@@ -61,8 +74,8 @@ class PromptWriter:
             _GENERATION_PROMPT: options.add_generation_prompt,
         }
         error = None
-        for form in conversation_forms(messages, knows_developer=template.mentions("developer")):
-            covered = self._guard.cover_messages(form, "messages")
+        for form in _forms(template, messages, tools):
+            covered = self._covered(template, form)
             if options.continue_final_message:
                 covered[-1] = _with_end(covered[-1])
             try:
@@ -74,13 +87,40 @@ class PromptWriter:
         assert error is not None
         raise refused(error)
 
+    def _covered(self, template: ChatTemplate, form: Sequence[Message]) -> list[dict[str, Any]]:
+        covered = self._guard.cover_messages(form, "messages")
+        if self._tool_format is None or _knows_calls(template):
+            return covered
+        role = "tool" if "tool" in template.constants else self._tool_format.result_role
+        # Only now, for the format's markers are meant as such.
+        return [with_calls_as_content(message, self._tool_format, role) for message in covered]
+
+
+def _knows_calls(template: ChatTemplate) -> bool:
+    return template.mentions("tool_calls")
+
+
+def _forms(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None
+) -> Iterator[list[dict[str, Any]]]:
+    """The messages in the forms that templates take, with the tools where this one looks for them there."""
+    knows_developer = template.mentions("developer")
+    for form in conversation_forms(messages, knows_developer=knows_developer, knows_calls=_knows_calls(template)):
+        if tools and "tools" not in template.variables:
+            yield from with_tools(form, tools)
+        else:
+            yield form
+
 
 def _check_that_nothing_is_ignored(
-    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    tool_format: ToolFormat | None,
 ) -> None:
-    if tools and "tools" not in template.variables:
+    if tools and not template.takes_tools:
         raise InvalidField("this model takes no tools: its chat template does not read them", param="tools")
-    if not template.mentions("tool_calls"):
+    if tool_format is None and not _knows_calls(template):
         for n, message in enumerate(messages):
             if message.get("tool_calls"):
                 param = f"messages[{n}].tool_calls"

@@ -1,5 +1,6 @@
 """What is common to the formats in which models write tool calls."""
 
+import json
 import secrets
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,6 +32,14 @@ class Tool:
         return schema
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call that a model has made."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
 def lists_its_properties(schema: Mapping[str, Any]) -> bool:
     """Whether a schema names the properties of its objects, among them all that are required."""
     properties, required = schema.get("properties"), schema.get("required", [])
@@ -40,10 +49,17 @@ def lists_its_properties(schema: Mapping[str, Any]) -> bool:
 
 
 class ToolFormat(Protocol):
-    """How one family of models writes tool calls. `name` is its name in settings."""
+    """How one family of models writes tool calls. `name` is its name in settings.
+
+    `result_role` is the role that a call's result has in prompts of these models, for chat templates that know nothing
+    of calls and write each role as it is.
+    """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def result_role(self) -> str: ...
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
@@ -68,6 +84,10 @@ class ToolFormat(Protocol):
 
         For `opaque_tokens` see text/grammar.py.
         """
+        ...
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        """The text with which a model makes these calls, as `read_calls` reads it."""
         ...
 
     def new_id(self) -> str:
@@ -104,6 +124,11 @@ class Calls:
     def end(self, told_to: int) -> None:
         """The open call is complete, and the text before `told_to` is told."""
         self.open, self.told_to = False, told_to
+
+
+def write_json(value: Any) -> str:
+    """JSON on one line, as grammars have it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def read_closing(text: Lookahead, marker: str) -> Reader[None]:

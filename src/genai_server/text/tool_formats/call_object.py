@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from genai_server.text.json_text import is_json, read_colon, read_string, read_value
 from genai_server.text.lark import any_of, fits, quoted
 from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.tool_formats.base import Calls, Tool
+from genai_server.text.tool_formats.base import Call, Calls, Tool, write_json
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("type", "id")
@@ -129,6 +129,11 @@ def _object_text(value: str) -> str | None:
         return value
     content: str = json.loads(value)
     return content if content.startswith("{") and is_json(content) else None
+
+
+def write_call_object(call: Call, *, key: str = "arguments") -> str:
+    """One call as JSON."""
+    return write_json({"name": call.name, key: call.arguments})
 
 
 def lark_object(tools: Sequence[Tool], *, key: str = "arguments") -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from genai_server.text.lark import marker, quoted, separated
 from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.tool_formats.base import Calls, Tool, random_id, read_closing
-from genai_server.text.tool_formats.call_object import lark_object, read_call_object
+from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
+from genai_server.text.tool_formats.call_object import lark_object, read_call_object, write_call_object
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 
@@ -21,6 +21,7 @@ class Hermes:
     """See the module."""
 
     name = "hermes"
+    result_role = "tool"
     shown_tokens = (_OPENING, _CLOSING)
     beginnings = "<"
 
@@ -34,6 +35,9 @@ class Hermes:
         opening, closing = marker(_OPENING, opaque_tokens), marker(_CLOSING, opaque_tokens)
         calls, newline = separated("call", "\n", several=parallel), quoted("\n")
         return f"calls: {calls}\ncall: {opening} {newline} object {newline} {closing}\n" + lark_object(tools)
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        return "\n".join(f"{_OPENING}\n{write_call_object(call)}\n{_CLOSING}" for call in calls)
 
     def new_id(self) -> str:
         return random_id()

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from genai_server.text.lark import marker, separated
 from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.tool_formats.base import Calls, Tool, random_id, read_closing
-from genai_server.text.tool_formats.call_object import lark_object, read_call_object
+from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
+from genai_server.text.tool_formats.call_object import lark_object, read_call_object, write_call_object
 
 PYTHON_TAG = "<|python_tag|>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -21,6 +21,7 @@ class Llama3Json:
     """See the module."""
 
     name = "llama3_json"
+    result_role = "tool"
     shown_tokens = (PYTHON_TAG, PYTHON_START, PYTHON_END)
     beginnings = "<{"
 
@@ -40,6 +41,9 @@ class Llama3Json:
         return f"calls: {lark_python_tag(opaque_tokens)} {separated('object', '; ', several=parallel)}\n" + lark_object(
             tools, key="parameters"
         )
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        return "; ".join(write_call_object(call, key="parameters") for call in calls)
 
     def new_id(self) -> str:
         return random_id()

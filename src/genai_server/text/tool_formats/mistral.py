@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from genai_server.text.json_text import read_value
 from genai_server.text.lark import any_of, fits, marker, quoted, separated
 from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.tool_formats.base import Calls, Tool, random_id
-from genai_server.text.tool_formats.call_object import lark_object, pass_on, read_call_list
+from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id
+from genai_server.text.tool_formats.call_object import lark_object, pass_on, read_call_list, write_call_object
 
 _OPENING, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[^\s\[{]*")
@@ -29,6 +29,7 @@ class Mistral:
     """See the module."""
 
     name = "mistral"
+    result_role = "tool"
     shown_tokens = (_OPENING, _CALL_ID, _ARGS)
     beginnings = "["
 
@@ -49,6 +50,9 @@ class Mistral:
         between = f"{call_id if _CALL_ID in opaque_tokens else ''} {marker(_ARGS, opaque_tokens)}"
         named = [f"{quoted(tool.name)} {between} {fits(tool.schema)}" for tool in tools]
         return f"calls: {'call+' if parallel else 'call'}\ncall: {opening} {any_of(named)}\n"
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        return f"{_OPENING}[{', '.join(map(write_call_object, calls))}]"
 
     def new_id(self) -> str:
         return random_id(prefix="", length=_ID_LENGTH)

@@ -3,15 +3,16 @@
     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>
 
 With other prompts it writes `functools[…]` without an end, or one object instead of the array; Granite 3 leaves out the
-closing tag. (Model card of Phi-4-mini-instruct; chat templates for it of vLLM and llama.cpp.)
+closing tag. The result of a call has a role, and so a token, of its own, `<|tool_response|>`; `<|tool|>` stands before
+the tools. (Tokenizer and model card of Phi-4-mini-instruct; chat templates for it of vLLM and llama.cpp.)
 """
 
 from collections.abc import Mapping, Sequence
 
 from genai_server.text.lark import marker, quoted, separated
 from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.tool_formats.base import Calls, Tool, random_id, read_closing
-from genai_server.text.tool_formats.call_object import lark_object, read_call_list
+from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
+from genai_server.text.tool_formats.call_object import lark_object, read_call_list, write_call_object
 
 _OPENING, _CLOSING = "<|tool_call|>", "<|/tool_call|>"
 _FUNCTOOLS = "functools"
@@ -21,6 +22,7 @@ class Phi4Mini:
     """See the module."""
 
     name = "phi4mini"
+    result_role = "tool_response"
     shown_tokens = (_OPENING, _CLOSING)
     beginnings = "<f"
 
@@ -36,6 +38,9 @@ class Phi4Mini:
         opening, closing = marker(_OPENING, opaque_tokens), marker(_CLOSING, opaque_tokens)
         objects = separated("object", ", ", several=parallel)
         return f"calls: {opening} {quoted('[')} {objects} {quoted(']')} {closing}\n" + lark_object(tools)
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        return f"{_OPENING}[{', '.join(map(write_call_object, calls))}]{_CLOSING}"
 
     def new_id(self) -> str:
         return random_id()

@@ -14,7 +14,15 @@ from typing import Any
 from genai_server.text.lark import any_of, fits, quoted, separated, to_text
 from genai_server.text.lookahead import Lookahead, Reader
 from genai_server.text.python_literal import read_literal, to_json
-from genai_server.text.tool_formats.base import Calls, Tool, lists_its_properties, random_id, read_closing
+from genai_server.text.tool_formats.base import (
+    Call,
+    Calls,
+    Tool,
+    lists_its_properties,
+    random_id,
+    read_closing,
+    write_json,
+)
 from genai_server.text.tool_formats.llama3_json import (
     PYTHON_END,
     PYTHON_START,
@@ -35,6 +43,7 @@ class Pythonic:
     """See the module."""
 
     name = "pythonic"
+    result_role = "tool"
     shown_tokens = (PYTHON_TAG, PYTHON_START, PYTHON_END)
     beginnings = "<["
 
@@ -59,6 +68,9 @@ class Pythonic:
         for number, tool in enumerate(tools):
             rules += _lark_call(number, tool)
         return "\n".join(rules) + "\n"
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        return f"[{', '.join(f'{call.name}({_keywords(call.arguments)})' for call in calls)}]"
 
     def new_id(self) -> str:
         return random_id()
@@ -92,6 +104,12 @@ def _read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
     calls.arguments("{}" if begin == "{" else "}", text.at)
     calls.end(text.at)
     return True
+
+
+def _keywords(arguments: Mapping[str, Any]) -> str:
+    if not all(map(_KEY.fullmatch, arguments)):
+        return _STARS + write_json(arguments)
+    return ", ".join(f"{key}={write_json(value)}" for key, value in arguments.items())
 
 
 def _read_keyword(text: Lookahead) -> Reader[str]:

@@ -1,0 +1,34 @@
+"""Calls written as models write them, which are read as the same calls."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genai_server.parts import ToolCallArguments, ToolCallStart
+from genai_server.text.tool_formats import TOOL_FORMATS, Call
+from tests.text.parsing import NAMES, parse
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+CALLS = st.builds(Call, st.sampled_from(NAMES), st.dictionaries(st.sampled_from(["city", "é", "x-y"]), VALUES))
+
+
+@pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
+@given(calls=st.lists(CALLS, min_size=1, max_size=3))
+def test_what_is_written_is_read(form: str, calls: list[Call]) -> None:
+    starts, arguments = _told(TOOL_FORMATS[form].write_calls(calls), form)
+    assert starts == [call.name for call in calls]
+    assert arguments == [call.arguments for call in calls]
+
+
+def _told(text: str, form: str) -> tuple[list[str], list[Any]]:
+    parts = parse(text, form)
+    assert all(isinstance(part, ToolCallStart | ToolCallArguments) for part in parts), parts
+    names = [part.name for part in parts if isinstance(part, ToolCallStart)]
+    return names, [json.loads(part.fragment) for part in parts if isinstance(part, ToolCallArguments)]
