@@ -1,7 +1,5 @@
 """What is kept of responses, and for how long."""
 
-from typing import Any
-
 import pytest
 
 from genai_server.api.response_store import EndedResponse, ResponseStore
@@ -26,7 +24,7 @@ def _keep(store: ResponseStore, ended: EndedResponse) -> None:
 
 
 def _kept(store: ResponseStore, *ids: str) -> list[str]:
-    return [id for id in ids if store.item(f"in_{id}") is not None]
+    return [id for id in ids if store.find_items({f"in_{id}"})]
 
 
 def test_the_response_that_was_used_last_is_kept_longest() -> None:
@@ -71,6 +69,15 @@ def test_a_response_that_is_deleted_while_it_is_made_is_not_kept() -> None:
         store.get("a")
 
 
+def test_a_response_that_nobody_will_ask_for_is_not_kept() -> None:
+    store = ResponseStore(3, 1000)
+    store.begin(_ended("a", "in_progress"))
+    store.abandon("a")
+    store.finish(_ended("a"))
+    assert _kept(store, "a") == []
+    store.abandon("a")
+
+
 @pytest.mark.parametrize("method", ["get", "delete"])
 def test_an_unknown_response_is_not_found(method: str) -> None:
     with pytest.raises(ResponseNotFound, match="'x'"):
@@ -79,8 +86,9 @@ def test_an_unknown_response_is_not_found(method: str) -> None:
 
 def test_items_are_found_in_input_and_output() -> None:
     store = _store("a")
-    found: list[Any] = [store.item(id) for id in ("in_a", "out_a", "x")]
-    assert found == [{"id": "in_a"}, {"id": "out_a", "text": ""}, None]
+    found = store.find_items({"in_a", "out_a", "x"})
+    assert found == {"in_a": {"id": "in_a"}, "out_a": {"id": "out_a", "text": ""}}
+    assert store.find_items(set()) == {}
 
 
 def test_a_response_that_has_ended_cannot_be_cancelled_but_one_that_was_can() -> None:

@@ -105,6 +105,17 @@ def test_log_probabilities_come_with_the_text_if_they_are_asked_for(client: Open
     assert [(one.token, len(one.top_logprobs)) for one in message.content[0].logprobs or []] == [("h", 2), ("i", 2)]
 
 
+def test_the_tokens_of_an_input_can_be_counted_before(client: OpenAI, scripted: RunningServer) -> None:
+    first = client.responses.create(model=MODEL, instructions="Be brief.", input="say hello")
+    asked: Any = {"model": MODEL, "input": "say more", "previous_response_id": first.id, "tools": [WEATHER]}
+    counted = client.responses.input_tokens.count(**asked)
+    usage = client.responses.create(**asked).usage
+    assert usage is not None
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", usage.input_tokens)
+    wrong = scripted.client.post("/responses/input_tokens", json={"input": "x", "chat_template_kwargs": {"a": 1}})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
 # the conversation
 
 
@@ -306,6 +317,13 @@ def test_an_answer_in_one_piece_that_fails_is_an_error(client: OpenAI) -> None:
     with pytest.raises(openai.InternalServerError, match="scripted failure") as failed:
         client.responses.create(model=MODEL, input="fail at 2; say hello")
     assert failed.value.code == "runner_failed"
+
+
+def test_of_an_answer_in_one_piece_that_fails_nothing_is_kept(scripted: RunningServer) -> None:
+    marked = [{"id": "msg_of_what_fails", "role": "user", "content": "fail at 2; say hello"}]
+    assert _post(scripted, input=marked).status_code == 500
+    meant = [{"type": "item_reference", "id": "msg_of_what_fails"}]
+    assert _post(scripted, input=meant).json()["error"]["param"] == "input[0].id"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type"
 
 
 def _given(given: Any, kept: dict[str, JsonObject] | None = None) -> list[JsonObject]:
-    return given_items(ResponsesRequest.model_validate({"input": given}).input, (kept or {}).get)
+    return given_items(ResponsesRequest.model_validate({"input": given}).input, kept or {})
 
 
 def _messages(*given: Any) -> list[dict[str, Any]]:

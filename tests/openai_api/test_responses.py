@@ -17,7 +17,7 @@ TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters":
 
 def _chat(**fields: Any) -> ChatParameters:
     body = ResponsesRequest.model_validate({"input": "x", **fields})
-    return to_chat(body, given_items(body.input, lambda id: None))
+    return to_chat(body, given_items(body.input, {}))
 
 
 def test_a_bare_request_asks_for_nothing_but_an_answer() -> None:

@@ -54,9 +54,8 @@ async def count_tokens(body: CountTokensRequest, services: Annotated[Services, D
     """How many tokens the prompt of a message has; no engine is asked."""
     require_model(services, body.model)
     translation = Translation(body)
-    codec = next(iter(services.codecs.values()))  # all devices run the same model
     with _in_words_of(translation):
-        return {"input_tokens": len(await encode_chat(translation.chat, codec))}
+        return {"input_tokens": len(await encode_chat(translation.chat, services.codec))}
 
 
 async def _events(choices: Choices, build: MessageBuilder) -> AsyncIterator[JsonObject]:

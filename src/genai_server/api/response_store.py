@@ -2,7 +2,7 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +74,10 @@ class ResponseStore:
         while len(self._ended) > self._size or self._num_bytes > self._most_bytes:
             self._drop(next(iter(self._ended)))
 
+    def abandon(self, id: str) -> None:
+        """It is not to be kept."""
+        self._running.pop(id, None)
+
     def get(self, id: str) -> KeptResponse:
         """A response. Raises ResponseNotFound."""
         if id in self._running:
@@ -88,9 +92,9 @@ class ResponseStore:
         if self._running.pop(id, None) is None:
             self._drop(id)
 
-    def item(self, id: str) -> JsonObject | None:
-        """An item of a kept response's conversation, or None."""
-        return next((item for item in self._items() if item["id"] == id), None)
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        """Those of the kept responses' conversations that have these ids, as many as there are."""
+        return {item["id"]: item for item in self._items() if item["id"] in ids} if ids else {}
 
     def _drop(self, id: str) -> None:
         if id not in self._ended:

@@ -1,6 +1,8 @@
 """OpenAI's /v1/responses: answers that are kept, and that later requests go on from."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -10,15 +12,16 @@ from genai_server.api.response_store import KeptResponse
 from genai_server.api.running_response import RunningResponse
 from genai_server.api.services import Services, request_id, services
 from genai_server.api.sse import STREAMS, EventStream
-from genai_server.api.start import start_chat
+from genai_server.api.start import encode_chat, require_model, start_chat
 from genai_server.errors import InvalidField, PreviousNotFound, RequestError, ResponseNotFound
 from genai_server.openai_api.response_builder import ResponseBuilder
-from genai_server.openai_api.response_items import given_items
+from genai_server.openai_api.response_items import given_items, referenced_ids
 from genai_server.openai_api.responses import new_response, outer_error, to_chat
 from genai_server.openai_api.schemas.base import ErrorResponse, JsonObject
 from genai_server.openai_api.schemas.responses import (
     ENCRYPTED_REASONING,
     InputItemsParameters,
+    InputTokens,
     ResponsesRequest,
     RetrieveParameters,
 )
@@ -43,6 +46,16 @@ async def create_response(
         return JSONResponse(await running.whole(request.receive))
     finally:
         running.close()
+
+
+@router.post("/v1/responses/input_tokens", response_model=InputTokens)
+@router.post("/responses/input_tokens", include_in_schema=False)
+async def count_input_tokens(body: ResponsesRequest, services: Annotated[Services, Depends(services)]) -> InputTokens:
+    """How many tokens the prompt of this response has; no engine is asked, and nothing is kept."""
+    require_model(services, body.model)
+    chat = to_chat(body, _conversation(body, services))
+    with _in_words_of_the_client():
+        return InputTokens(input_tokens=len(await encode_chat(chat, services.codec)))
 
 
 @router.get("/v1/responses/{response_id}")
@@ -95,7 +108,7 @@ async def _start(body: ResponsesRequest, services: Services, request_id: str) ->
     store = services.responses
     if body.store and not store.is_on:
         raise InvalidField("store must not be true: this server keeps no responses", param="store")
-    items = [*_earlier(body, services), *given_items(body.input, store.item)]
+    items = _conversation(body, services)
     chat = to_chat(body, items)
     _, model = services.router.pick(body.device)
     is_stored = store.is_on and body.store is not False
@@ -106,12 +119,25 @@ async def _start(body: ResponsesRequest, services: Services, request_id: str) ->
         created=int(time.time()),
         is_stored=is_stored,
     )
-    try:
+    with _in_words_of_the_client():
         choices = await start_chat(services, chat, request_id)
-    except RequestError as error:
-        raise outer_error(error) from None
     build = ResponseBuilder(begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []))
     return RunningResponse(choices, build, items, store if is_stored else None)
+
+
+@contextmanager
+def _in_words_of_the_client() -> Iterator[None]:
+    """Let errors name the fields of the body, not those of the chat that is made of it."""
+    try:
+        yield
+    except RequestError as error:
+        raise outer_error(error) from None
+
+
+def _conversation(body: ResponsesRequest, services: Services) -> list[JsonObject]:
+    """The items of all turns. Raises InvalidField."""
+    kept = services.responses.find_items(referenced_ids(body.input))
+    return [*_earlier(body, services), *given_items(body.input, kept)]
 
 
 def _earlier(body: ResponsesRequest, services: Services) -> list[JsonObject]:

@@ -51,8 +51,16 @@ class RunningResponse:
             yield event
 
     async def whole(self, receive: Receive) -> JsonObject:
-        """The response when it has ended. Raises ClientLeft as soon as `receive` says so, and GenerationFailed."""
-        await self._choices.read(receive, self._read())
+        """The response when it has ended, which is kept only then: nobody else knows its id.
+
+        Raises ClientLeft as soon as `receive` says so, and GenerationFailed.
+        """
+        try:
+            await self._choices.read(receive, self._read())
+        except BaseException:
+            if self._store is not None:
+                self._store.abandon(self.response["id"])
+            raise
         return self.response
 
     def cancel(self) -> None:

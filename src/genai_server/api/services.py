@@ -24,6 +24,11 @@ class Services:
     started: int
     on_loopback: bool
 
+    @property
+    def codec(self) -> TextCodec:
+        """The text side of any device, for they all run the same model."""
+        return next(iter(self.codecs.values()))
+
 
 def services(request: Request) -> Services:
     """The app's services, for routes to depend on."""

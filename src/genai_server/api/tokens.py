@@ -27,7 +27,8 @@ router = APIRouter(tags=["tokens"], responses={code: {"model": ErrorResponse} fo
 @router.post("/v1/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, services: Annotated[Services, Depends(services)]) -> Response:
     """The tokens of a text, or of the prompt that messages make."""
-    codec = _codec(services, body.model)
+    require_model(services, body.model)
+    codec = services.codec
     tokens = await _tokens(body, codec)
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": _max_model_len(services)}
     if body.with_pieces:
@@ -42,7 +43,8 @@ async def tokenize(body: TokenizeRequest, services: Annotated[Services, Depends(
 @router.post("/v1/detokenize", response_model=DetokenizeResponse)
 def detokenize(body: DetokenizeRequest, services: Annotated[Services, Depends(services)]) -> Response:
     """The text of tokens, the special ones included."""
-    text = _codec(services, body.model).decode(body.tokens)
+    require_model(services, body.model)
+    text = services.codec.decode(body.tokens)
     return _json({"prompt": text, "content": text})
 
 
@@ -50,16 +52,9 @@ def detokenize(body: DetokenizeRequest, services: Annotated[Services, Depends(se
 @router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
 def apply_template(body: ApplyTemplateRequest, services: Annotated[Services, Depends(services)]) -> Response:
     """The prompt that messages make, as text."""
-    codec = _codec(services, body.model)
-    return _json(
-        {"prompt": codec.render_chat(_plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs)}
-    )
-
-
-def _codec(services: Services, model: str | None) -> TextCodec:
-    """Every device has the same model. Raises ModelNotFound."""
-    require_model(services, model)
-    return next(iter(services.codecs.values()))
+    require_model(services, body.model)
+    prompt = services.codec.render_chat(_plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs)
+    return _json({"prompt": prompt})
 
 
 async def _tokens(body: TokenizeRequest, codec: TextCodec) -> list[int]:

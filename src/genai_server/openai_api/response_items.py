@@ -4,7 +4,7 @@
 
 import base64
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.base import JsonObject
@@ -67,20 +67,24 @@ def function_call(
     return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called}
 
 
-def given_items(given: str | Sequence[InputItem], find: Callable[[str], JsonObject | None]) -> list[JsonObject]:
-    """The items of a request's input; `find` gives the item that an item_reference means.
+def referenced_ids(given: str | Sequence[InputItem]) -> set[str]:
+    """The ids of the items that a request's input means without saying what they are."""
+    return {item.id for item in given if isinstance(item, ItemReference)}
 
-    Raises InvalidField where it finds none, and for encrypted content that is not from here.
+
+def given_items(given: str | Sequence[InputItem], known: Mapping[str, JsonObject]) -> list[JsonObject]:
+    """The items of a request's input; `known` are those that an item_reference may mean, by their ids.
+
+    Raises InvalidField for any other, and for encrypted content that is not from here.
     """
     if isinstance(given, str):
         return [message("user", [input_text(given)])]
     found = []
     for index, item in enumerate(given):
         if isinstance(item, ItemReference):
-            known = find(item.id)
-            if known is None:
+            if item.id not in known:
                 raise InvalidField(f"no response that is kept has an item {item.id!r}", param=f"input[{index}].id")
-            found.append(known)
+            found.append(known[item.id])
         else:
             found.append(_given_item(item, index))
     return found

@@ -144,6 +144,13 @@ class ResponsesRequest(GenerationFields):
                 raise field_error("tool_choice", f"allows the function {unknown[0]!r}, which is not among tools")
 
 
+class InputTokens(BaseModel):
+    """Answer of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 def _is_false(value: bool) -> bool:
     if value:
         raise ValueError("must be false: a response is streamed to whoever creates it only")

@@ -1,0 +1,65 @@
+"""How answers are started: what one request takes to be checked holds up no other."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from genai_server.cli.composition import attached_app
+from genai_server.config import load_settings
+from genai_server.engines.supervisor import Supervisor
+from genai_server.text import grammar
+from tests.running_server import body, free_port, wait_until
+
+
+@pytest.fixture
+def here() -> Iterator[httpx.Client]:
+    """A client of a server in this process, where its steps can be held up; the engine has one of its own."""
+    settings = load_settings({"device": "scripted"}, environ={}, dotenv=None)
+    supervisor = Supervisor(settings)
+    supervisor.start()
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(attached_app(settings, supervisor.folder), port=port, log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            wait_until(lambda: client.get("/readyz").status_code == 200)
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+        supervisor.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/v1/chat/completions", body("say yes")), ("/v1/completions", {"prompt": "say yes\n\x04"})],
+    ids=["chat", "completion"],
+)
+def test_others_go_on_while_a_grammar_is_compiled(
+    here: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    compiling, go_on = threading.Event(), threading.Event()
+
+    def held(*_: Any, **__: Any) -> None:
+        compiling.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(grammar, "validate", held)
+    with ThreadPoolExecutor() as threads:
+        guided = threads.submit(here.post, path, json={**fields, "structured_outputs": {"choice": ["yes", "no"]}})
+        try:
+            assert compiling.wait(20)
+            assert here.get("/healthz").status_code == 200
+            stream = here.post("/v1/chat/stream", json=body("say hello")).text
+            assert not guided.done()
+        finally:
+            go_on.set()
+        assert '"done": true' in stream
+        assert guided.result().status_code == 200
