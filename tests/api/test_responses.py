@@ -105,6 +105,18 @@ def test_log_probabilities_come_with_the_text_if_they_are_asked_for(client: Open
     assert [(one.token, len(one.top_logprobs)) for one in message.content[0].logprobs or []] == [("h", 2), ("i", 2)]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_metrics_come_with_the_response_if_they_are_asked_for(scripted: RunningServer, stream: bool) -> None:
+    asked = _post(scripted, include_metrics=True, stream=stream).text.splitlines()[-2 if stream else 0]
+    told = json.loads(asked.removeprefix("data: "))
+    response = told["response"] if stream else told
+    metrics = response["metrics"]
+    assert (metrics["output_tokens"], metrics["model"]) == (1, MODEL)
+    assert metrics["total_latency"] > 0
+    assert scripted.client.get(f"/v1/responses/{response['id']}").json() == response
+    assert "metrics" not in _post(scripted).json()
+
+
 def test_the_tokens_of_an_input_can_be_counted_before(client: OpenAI, scripted: RunningServer) -> None:
     first = client.responses.create(model=MODEL, instructions="Be brief.", input="say hello")
     asked: Any = {"model": MODEL, "input": "say more", "previous_response_id": first.id, "tools": [WEATHER]}

@@ -122,7 +122,7 @@ async def _start(body: ResponsesRequest, services: Services, request_id: str) ->
     with _in_words_of_the_client():
         choices = await start_chat(services, chat, request_id)
     build = ResponseBuilder(begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []))
-    return RunningResponse(choices, build, items, store if is_stored else None)
+    return RunningResponse(choices, build, items, store if is_stored else None, with_metrics=bool(body.include_metrics))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.types import Receive
 
 from genai_server.api.choices import Choices
+from genai_server.api.metrics import metrics_of
 from genai_server.api.response_store import EndedResponse, ResponseStore
 from genai_server.errors import GenaiServerError
 from genai_server.openai_api.response_builder import ResponseBuilder
@@ -20,12 +21,19 @@ class RunningResponse:
     """
 
     def __init__(
-        self, choices: Choices, build: ResponseBuilder, items: list[JsonObject], store: ResponseStore | None
+        self,
+        choices: Choices,
+        build: ResponseBuilder,
+        items: list[JsonObject],
+        store: ResponseStore | None,
+        *,
+        with_metrics: bool = False,
     ) -> None:
         self.items = items
         self._choices = choices
         self._build = build
         self._store = store
+        self._with_metrics = with_metrics
         self._last_events: list[JsonObject] = []
         if store is not None:
             store.begin(self)
@@ -46,7 +54,8 @@ class RunningResponse:
                 for event in self._build.add(piece.parts, piece.tokens):
                     yield event
             else:
-                self._last_events = self._build.finish(answer.reason, self._choices.usage(), int(time.time()))
+                more = {"metrics": metrics_of(self._choices)} if self._with_metrics else {}
+                self._last_events = self._build.finish(answer.reason, self._choices.usage(), int(time.time()), **more)
         for event in self._last_events:
             yield event
 

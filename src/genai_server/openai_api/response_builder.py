@@ -66,15 +66,18 @@ class ResponseBuilder:
             self._tokens = []
         return events
 
-    def finish(self, reason: FinishReason, usage: Usage, at: int) -> list[JsonObject]:
-        """The answer is complete, or cut, `at` so many seconds since 1970; the last events."""
+    def finish(self, reason: FinishReason, usage: Usage, at: int, **more: Any) -> list[JsonObject]:
+        """The answer is complete, or cut, `at` so many seconds since 1970; the last events.
+
+        The response gets `more` fields, this server's own.
+        """
         if reason is not FinishReason.STOP:
             true_reason = {key: value for key, value in openai_reason(reason).items() if key != "finish_reason"}
             details = {"reason": "max_output_tokens", **true_reason}
-            return [*self._close("incomplete"), self._end("incomplete", usage, incomplete_details=details)]
+            return [*self._close("incomplete"), self._end("incomplete", usage, incomplete_details=details, **more)]
         # Thoughts alone, or nothing, are no answer: clients want to read one, if it is empty.
         events = [] if isinstance(self._last_item, Message | FunctionCall) else self._open(Message())
-        return [*events, *self._close("completed"), self._end("completed", usage, completed_at=at)]
+        return [*events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
 
     def cancel(self, usage: Usage) -> list[JsonObject]:
         """Nobody wants more of it; the last events, for which OpenAI has no name of their own."""

@@ -115,6 +115,7 @@ class ResponsesRequest(GenerationFields):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = Field(None, description="Only with stream: true.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the chat template.")
+    include_metrics: bool | None = Field(None, description="The metrics of /v1/chat in the response, once complete.")
     max_tool_calls: int | None = Field(None, ge=1, description="Of OpenAI's own tools, of which there are none here.")
     # OpenAI's that this server cannot honour: nothing but null, or what it does anyway.
     background: Literal[False] | None = None
