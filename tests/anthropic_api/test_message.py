@@ -18,19 +18,9 @@ from genai_server.anthropic_api.message import MessageBuilder
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
+from genai_server.parts import Content, Part, ToolCallArguments, ToolCallStart
+from tests.answer_parts import PARTS, whole
 
-PARTS: list[Part] = [
-    Reasoning("s"),
-    Reasoning("o"),
-    Content("Hel"),
-    Content("lo"),
-    ToolCallStart(0, "call_1", "add"),
-    ToolCallArguments(0, '{"a": '),
-    ToolCallArguments(0, "1}"),
-    ToolCallStart(1, "call_2", "sub"),
-    ToolCallArguments(1, "{}"),
-]
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 USAGE = Usage(prompt=10, completion=4, cached=7, reasoning=2)
 
@@ -47,11 +37,8 @@ def _complete(
     stop_string: str | None = None,
     shows_thinking: bool = True,
 ) -> Message:
-    answer = WholeAnswer()
-    for part in parts:
-        answer.add(part)
     build = _build(shows_thinking=shows_thinking)
-    return Message.model_validate(build.complete(answer, reason, usage, stop_string=stop_string))
+    return Message.model_validate(build.complete(whole(parts), reason, usage, stop_string=stop_string))
 
 
 def _stream(parts: list[Part], *, shows_thinking: bool = True) -> list[RawMessageStreamEvent]:
@@ -66,7 +53,7 @@ def test_a_whole_answer_has_a_block_for_its_thoughts_its_text_and_each_call() ->
     message = _complete(PARTS)
     assert (message.id, message.type, message.role, message.model) == ("msg_1", "message", "assistant", "m")
     assert [block.to_dict() for block in message.content] == [
-        {"type": "thinking", "thinking": "so", "signature": "unsigned"},
+        {"type": "thinking", "thinking": "so be it", "signature": "unsigned"},
         {"type": "text", "text": "Hello"},
         {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}},
         {"type": "tool_use", "id": "call_2", "name": "sub", "input": {}},
@@ -142,7 +129,7 @@ def test_a_stream_makes_up_the_same_blocks_as_the_whole_answer() -> None:
             for kind in ("text", "thinking", "partial_json"):
                 written[event.index] = written.get(event.index, "") + str(delta.get(kind, ""))
     assert [block.type for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
-    assert written == {0: "so", 1: "Hello", 2: '{"a": 1}', 3: "{}"}
+    assert written == {0: "so be it", 1: "Hello", 2: '{"a": 1}', 3: "{}"}
     assert [(block.id, block.name) for block in blocks if isinstance(block, ToolUseBlock)] == [
         ("call_1", "add"),
         ("call_2", "sub"),

@@ -9,33 +9,12 @@ from genai_server.generation import FinishReason
 from genai_server.openai_api.chat_completion import ChatCompletionBuilder
 from genai_server.openai_api.usage import Usage
 from genai_server.parts import (
-    Content,
-    Part,
-    Reasoning,
     ScoredToken,
-    ToolCallArguments,
-    ToolCallStart,
     WholeAnswer,
 )
+from tests.answer_parts import PARTS, whole
 
 SCORED = ScoredToken(b"\xc3", -0.5, [ScoredToken(b"\xc3", -0.5), ScoredToken(b"e", -1.0)])
-PARTS: list[Part] = [
-    Reasoning("so"),
-    Content("Hel"),
-    Content("lo"),
-    ToolCallStart(0, "call_1", "add"),
-    ToolCallArguments(0, '{"a": '),
-    ToolCallArguments(0, "1}"),
-    ToolCallStart(1, "call_2", "sub"),
-    ToolCallArguments(1, "{}"),
-]
-
-
-def _whole(parts: list[Part]) -> WholeAnswer:
-    answer = WholeAnswer()
-    for part in parts:
-        answer.add(part)
-    return answer
 
 
 def _build(**options: bool) -> ChatCompletionBuilder:
@@ -53,10 +32,10 @@ def test_a_whole_answer_is_one_of_openais(reason: FinishReason) -> None:
 
 
 def test_calls_and_reasoning_stand_beside_the_content() -> None:
-    read = ChatCompletion.model_validate(_build().complete([(_whole(PARTS), FinishReason.STOP)], Usage(3, 4)))
+    read = ChatCompletion.model_validate(_build().complete([(whole(PARTS), FinishReason.STOP)], Usage(3, 4)))
     message = read.choices[0].message
     assert message.content == "Hello"
-    assert message.model_extra == {"reasoning_content": "so"}
+    assert message.model_extra == {"reasoning_content": "so be it"}
     assert [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []] == [  # type: ignore[union-attr]
         ("call_1", "add", '{"a": 1}'),
         ("call_2", "sub", "{}"),
@@ -65,7 +44,7 @@ def test_calls_and_reasoning_stand_beside_the_content() -> None:
 
 
 def test_an_answer_of_calls_alone_has_no_content() -> None:
-    built = _build().complete([(_whole(PARTS[3:]), FinishReason.STOP)], Usage(3, 4))
+    built = _build().complete([(whole(PARTS[4:]), FinishReason.STOP)], Usage(3, 4))
     assert built["choices"][0]["message"]["content"] is None
 
 
@@ -103,7 +82,7 @@ def test_the_chunks_of_a_stream_are_openais_and_make_up_the_answer() -> None:
 
 def test_parts_of_one_chunk_are_put_together() -> None:
     delta = _build().part(0, PARTS, [])["choices"][0]["delta"]
-    assert (delta["reasoning_content"], delta["content"]) == ("so", "Hello")
+    assert (delta["reasoning_content"], delta["content"]) == ("so be it", "Hello")
     assert [call["function"]["arguments"] for call in delta["tool_calls"]] == ['{"a": 1}', "{}"]
 
 

@@ -12,21 +12,11 @@ from genai_server.openai_api.response_builder import ResponseBuilder
 from genai_server.openai_api.responses import new_response
 from genai_server.openai_api.schemas.responses import ResponsesRequest
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallArguments, ToolCallStart
+from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
+from tests.answer_parts import PARTS
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USAGE = Usage(3, 4, cached=2, reasoning=1)
-PARTS: list[Part] = [
-    Reasoning("so"),
-    Reasoning(" be it"),
-    Content("Hel"),
-    Content("lo"),
-    ToolCallStart(0, "call_1", "add"),
-    ToolCallArguments(0, '{"a": '),
-    ToolCallArguments(0, "1}"),
-    ToolCallStart(1, "call_2", "sub"),
-    ToolCallArguments(1, "{}"),
-]
 
 
 def _builder(*, is_encrypted: bool = False, **fields: Any) -> ResponseBuilder:

@@ -1,14 +1,14 @@
 """The server's own chat endpoints: /v1/chat and /v1/chat/stream."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from genai_server.api.answer import Piece
 from genai_server.api.choices import Choices
 from genai_server.api.metrics import metrics_of
-from genai_server.api.services import Services, request_id, services
+from genai_server.api.services import RequestId, TheServices
 from genai_server.api.sse import EventStream
 from genai_server.api.start import start_chat
 from genai_server.openai_api.chat_completion import logprobs, message
@@ -23,8 +23,8 @@ router = APIRouter(tags=["chat"], responses={code: {"model": ErrorResponse} for 
 async def chat(
     body: ChatRequest,
     request: Request,
-    services: Annotated[Services, Depends(services)],
-    request_id: Annotated[str, Depends(request_id)],
+    services: TheServices,
+    request_id: RequestId,
 ) -> dict[str, Any]:
     """Answer in one piece."""
     choices = await start_chat(services, body, request_id)
@@ -41,8 +41,8 @@ async def chat(
 @router.post("/v1/chat/stream", response_class=EventStream, status_code=200)
 async def chat_stream(
     body: ChatRequest,
-    services: Annotated[Services, Depends(services)],
-    request_id: Annotated[str, Depends(request_id)],
+    services: TheServices,
+    request_id: RequestId,
 ) -> EventStream:
     """Answer token by token."""
     choices = await start_chat(services, body, request_id)

@@ -2,20 +2,19 @@
 
 import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.api.choices import Choices
 from genai_server.api.metrics import metrics_of
-from genai_server.api.services import Services, request_id, services
+from genai_server.api.services import RequestId, TheServices
 from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import start_chat
 from genai_server.openai_api.chat_completion import ChatCompletionBuilder
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatCompletionRequest
-from genai_server.openai_api.schemas.sampling import StreamOptions
 
 router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)})
 
@@ -25,21 +24,20 @@ router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} fo
 async def create_chat_completion(
     body: ChatCompletionRequest,
     request: Request,
-    services: Annotated[Services, Depends(services)],
-    request_id: Annotated[str, Depends(request_id)],
+    services: TheServices,
+    request_id: RequestId,
 ) -> Response:
     """OpenAI's chat completion, in one piece or as a stream of chunks."""
     choices = await start_chat(services, body, request_id)
-    options = body.stream_options or StreamOptions.model_validate({})
     build = ChatCompletionBuilder(
         request_id,
         choices.model,
         int(time.time()),
-        has_usage=bool(options.include_usage or options.continuous_usage_stats),
+        has_usage=body.has_last_usage or body.has_running_usage,
         has_logprobs=bool(body.logprobs),
     )
     if body.stream:
-        return EventStream(choices, _chunks(choices, build, options, with_metrics=bool(body.include_metrics)))
+        return EventStream(choices, _chunks(choices, build, body))
     answers = await choices.whole(request.receive)
     reasons = [answer.reason for answer in choices.answers]
     completion = build.complete(list(zip(answers, reasons, strict=True)), choices.usage())
@@ -48,18 +46,16 @@ async def create_chat_completion(
     return JSONResponse(completion)
 
 
-async def _chunks(
-    choices: Choices, build: ChatCompletionBuilder, options: StreamOptions, *, with_metrics: bool
-) -> AsyncIterator[Any]:
+async def _chunks(choices: Choices, build: ChatCompletionBuilder, body: ChatCompletionRequest) -> AsyncIterator[Any]:
     for index in range(len(choices.answers)):
         yield build.first(index)
     async for index, answer, piece in choices.pieces():
-        usage = choices.usage() if options.continuous_usage_stats else None
+        usage = choices.usage() if body.has_running_usage else None
         if piece is not None:
             yield build.part(index, piece.parts, piece.tokens, usage)
         else:
             yield build.last(index, answer.reason, usage, calls_tools=answer.calls_tools)
-    if options.include_usage or with_metrics:
+    if body.has_last_usage or body.include_metrics:
         chunk = build.usage(choices.usage())
-        yield {**chunk, "metrics": metrics_of(choices)} if with_metrics else chunk
+        yield {**chunk, "metrics": metrics_of(choices)} if body.include_metrics else chunk
     yield "[DONE]"

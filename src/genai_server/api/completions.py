@@ -2,20 +2,19 @@
 
 import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.api.choices import Choices
 from genai_server.api.metrics import metrics_of
-from genai_server.api.services import Services, request_id, services
+from genai_server.api.services import RequestId, TheServices
 from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import Prompt, start_completion
 from genai_server.openai_api.completion import CompletionBuilder
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.completions import CompletionRequest
-from genai_server.openai_api.schemas.sampling import StreamOptions
 from genai_server.parts import ScoredToken, WholeAnswer
 
 router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)})
@@ -26,22 +25,21 @@ router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} fo
 async def create_completion(
     body: CompletionRequest,
     request: Request,
-    services: Annotated[Services, Depends(services)],
-    request_id: Annotated[str, Depends(request_id)],
+    services: TheServices,
+    request_id: RequestId,
 ) -> Response:
     """OpenAI's text completion, in one piece or as a stream of chunks."""
     prompts, choices = await start_completion(services, body, request_id)
-    options = body.stream_options or StreamOptions.model_validate({})
     build = CompletionBuilder(
         request_id,
         choices.model,
         int(time.time()),
-        has_usage=bool(options.include_usage or options.continuous_usage_stats),
+        has_usage=body.has_last_usage or body.has_running_usage,
         has_logprobs=body.logprobs is not None,
     )
     echoed = prompts if body.echo else None
     if body.stream:
-        return EventStream(choices, _chunks(choices, build, options, echoed, with_metrics=bool(body.include_metrics)))
+        return EventStream(choices, _chunks(choices, build, body, echoed))
     answers = await choices.whole(request.receive)
     found = []
     for index, answer in enumerate(answers):
@@ -57,10 +55,8 @@ async def create_completion(
 async def _chunks(
     choices: Choices,
     build: CompletionBuilder,
-    options: StreamOptions,
+    body: CompletionRequest,
     echoed: list[Prompt] | None,
-    *,
-    with_metrics: bool,
 ) -> AsyncIterator[Any]:
     begun: set[int] = set()
     async for index, answer, piece in choices.pieces():
@@ -71,11 +67,11 @@ async def _chunks(
             for part in piece.parts:
                 whole.add(part)
             text, tokens = text + whole.content, tokens + piece.tokens
-        usage = choices.usage() if options.continuous_usage_stats else None
+        usage = choices.usage() if body.has_running_usage else None
         yield build.chunk(build.choice(index, text, tokens, None if piece is not None else answer.reason), usage)
-    if options.include_usage or with_metrics:
+    if body.has_last_usage or body.include_metrics:
         chunk = build.usage(choices.usage())
-        yield {**chunk, "metrics": metrics_of(choices)} if with_metrics else chunk
+        yield {**chunk, "metrics": metrics_of(choices)} if body.include_metrics else chunk
     yield "[DONE]"
 
 

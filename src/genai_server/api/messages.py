@@ -2,9 +2,8 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.anthropic_api.message import MessageBuilder
@@ -12,7 +11,7 @@ from genai_server.anthropic_api.schemas import CountTokensRequest, ErrorResponse
 from genai_server.anthropic_api.translate import Translation
 from genai_server.api.choices import Choices
 from genai_server.api.errors import anthropic_body
-from genai_server.api.services import Services, request_id, services
+from genai_server.api.services import RequestId, TheServices
 from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import encode_chat, require_model, start_chat
 from genai_server.errors import RequestError
@@ -26,8 +25,8 @@ router = APIRouter(tags=["anthropic"], responses={code: {"model": ErrorResponse}
 async def create_message(
     body: MessagesRequest,
     request: Request,
-    services: Annotated[Services, Depends(services)],
-    request_id: Annotated[str, Depends(request_id)],
+    services: TheServices,
+    request_id: RequestId,
 ) -> Response:
     """Anthropic's message, in one piece or as a stream of events."""
     translation = Translation(body)
@@ -50,7 +49,7 @@ async def create_message(
 
 @router.post("/v1/messages/count_tokens")
 @router.post("/messages/count_tokens", include_in_schema=False)
-async def count_tokens(body: CountTokensRequest, services: Annotated[Services, Depends(services)]) -> dict[str, int]:
+async def count_tokens(body: CountTokensRequest, services: TheServices) -> dict[str, int]:
     """How many tokens the prompt of a message has; no engine is asked."""
     require_model(services, body.model)
     translation = Translation(body)

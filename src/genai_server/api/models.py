@@ -1,10 +1,10 @@
 """What is served: /v1/models and /v1/models/{id}."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
-from genai_server.api.services import Services, services
+from genai_server.api.services import Services, TheServices
 from genai_server.errors import ModelNotFound
 from genai_server.openai_api.schemas.base import ErrorResponse
 
@@ -13,14 +13,14 @@ router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
 
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
-async def list_models(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+async def list_models(services: TheServices) -> dict[str, Any]:
     """The served models."""
     return {"object": "list", "data": [_model(services)]}
 
 
 @router.get("/v1/models/{model}")
 @router.get("/models/{model}", include_in_schema=False)
-async def get_model(model: str, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+async def get_model(model: str, services: TheServices) -> dict[str, Any]:
     """One of them."""
     if model != services.settings.model_name:
         raise ModelNotFound(f"model {model[:100]!r} is not served; {services.settings.model_name!r} is", param="model")

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.api.response_store import KeptResponse
 from genai_server.api.running_response import RunningResponse
-from genai_server.api.services import Services, request_id, services
+from genai_server.api.services import RequestId, Services, TheServices
 from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import encode_chat, require_model, start_chat
 from genai_server.errors import InvalidField, PreviousNotFound, RequestError, ResponseNotFound
@@ -35,8 +35,8 @@ router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} fo
 async def create_response(
     body: ResponsesRequest,
     request: Request,
-    services: Annotated[Services, Depends(services)],
-    request_id: Annotated[str, Depends(request_id)],
+    services: TheServices,
+    request_id: RequestId,
 ) -> Response:
     """OpenAI's response, in one piece or as a stream of events."""
     running = await _start(body, services, request_id)
@@ -50,7 +50,7 @@ async def create_response(
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
 @router.post("/responses/input_tokens", include_in_schema=False)
-async def count_input_tokens(body: ResponsesRequest, services: Annotated[Services, Depends(services)]) -> InputTokens:
+async def count_input_tokens(body: ResponsesRequest, services: TheServices) -> InputTokens:
     """How many tokens the prompt of this response has; no engine is asked, and nothing is kept."""
     require_model(services, body.model)
     chat = to_chat(body, _conversation(body, services))
@@ -61,7 +61,7 @@ async def count_input_tokens(body: ResponsesRequest, services: Annotated[Service
 @router.get("/v1/responses/{response_id}")
 @router.get("/responses/{response_id}", include_in_schema=False)
 async def get_response(
-    response_id: str, query: Annotated[RetrieveParameters, Query()], services: Annotated[Services, Depends(services)]
+    response_id: str, query: Annotated[RetrieveParameters, Query()], services: TheServices
 ) -> dict[str, Any]:
     """A response as it is now."""
     return services.responses.get(response_id).response
@@ -69,7 +69,7 @@ async def get_response(
 
 @router.delete("/v1/responses/{response_id}")
 @router.delete("/responses/{response_id}", include_in_schema=False)
-async def delete_response(response_id: str, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+async def delete_response(response_id: str, services: TheServices) -> dict[str, Any]:
     """Forget a response; those that went on from it have what they need of it."""
     services.responses.delete(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
@@ -77,7 +77,7 @@ async def delete_response(response_id: str, services: Annotated[Services, Depend
 
 @router.post("/v1/responses/{response_id}/cancel")
 @router.post("/responses/{response_id}/cancel", include_in_schema=False)
-async def cancel_response(response_id: str, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+async def cancel_response(response_id: str, services: TheServices) -> dict[str, Any]:
     """End a response that is being made, and give what there is of it."""
     kept = services.responses.get(response_id)
     kept.cancel()
@@ -87,7 +87,7 @@ async def cancel_response(response_id: str, services: Annotated[Services, Depend
 @router.get("/v1/responses/{response_id}/input_items")
 @router.get("/responses/{response_id}/input_items", include_in_schema=False)
 async def list_input_items(
-    response_id: str, query: Annotated[InputItemsParameters, Query()], services: Annotated[Services, Depends(services)]
+    response_id: str, query: Annotated[InputItemsParameters, Query()], services: TheServices
 ) -> dict[str, Any]:
     """The items that a response was made from, those of the turns before included, page by page."""
     items = services.responses.get(response_id).items

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from genai_server.api.response_store import ResponseStore
 from genai_server.config import Settings
@@ -31,12 +32,17 @@ class Services:
 
 
 def services(request: Request) -> Services:
-    """The app's services, for routes to depend on."""
+    """The app's services."""
     found: Services = request.app.state.services
     return found
 
 
 def request_id(request: Request) -> str:
-    """The request's name, for routes to depend on."""
+    """The request's name."""
     name: str = request.state.request_id
     return name
+
+
+# What routes take as their parameters.
+TheServices = Annotated[Services, Depends(services)]
+RequestId = Annotated[str, Depends(request_id)]

@@ -1,12 +1,12 @@
 """Between text and token ids: /tokenize, /detokenize and /apply-template. None of them needs an engine."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 
-from genai_server.api.services import Services, services
+from genai_server.api.services import Services, TheServices
 from genai_server.api.start import require_model
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatMessage, Tool
@@ -25,7 +25,7 @@ router = APIRouter(tags=["tokens"], responses={code: {"model": ErrorResponse} fo
 
 @router.post("/tokenize", response_model=TokenizeResponse)
 @router.post("/v1/tokenize", response_model=TokenizeResponse)
-async def tokenize(body: TokenizeRequest, services: Annotated[Services, Depends(services)]) -> Response:
+async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
     """The tokens of a text, or of the prompt that messages make."""
     require_model(services, body.model)
     codec = services.codec
@@ -41,7 +41,7 @@ async def tokenize(body: TokenizeRequest, services: Annotated[Services, Depends(
 
 @router.post("/detokenize", response_model=DetokenizeResponse)
 @router.post("/v1/detokenize", response_model=DetokenizeResponse)
-def detokenize(body: DetokenizeRequest, services: Annotated[Services, Depends(services)]) -> Response:
+def detokenize(body: DetokenizeRequest, services: TheServices) -> Response:
     """The text of tokens, the special ones included."""
     require_model(services, body.model)
     text = services.codec.decode(body.tokens)
@@ -50,7 +50,7 @@ def detokenize(body: DetokenizeRequest, services: Annotated[Services, Depends(se
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse)
 @router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
-def apply_template(body: ApplyTemplateRequest, services: Annotated[Services, Depends(services)]) -> Response:
+def apply_template(body: ApplyTemplateRequest, services: TheServices) -> Response:
     """The prompt that messages make, as text."""
     require_model(services, body.model)
     prompt = services.codec.render_chat(_plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs)

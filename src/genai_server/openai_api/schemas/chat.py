@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wire, field_error
-from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamOptions
+from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -153,20 +153,11 @@ class ChatRequest(ChatParameters):
     n: int | None = Field(None, ge=1, le=1, description="These endpoints give one answer.")
 
 
-class ChatCompletionRequest(ChatParameters):
+class ChatCompletionRequest(ChatParameters, StreamFields):
     """Body of /v1/chat/completions."""
 
     max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens.")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = Field(None, description="Only with stream: true.")
     store: Any = Field(None, description="Has no effect here: nothing is kept.")
-    include_metrics: bool | None = Field(None, description="The metrics of /v1/chat beside the usage.")
-
-    @model_validator(mode="after")
-    def _only_with_stream(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise field_error("stream_options", "is only allowed with stream: true")
-        return self
 
 
 class ChatResponse(BaseModel):

@@ -5,14 +5,14 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from genai_server.openai_api.schemas.base import Text, field_error
-from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamOptions
+from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
 
 MOST_PROMPTS = 128
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, StreamFields):
     """Special tokens in a prompt are read as such: there is no turn that could be forged."""
 
     prompt: Text | Tokens | Texts | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
@@ -23,18 +23,13 @@ class CompletionRequest(GenerationFields):
     logprobs: int | None = Field(
         None, ge=0, le=20, description="Log probabilities of each token and so many likeliest."
     )
-    stream: bool | None = None
-    stream_options: StreamOptions | None = Field(None, description="Only with stream: true.")
     suffix: None = Field(None, description="Not supported.")
     add_special_tokens: bool | None = Field(
         None, description="Begin text prompts as the tokenizer does; true if left out."
     )
-    include_metrics: bool | None = Field(None, description="The metrics of /v1/chat beside the usage.")
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise field_error("stream_options", "is only allowed with stream: true")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise field_error("best_of", f"must be n ({self.n or 1}), given {self.best_of}: nothing chooses among more")
         if self.max_tokens == 0 and not self.echo:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, WithoutEffect
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, WithoutEffect, field_error
 
 MOST_STOP_STRINGS = 4
 MOST_CHOICES = 16
@@ -43,6 +43,30 @@ class StreamOptions(Wire):
     include_usage: bool | None = Field(None, description="One more chunk with the usage, before the end.")
     continuous_usage_stats: bool | None = Field(None, description="The usage up to then on every chunk.")
     include_obfuscation: bool | None = Field(None, description="Has no effect here: nothing is padded.")
+
+
+class StreamFields(Wire):
+    """Whether and how an answer of OpenAI's is streamed, and what this server tells beside it."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = Field(None, description="Only with stream: true.")
+    include_metrics: bool | None = Field(None, description="The metrics of /v1/chat beside the usage.")
+
+    @model_validator(mode="after")
+    def _only_with_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "is only allowed with stream: true")
+        return self
+
+    @property
+    def has_last_usage(self) -> bool:
+        """Whether a chunk of its own has the usage at the end."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_running_usage(self) -> bool:
+        """Whether every chunk has the usage up to then."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
 class SamplingFields(Wire):
