@@ -8,6 +8,14 @@ import pytest
 from tests.running_server import RunningServer, body, wait_until
 
 
+def test_chat_takes_the_parameters_of_openais_endpoint(scripted: RunningServer) -> None:
+    fields: dict[str, Any] = {"max_completion_tokens": 2, "store": True, "parallel_tool_calls": False, "logprobs": True}
+    answer = scripted.chat("say hello", **fields).json()
+    assert (answer["content"], answer["finish_reason"]) == ("he", "length")
+    with scripted.stream("say hello", **fields) as events:
+        assert "".join(json.loads(event)["token"] for event in events).removesuffix("[DONE]") == "he"
+
+
 def test_chat_answers_in_one_piece_with_metrics(scripted: RunningServer) -> None:
     response = scripted.chat("say hello")
     assert response.status_code == 200

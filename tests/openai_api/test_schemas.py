@@ -244,8 +244,8 @@ def test_what_a_completion_cannot_do_is_refused(fields: dict[str, Any]) -> None:
         CompletionRequest.model_validate({"prompt": "x", **fields})
 
 
-@pytest.mark.parametrize("field", ["stream", "stream_options", "max_completion_tokens"])
-def test_openais_own_fields_are_for_openais_endpoint_only(field: str) -> None:
+@pytest.mark.parametrize("field", ["stream", "stream_options", "include_metrics"])
+def test_the_fields_of_openais_stream_are_for_openais_endpoint_only(field: str) -> None:
     assert _refused_field(ChatRequest, _chat(**{field: None})) == (field,)
     assert getattr(ChatCompletionRequest.model_validate(_chat(**{field: None})), field) is None
 

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.generation import GenerationRequest, ModelInfo, Sampling
-from genai_server.openai_api.schemas.chat import ChatCompletionRequest, ChatParameters
+from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.openai_api.schemas.sampling import GenerationFields, SamplingFields
 
@@ -77,7 +77,7 @@ def to_generation_request(
 
 def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:
     """The most tokens of the answer, and under which of its names it was given."""
-    if isinstance(body, ChatCompletionRequest) and body.max_completion_tokens is not None:
+    if isinstance(body, ChatParameters) and body.max_completion_tokens is not None:
         if body.max_tokens is not None:
             raise InvalidField("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
         return "max_completion_tokens", body.max_completion_tokens

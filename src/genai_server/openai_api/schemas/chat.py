@@ -129,6 +129,8 @@ class ChatParameters(GenerationFields):
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the chat template.")
     reasoning_effort: ReasoningEffort | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens.")
+    store: Any = Field(None, description="Has no effect here: nothing is kept.")
     # OpenAI's that this server cannot honour: nothing but null.
     audio: None = None
     modalities: list[Literal["text"]] | None = None
@@ -155,9 +157,6 @@ class ChatRequest(ChatParameters):
 
 class ChatCompletionRequest(ChatParameters, StreamFields):
     """Body of /v1/chat/completions."""
-
-    max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens.")
-    store: Any = Field(None, description="Has no effect here: nothing is kept.")
 
 
 class ChatResponse(BaseModel):
