@@ -112,6 +112,8 @@ def _forced(**schema: Any) -> dict[str, Any]:
     ("fields", "param", "words"),
     [
         ({"structured_outputs": {"grammar": "start: nowhere"}}, "structured_outputs.grammar", "nowhere"),
+        # what shows in the engine only, which knows the model's tokens
+        ({"structured_outputs": {"grammar": "start: <[999999]>"}}, "structured_outputs.grammar", "999999"),
         ({"structured_outputs": {"regex": "(?=x)"}}, "structured_outputs.regex", "look-around"),
         ({"structured_outputs": {"json": {"type": "strin"}}}, "structured_outputs.json", "strin"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is not JSON"),

@@ -155,3 +155,17 @@ def test_a_template_mentions_what_stands_in_it() -> None:
 
 def test_the_scripted_template_gives_each_message_a_line_and_marks_the_end() -> None:
     assert _render(SCRIPTED_TEMPLATE, [*HELLO, {"role": "user", "content": "count 3"}]) == "Hello\ncount 3\n\x04"
+
+
+@pytest.mark.parametrize(
+    ("source", "takes", "of_messages"),
+    [
+        ("{% for tool in tools %}{{ tool }}{% endfor %}", True, False),
+        ("{% for m in messages %}{{ m['tools'] }}{% endfor %}", True, True),
+        ("{{ messages[0].tools }}", True, True),
+        ("{{ messages }} tools {# tools #}", False, False),
+    ],
+)
+def test_a_template_tells_where_it_looks_for_tools(source: str, takes: bool, of_messages: bool) -> None:
+    template = ChatTemplate(source)
+    assert (template.takes_tools, template.reads_tools_of_messages) == (takes, of_messages)
