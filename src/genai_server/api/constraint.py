@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from genai_server.errors import InvalidField
@@ -12,7 +12,6 @@ from genai_server.openai_api.schemas.chat import Tool as GivenTool
 from genai_server.openai_api.schemas.sampling import StructuredOutputs
 from genai_server.text import grammar
 from genai_server.text.codec import TextCodec
-from genai_server.text.dialect import Dialect
 from genai_server.text.tool_formats import Tool
 
 _STRUCTURE, _FORMAT = "structured_outputs", "response_format"
@@ -69,13 +68,15 @@ def chat_constraint(
         whole = _calls(body, tools, codec)
     elif wanted is None:
         return None
+    elif tools:
+        whole = replace(wanted, grammar=grammar.either(_calls(body, tools, codec).grammar, wanted.grammar))
     else:
         whole = wanted
-        if tools:
-            whole = Constraint(
-                grammar.either(_calls(body, tools, codec).grammar, wanted.grammar), wanted.field, wanted.rule
-            )
-    whole = _after_reasoning(whole, codec.dialect, codec, starts_inside=starts_inside)
+    if (reasoning := codec.dialect.reasoning) is not None:
+        built = grammar.after_reasoning(
+            whole.grammar, reasoning, starts_inside=starts_inside, opaque_tokens=codec.opaque_tokens
+        )
+        whole = replace(whole, grammar=built)
     try:
         whole.check()
     except InvalidField:
@@ -120,15 +121,6 @@ def _parameters(tool: GivenTool) -> Constraint:
     schema = Tool(tool.function.name, tool.function.parameters).schema
     rule = f"must have JSON schemas that can be followed as their parameters; those of {tool.function.name!r} are none"
     return Constraint(grammar.json_schema(schema), "tools", rule)
-
-
-def _after_reasoning(answer: Constraint, dialect: Dialect, codec: TextCodec, *, starts_inside: bool) -> Constraint:
-    if dialect.reasoning is None:
-        return answer
-    built = grammar.after_reasoning(
-        answer.grammar, dialect.reasoning, starts_inside=starts_inside, opaque_tokens=codec.opaque_tokens
-    )
-    return Constraint(built, answer.field, answer.rule)
 
 
 def _schema(given: Any) -> dict[str, Any]:
