@@ -40,6 +40,8 @@ def test_unknown_paths_and_methods_answer_in_the_same_form(
 
 def test_a_405_names_all_methods_of_the_path(scripted: RunningServer) -> None:
     assert scripted.client.delete("/v1/admin/runtime_options").headers["allow"] == "GET, POST"
+    assert scripted.client.put("/v1/responses/resp_1").headers["allow"] == "DELETE, GET"
+    assert scripted.client.put("/v1/responses/input_tokens").headers["allow"] == "POST"
 
 
 def test_a_rule_with_braces_in_it_is_told_as_it_is(scripted: RunningServer) -> None:

@@ -129,7 +129,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:
-    """What a path can be asked, by all of its routes."""
+    """What a path can be asked; if it is documented, not by routes that have a parameter in its place."""
+    documented = app.openapi()["paths"].get(request.scope["path"])
+    if documented is not None:
+        return sorted(method.upper() for method in documented)
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
     return [m for m, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in app.routes)]
 
