@@ -81,7 +81,7 @@ def masked(output: str) -> object:
     output = re.sub(r"req-[0-9a-f]{24}", "req-…", output.strip())
     output = re.sub(r'"[^"]*profiles/cpu"', '"profiles/cpu"', output)
     if not output.startswith("{"):
-        return re.sub(r'("[a-z_]+": )[0-9.e-]+', r"\1…", output)
+        return re.sub(r'("[a-z_]+":)[0-9.e-]+', r"\1…", output)
 
     def without_numbers(value: object) -> object:
         if isinstance(value, dict):

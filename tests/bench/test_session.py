@@ -41,6 +41,14 @@ def test_a_sweep_takes_the_servers_in_turn_and_sends_every_prompt_once() -> None
     assert len(prompts) == len(set(prompts)) == 2 * (2 + 2 * 4 * 2)
 
 
+def test_what_the_servers_process_took_of_a_core_is_told_for_each_token() -> None:
+    report, _ = bench(Plan(rounds=1, requests=20, concurrency=(20,), output_tokens=100))
+    (measurement,) = report.measurements
+    taken = measurement.figures["cpu_per_token"]
+    assert taken is not None  # client and server are one process here
+    assert 0 < taken < 0.1
+
+
 def test_requests_say_what_the_user_asks_for_and_nothing_else() -> None:
     _, fake = bench(Plan(rounds=1, requests=1, concurrency=(1,)), body={"ignore_eos": True})
     assert set(fake.bodies[-1]) == {"messages", "max_tokens", "stream", "stream_options", "ignore_eos"}

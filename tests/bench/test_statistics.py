@@ -10,6 +10,7 @@ from genai_server.bench.statistics import (
     gaps_within,
     latencies,
     output_rate,
+    per_token,
     percentile,
     spread,
 )
@@ -92,3 +93,10 @@ def test_several_streams_have_no_prefill_rate() -> None:
 def test_gaps_that_a_span_cuts_belong_to_it() -> None:
     assert gaps_within([0.0, 1.0, 3.0, 6.0, 10.0], 2.0, 5.0) == [2.0, 3.0]
     assert gaps_within([0.0, 1.0, 3.0, 6.0, 10.0], 1.0, 3.0) == [2.0]
+
+
+def test_what_was_used_up_is_shared_among_the_output_tokens_and_unknown_without_a_beginning_or_any() -> None:
+    answers = [stream(0.0, 0.5, 0.1, 21), stream(0.0, 0.5, 0.1, 19)]
+    assert per_token(answers, 2.0, 4.0) == 0.05
+    assert per_token(answers, None, 4.0) is None
+    assert per_token([], 2.0, 4.0) is None

@@ -24,6 +24,7 @@ _COLUMNS = (
     ("tokens/s", "tokens_per_second", 1),
     ("decode tokens/s", "decode_tokens_per_second", 1),
     ("prefill tokens/s", "prefill_tokens_per_second", 1),
+    ("HTTP core-ms a token", "cpu_per_token", 1000),
     ("cached", "cached_tokens", 1),
 )
 

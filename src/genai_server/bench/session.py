@@ -12,6 +12,7 @@ from genai_server.bench.client import Server
 from genai_server.bench.health import HealthProbe
 from genai_server.bench.measurement import Measurement
 from genai_server.bench.plan import Plan
+from genai_server.bench.processes import server_processes
 from genai_server.bench.prompts import calibrate
 from genai_server.bench.report import Report, TargetInfo
 from genai_server.bench.target import Target
@@ -69,10 +70,10 @@ class Session:
         except AnswerError as error:
             raise ServerUnusable(f"{url}: {error}") from None
         if options.health_interval <= 0:
-            return Target(server, calibration, None, copy)
+            return Target(server, calibration, None, copy, server_processes(url))
         probe = HealthProbe(server.url, options.health_path, options.health_interval)
         opened.push_async_callback(probe.close)
-        return Target(server, calibration, probe if await probe.answers() else None, copy)
+        return Target(server, calibration, probe if await probe.answers() else None, copy, server_processes(url))
 
 
 def _info(target: Target) -> TargetInfo:

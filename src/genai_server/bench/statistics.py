@@ -74,6 +74,12 @@ def output_rate(answers: Sequence[Answer]) -> float | None:
     return sum(answer.output_tokens for answer in answers) / wall if wall > 0 else None
 
 
+def per_token(answers: Sequence[Answer], before: float | None, after: float | None) -> float | None:
+    """How much of something was used up for each output token, if that is known."""
+    tokens = sum(answer.output_tokens for answer in answers)
+    return (after - before) / tokens if tokens and before is not None and after is not None else None
+
+
 def decode_rate(answers: Sequence[Answer], streams: int) -> float | None:
     """Tokens per second of all streams together while all of them decode, and no prompt is read.
 

@@ -8,7 +8,7 @@ from genai_server.bench.load import Outcome, run_load
 from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.plan import Plan
 from genai_server.bench.prompts import words
-from genai_server.bench.statistics import answer_figures
+from genai_server.bench.statistics import Figures, answer_figures, per_token
 from genai_server.bench.target import Target
 
 NAME = "sweep"
@@ -31,8 +31,10 @@ async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measur
     prompts = [
         words(count, plan.seed, target.copy, number, case, request) for request in range(plan.requests_at(case.streams))
     ]
+    before = target.cpu_seconds()
     outcome = await run_load(target.server, prompts, case.output_tokens, case.streams)
-    return _measurement(target.server.label, case, number, outcome)
+    cpu = per_token(outcome.answers, before, target.cpu_seconds())
+    return _measurement(target.server.label, case, number, outcome, {"cpu_per_token": cpu})
 
 
 async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, number: int) -> Measurement:
@@ -42,6 +44,6 @@ async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, n
     return _measurement(label, case, number, outcome)
 
 
-def _measurement(label: str, case: Case, number: int, outcome: Outcome) -> Measurement:
-    figures = answer_figures(outcome.answers, case.streams)
+def _measurement(label: str, case: Case, number: int, outcome: Outcome, more: Figures | None = None) -> Measurement:
+    figures = answer_figures(outcome.answers, case.streams) | (more or {})
     return Measurement(label, case, number, figures, len(outcome.answers), tuple(outcome.errors))

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +195,18 @@ def _run_with_progress(session: "Session") -> None:
         def show(done: int, total: int, title: str) -> None:
             progress.update(task, completed=done, total=total, description=title)
 
-        asyncio.run(session.run(show))
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(session.run(show))
+
+
+def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
+    """The event loop of the server itself, where it has one: the client's share of the cores is what it lacks."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 def _write(report: "Report", arguments: argparse.Namespace) -> None:

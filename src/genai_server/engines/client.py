@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from genai_server.engines.board import read_board
+from genai_server.engines.connection import connect
 from genai_server.engines.stream import TokenStream
 from genai_server.errors import EngineDied, NoEngineReady, from_code
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
@@ -36,7 +36,6 @@ from genai_server.messages import (
     ToEngine,
     Tokens,
     Welcome,
-    api_decoder,
     encode_frame,
 )
 
@@ -53,7 +52,7 @@ class EngineClient:
         self.batching = Batching()
         self.load = Load()
         self._folder = folder
-        self._writer: asyncio.StreamWriter | None = None
+        self._writer: asyncio.WriteTransport | None = None
         self._streams: dict[int, TokenStream] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._keys = count()
@@ -128,12 +127,9 @@ class EngineClient:
 
     async def _attend(self, address: str, secret: str) -> None:
         """Serve one connection until it ends."""
-        reader, self._writer = await _connect(address)
+        self._writer, connection = await connect(address, self._receive)
         self._send([Hello(secret)])
-        decoder = api_decoder()
-        while data := await reader.read(1 << 18):
-            for message in decoder.feed(data):
-                self._receive(message)
+        await connection.ended
 
     def _detach(self) -> None:
         """The engine has gone: tell everybody who waits for it."""
@@ -206,11 +202,3 @@ class EngineClient:
                     return msgspec.structs.replace(status, state="starting")
                 return status
         return EngineStatus(self.device, "stopped")
-
-
-async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to a path, or to host:port."""
-    if sys.platform != "win32" and "/" in address:
-        return await asyncio.open_unix_connection(address)
-    host, _, port = address.rpartition(":")
-    return await asyncio.open_connection(host, int(port))

@@ -34,7 +34,7 @@ class TokenStream:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._error: GenaiServerError | None = None
-        self._changed = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None  # of the one reader
         self._accepted = False
 
     # the engine's side
@@ -42,7 +42,7 @@ class TokenStream:
     def accept(self) -> None:
         """The engine has taken the request."""
         self._accepted = True
-        self._changed.set()
+        self._wake()
 
     def deliver_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
         """More of the prompt's log probabilities; nobody waits for them by themselves."""
@@ -52,19 +52,19 @@ class TokenStream:
         """More of the answer, with or without log probabilities."""
         self._tokens += tokens
         self._logprobs += logprobs
-        self._changed.set()
+        self._wake()
 
     def finish(self, reason: FinishReason, phases: Phases, num_cached: int = 0) -> None:
         """The answer is complete."""
         if not self.is_ended:
             self.reason, self.phases, self.num_cached = reason, phases, num_cached
-            self._changed.set()
+            self._wake()
 
     def fail(self, error: GenaiServerError) -> None:
         """The answer ends in an error, which the reader gets after the tokens that came before."""
         if not self.is_ended:
             self._error = error
-            self._changed.set()
+            self._wake()
 
     @property
     def is_ended(self) -> bool:
@@ -108,6 +108,10 @@ class TokenStream:
         on_leave, self._on_leave = self._on_leave, lambda: None
         on_leave()
 
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
     async def _wait(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+        self._waiting = asyncio.get_running_loop().create_future()
+        await self._waiting

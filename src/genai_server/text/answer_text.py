@@ -105,6 +105,8 @@ class AnswerText:
 
     def _released(self) -> list[ScoredToken]:
         """The held tokens that begin within what is shown."""
+        if not self._held:
+            return []
         count = next((i for i, token in enumerate(self._held) if token.offset >= self._shown), len(self._held))
         released, self._held = self._held[:count], self._held[count:]
         return released

@@ -20,7 +20,9 @@ class StopStrings:
         """What of the text up to here can be shown now, and whether it ends there."""
         if self.found is not None:
             return "", True
-        for n, character in enumerate(text if self._searches else ""):
+        if not self._searches:
+            return text, False
+        for n, character in enumerate(text):
             complete = [search.string for search in self._searches if search.advance(character)]
             if complete:
                 self.found = max(complete, key=len)
@@ -28,7 +30,7 @@ class StopStrings:
                 self._held = ""
                 return shown, True
         text = self._held + text
-        shown = text[: len(text) - max((search.num_matched for search in self._searches), default=0)]
+        shown = text[: len(text) - max(search.num_matched for search in self._searches)]
         self._held = text[len(shown) :]
         return shown, False
 

@@ -1,0 +1,147 @@
+"""An engine's decode steps, taken apart: what ONNX Runtime takes, by operator, and what the engine itself does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any, cast
+
+import onnxruntime
+
+from genai_server.engine.cores import usable_cores
+from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.guidance import model_guidance
+from genai_server.engine.loop import Connected, EngineLoop, Inbox
+from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.process import IDLE_CHUNK
+from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.base import ExportingRunner
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runtime_options import RuntimeOptionState
+from genai_server.engine.scheduler import Scheduler
+from genai_server.generation import GenerationRequest
+from genai_server.messages import Submit, ToApi, encode_frame
+
+from .equality import prompt
+
+MAX_LENGTH, PROMPT_TOKENS = 512, 24
+WARM_UP = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decode step of an engine; times in seconds. `number` counts the session's passes before it."""
+
+    whole: float
+    in_session: float
+    number: int
+
+
+class TimedSession:
+    """A session of ONNX Runtime's that notes how long its passes take."""
+
+    def __init__(self, session: Any) -> None:
+        self.seconds: list[float] = []
+        self.io_binding = session.io_binding
+        self._session = session
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        """Run a pass."""
+        started = time.perf_counter()
+        self._session.run_with_iobinding(binding, options)
+        self.seconds.append(time.perf_counter() - started)
+
+
+class ProfiledSession:
+    """A session that ONNX Runtime profiles, into a folder."""
+
+    def __init__(self, graph: DecoderGraph, folder: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = usable_cores()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / "step")
+        self._session = onnxruntime.InferenceSession(str(graph.path), options, providers=["CPUExecutionProvider"])
+        self.timed = TimedSession(self._session)
+
+    def operators(self, found: dict[int, list[Step]]) -> dict[int, Counter[str]]:
+        """The seconds of each operator in all steps of a number of rows; ends the profiling."""
+        events = json.loads(Path(self._session.end_profiling()).read_text())
+        passes = [event for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
+        passes.sort(key=lambda event: event["ts"])
+        nodes = [event for event in events if event["cat"] == "Node" and event["name"].endswith("_kernel_time")]
+        told = {}
+        for rows, steps in found.items():
+            begin, last = passes[steps[0].number]["ts"], passes[steps[-1].number]
+            end = last["ts"] + last["dur"]
+            told[rows] = Counter[str]()
+            for event in nodes:
+                if begin <= event["ts"] <= end:
+                    told[rows][event["args"]["op_name"]] += event["dur"] / 1e6
+        return told
+
+
+class Wire:
+    """A socket that the messages of a step are written to, as in an engine, and read from between the steps."""
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+        self._far.setblocking(False)
+
+    def send(self, connection: int, messages: list[ToApi]) -> None:
+        """Write them."""
+        self._near.send(encode_frame(messages))
+
+    def drain(self) -> None:
+        """Read what is there."""
+        with contextlib.suppress(BlockingIOError):
+            self._far.recv(1 << 20)
+
+
+def decode_steps(
+    model_dir: Path, graph: DecoderGraph, session: TimedSession, rows: Sequence[int], number: int
+) -> dict[int, list[Step]]:
+    """So many steps with each number of rows, as the engine's main thread does them."""
+    model = check_model_directory(model_dir)
+    runner = BatchedRunner(graph, session, model, BatchLimits(max(rows), MAX_LENGTH))
+    runners = RunnerPair(cast(ExportingRunner, SimpleNamespace(model=model)), runner)
+    scheduler = Scheduler(max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
+    options = RuntimeOptionState(runners, ProfileFolder(Path(), "cpu", max_files=1, max_bytes=1))
+    inbox: Inbox = SimpleQueue()
+    wire = Wire()
+    loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), inbox=inbox, send=wire.send)
+    inbox.put((0, Connected()))
+    found = {}
+    for count in rows:
+        for key in range(count):
+            # Each is decoded while the prompts after it are read, too.
+            length = WARM_UP + number + 2 * count
+            request = GenerationRequest(f"r{key}", prompt(PROMPT_TOKENS, key), length, MAX_LENGTH, ignore_eos=True)
+            inbox.put((0, Submit(key, request)))
+        loop.run_one_step()
+        while any(sequence.is_prefilling for sequence in scheduler.running):
+            loop.run_one_step()
+        found[count] = [timed(loop.run_one_step, session, wire) for _ in range(WARM_UP + number)][WARM_UP:]
+        while not scheduler.is_idle:
+            loop.run_one_step()
+            wire.drain()
+    return found
+
+
+def timed(run_one_step: Callable[[], None], session: TimedSession, wire: Wire) -> Step:
+    """One step, which has one pass."""
+    before = len(session.seconds)
+    started = time.perf_counter()
+    run_one_step()
+    whole = time.perf_counter() - started
+    wire.drain()
+    (in_session,) = session.seconds[before:]
+    return Step(whole, in_session, before)
