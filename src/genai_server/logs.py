@@ -6,4 +6,5 @@ import logging
 def configure_logging(level: str) -> None:
     """Log to standard error, one line each."""
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    logging.getLogger("asyncio").setLevel(max(logging.INFO, logging.getLevelName(level.upper())))
+    for noisy in ("asyncio", "sse_starlette"):
+        logging.getLogger(noisy).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))

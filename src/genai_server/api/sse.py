@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import msgspec
-from starlette.responses import StreamingResponse
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import AppStatus
 from starlette.types import Message, Receive, Scope, Send
 
 from genai_server.api.errors import error_body
@@ -14,10 +15,9 @@ from genai_server.errors import GenaiServerError, ServerStopping
 
 log = logging.getLogger(__name__)
 
-# Proxies end connections on which nothing comes for a while; clients skip a comment.
-PING_SECONDS = 15.0
-_PING = b": ping\n\n"
-_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+# At a shutdown the running answers go on to their ends, within uvicorn's own time limit; cut off at once they would
+# have no terminal event.
+AppStatus.enable_automatic_graceful_drain = False
 
 # Line ends to some clients' readers, though not in server-sent events; JSON has escapes for them.
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
@@ -35,15 +35,13 @@ class Closable(Protocol):
         ...
 
 
-class EventStream(StreamingResponse):
+class EventStream(EventSourceResponse):
     """Sends events, each a JSON object or a plain word, and closes what they tell of however the response ends.
 
     With `named` each event, an object, goes by the name that it has as its `type`. An error after the headers is the
     last event, in the form that `tell_error` gives it. An event is made when the one before has been taken: what a slow
-    reader leaves gathers as tokens, not as text. Every `PING_SECONDS` there is a comment.
+    reader leaves gathers as tokens, not as text.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -56,23 +54,23 @@ class EventStream(StreamingResponse):
         self._source = source
         self._named = named
         self._tell_error = tell_error
-        super().__init__(self._encoded(events), headers=_HEADERS)
+        super().__init__(self._encoded(events), sep="\n")  # of the pings between the events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A generator's own `finally` is not enough: cancelled before its first step, it never runs.
-        send = _one_at_a_time(send)
-        pings = asyncio.ensure_future(_ping(send))
         try:
             await super().__call__(scope, receive, send)
         except asyncio.CancelledError:
             # The server stops, and has waited for as long as it may.
             last = self._event(self._tell_error(ServerStopping()))
-            pings.cancel()
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
-            pings.cancel()
             self._source.close()
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """No timeout is set, so none is waited for: the library's cancel scope took a third of an event's time."""
+        await send(message)
 
     async def _encoded(self, events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[bytes]:
         try:
@@ -95,24 +93,3 @@ class EventStream(StreamingResponse):
         if self._named:
             return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), data)
         return b"data: %b\n\n" % data
-
-
-def _one_at_a_time(send: Send) -> Send:
-    """Sends one message after another, and nothing after the last of a response."""
-    turn = asyncio.Lock()
-    is_over = False
-
-    async def send_in_turn(message: Message) -> None:
-        nonlocal is_over
-        async with turn:
-            if not is_over:
-                await send(message)
-                is_over = message["type"] == "http.response.body" and not message["more_body"]
-
-    return send_in_turn
-
-
-async def _ping(send: Send) -> None:
-    while True:
-        await asyncio.sleep(PING_SECONDS)
-        await send({"type": "http.response.body", "body": _PING, "more_body": True})
