@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from genai_server.engine.guidance import bytes_guidance
-from genai_server.engine.loop import Connected, Disconnected, EngineLoop, Inbox
+from genai_server.engine.inbox import Connected, Disconnected, Inbox
+from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.pair import RunnerPair
@@ -162,7 +163,7 @@ def test_more_than_may_run_wait_in_order_of_arrival(tmp_path: Path) -> None:
     for key in (1, 2, 3):
         bench.submit(key, "say ab")
     bench.steps(1)
-    assert (API, Load(running=1, waiting=2)) in bench.sent
+    assert (API, Load(running=1, waiting=2, room=0, retry_after=1)) in bench.sent
     bench.run()
     ends = [message.key for _, message in bench.sent if isinstance(message, Finished)]
     assert ends == [1, 2, 3]
@@ -204,7 +205,7 @@ def test_the_requests_of_an_api_process_that_died_are_dropped(bench: Bench) -> N
     bench.submit(1, "count 20")
     bench.submit(1, "count 20", connection=OTHER_API)
     bench.steps(4)
-    assert (API, Load(running=2, others=1)) in bench.sent
+    assert (API, Load(running=2, others=1, room=6)) in bench.sent
     bench.inbox.put((OTHER_API, Disconnected()))
     bench.steps(1)
     assert len(bench.scheduler.running) == 1
