@@ -6,45 +6,39 @@ arrives meanwhile waits for at most one decode step or one prefill chunk.
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty
 
 from genai_server.engine.guidance import Compiled, Guidance
-from genai_server.engine.inbox import Connected, Disconnected, GrammarCompiled, Inbox, Message, Question
+from genai_server.engine.inbox import Connected, Disconnected, GrammarCompiled, Inbox, Message
 from genai_server.engine.ledger import Ledger
+from genai_server.engine.operator import Operator
 from genai_server.engine.outbox import Outbox, Send
 from genai_server.engine.outcome import next_outcome, prompt_logprobs
 from genai_server.engine.reception import Reception
 from genai_server.engine.runners.base import Interrupted, Logits, Terminated
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
+from genai_server.engine.runtime_options import TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
 from genai_server.messages import (
-    CacheReset,
     Cancel,
-    CancelRequest,
-    GetRuntimeOptions,
-    ListRequests,
     PromptLogprobs,
     Refused,
-    Reply,
-    RequestList,
-    RequestState,
-    ResetPrefixCache,
-    SetRuntimeOption,
     Stop,
     Submit,
-    ToApi,
     Tokens,
 )
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
+# A deadline further away, in seconds, is not within the pass that begins now.
+_LONGEST_PASS = 10.0
 
 
 class EngineLoop:
@@ -74,6 +68,7 @@ class EngineLoop:
         self._outbox = Outbox(send)
         self._tell = self._outbox.tell
         self._ledger = Ledger(scheduler, runners, self._reception, self._outbox)
+        self._operator = Operator(runners, scheduler, options, self._ledger, self._terminate)
 
     def run_forever(self) -> None:
         """Work until the process ends."""
@@ -123,30 +118,7 @@ class EngineLoop:
                 self._outbox.disconnect(connection)
                 self._ledger.drop_all(connection)
             case _:
-                self._tell(connection, self._reply(message))
-
-    def _reply(self, message: Question) -> ToApi:
-        """The answer to an operator, or what was asked for is done with it."""
-        match message:
-            case SetRuntimeOption():
-                return self._set_runtime_option(message)
-            case GetRuntimeOptions(call):
-                return Reply(call, self._options.describe(self._ledger.accepted))
-            case ResetPrefixCache(call):
-                return CacheReset(call, self._runners.forget())
-            case ListRequests(call):
-                return RequestList(call, self._ledger.describe(self._ledger.present))
-            case CancelRequest(call, name):
-                return RequestList(call, self._cancel(name))
-
-    def _cancel(self, name: str) -> list[RequestState]:
-        """End requests for somebody who need not be their reader."""
-        sequences = self._ledger.named(name)
-        ended = self._ledger.describe(sequences)
-        for sequence in sequences:
-            self._ledger.finish(sequence, FinishReason.CANCELLED)
-        self._ledger.tell_load(terminated=self._options.terminated)
-        return ended
+                self._tell(connection, self._operator.reply(message))
 
     def _leave(self, connection: int, key: int, *, answered: bool) -> None:
         """A reader wants no more of an answer, but perhaps its figures."""
@@ -173,34 +145,6 @@ class EngineLoop:
         """Consider again who has waited for a grammar."""
         if self._reception.compiled(connection, message.submit, message.compiled):
             self._submit(connection, message.submit)
-
-    def _set_runtime_option(self, message: SetRuntimeOption) -> Reply:
-        name = message.request_id
-        concerned = [s for s in self._ledger.accepted if name is None or s.request.request_id == name]
-        refused = None
-        if message.option == PROFILING:
-            refused = self._profile(message.value, concerned, whole_device=name is None)
-        elif message.option == TERMINATE:
-            if name is None:
-                self._options.terminated = message.value == "1"
-            if message.value == "1":
-                for sequence in concerned:
-                    self._terminate(sequence)
-        state = self._options.describe(self._ledger.accepted)
-        # First, so that whoever has read the reply finds the state that it speaks of everywhere.
-        self._ledger.tell_load(terminated=self._options.terminated)
-        return Reply(message.call, state, matched=bool(concerned) or name is None, refused=refused)
-
-    def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
-        """Switch profiling; returns why not, if it cannot be."""
-        if value != "0" and not whole_device and not all(map(self._runners.can_profile, sequences)):
-            return "an exact request cannot be profiled with this model: alone, as it would run, a row rounds otherwise"
-        try:
-            self._options.set_profiling(value, sequences, whole_device=whole_device)
-            self._options.choose(self._scheduler.running)
-        except OSError as error:
-            self._options.report_failure(str(error))
-        return None
 
     def _terminate(self, sequence: Sequence) -> None:
         """End a sequence; on a Generator by the library's own option: its next pass raises at once."""
@@ -229,13 +173,29 @@ class EngineLoop:
             for sequence in step.sequences:
                 sequence.start()
                 self._options.before_pass(sequence)
-            logits = self._runners.forward(step)
+            with self._ending_in_time(step):
+                logits = self._runners.forward(step)
             for sequence in step.sequences:
                 self._options.after_pass(sequence, self._ledger.accepted)
             for sequence, positions in zip(step.sequences, logits, strict=True):
                 with self._failing([sequence]):
                     self._advance(sequence, positions)
             self._scheduler.observe(step, self._clock() - started)
+
+    @contextmanager
+    def _ending_in_time(self, step: Pass) -> Iterator[None]:
+        """Interrupt the reading of a prompt at its own deadline; for the others' it would only be lost."""
+        seconds = min(sequence.deadline for sequence in step.sequences) - self._clock()
+        if not step.prefills or seconds > _LONGEST_PASS:
+            yield
+            return
+        alarm = threading.Timer(seconds, self._runners.interrupt)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            yield
+        finally:
+            alarm.cancel()
 
     @contextmanager
     def _failing(self, sequences: list[Sequence]) -> Iterator[None]:
