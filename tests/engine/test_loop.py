@@ -1,5 +1,6 @@
 """The generator worker, step by step, without threads or processes."""
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -49,12 +50,19 @@ class Bench:
         max_waiting: int = 4,
         prefill_chunk: int = 8,
         state_file: Path | None = None,
+        max_waiting_tokens: int = 0,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self.sent: list[tuple[int, ToApi]] = []
-        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting, prefill_chunk=prefill_chunk)
+        self.scheduler = Scheduler(
+            max_running=max_running,
+            max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
+            prefill_chunk=prefill_chunk,
+        )
         self.profiles = ProfileFolder(folder, "scripted", max_files=100, max_bytes=10**6)
-        clock = count()
+        ticks = count()
         self.runner = ScriptedRunner()
         runners = RunnerPair(self.runner)
         self.loop = EngineLoop(
@@ -64,7 +72,7 @@ class Bench:
             bytes_guidance(self.runner.model),
             inbox=self.inbox,
             send=lambda connection, messages: self.sent.extend((connection, message) for message in messages),
-            clock=lambda: float(next(clock)),
+            clock=clock or (lambda: float(next(ticks))),
         )
         self.inbox.put((API, Connected()))
 
