@@ -140,3 +140,13 @@ def test_a_refusal_for_tokens_tells_the_limit_and_when_to_come_again(tmp_path: P
     assert "GENAI_MAX_QUEUE_TOKENS lets 20 wait" in refused.message
     assert refused.retry_after is not None and refused.retry_after >= 1
     assert bench.text(2) == "a"
+
+
+def test_how_long_answers_become_is_learned_from_those_that_nobody_has_cut(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "say abcdefgh")
+    bench.submit(2, "count 50", timeout=1.0)
+    bench.steps(14)
+    assert bench.text(2)
+    clock.wait(1.0)
+    bench.run()
+    assert bench.scheduler._pace.tokens_left(0) == 8

@@ -61,6 +61,8 @@ class Ledger:
         connection, key = sequence.origin
         if sequence.origin in self._sequences:
             self.drop(sequence)
+            if not reason.is_interruption:
+                self._scheduler.answered(sequence)
         else:
             self._reception.forget(connection, key)
             self._outbox.tell(connection, Accepted(key))

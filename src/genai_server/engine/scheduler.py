@@ -118,7 +118,6 @@ class Scheduler:
         """Forget a sequence, wherever it is."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._pace.answered(sequence.num_produced)
         else:
             self.waiting.remove(sequence)
 
@@ -136,6 +135,10 @@ class Scheduler:
             self._round = self._passes()
             found = next(self._round, None)
         return found
+
+    def answered(self, sequence: Sequence) -> None:
+        """Learn how long an answer has become that nobody has cut."""
+        self._pace.answered(sequence.num_produced)
 
     def observe(self, step: Pass, seconds: float) -> None:
         """Learn how long a pass took."""
