@@ -50,10 +50,11 @@ class Reception:
         Raises SessionTerminated, QueueFull and InvalidField.
         """
         origin, request = (connection, submit.key), submit.request
-        waited = self._compiling.pop(origin, None)
+        sequence = self._compiling.pop(origin, None)
         self._check(request)
-        sequence = waited or Sequence(self._next_id, origin, request, self._clock)
-        self._next_id += waited is None
+        if sequence is None:
+            sequence = Sequence(self._next_id, origin, request, self._clock)
+            self._next_id += 1
         if request.grammar is not None:
             sequence.guide = self._guidance.guide(request.grammar)
             if sequence.guide is None:
