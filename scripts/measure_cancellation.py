@@ -1,10 +1,9 @@
 """Measure how soon a client's leaving frees its place: the time from closing the socket until GET /v1/requests, asked
 again and again, does not have the request any more.
 
-Run it with the interpreter of `.venv` against a server that nobody else uses, from its own machine, with
-`GENAI_MAX_BATCH_SIZE=4`, `GENAI_MAX_LENGTH` of 2048 and a model that takes its time (scripts/make_bench_model.py):
-`scripts/measure_cancellation.py [URL]`. Beside each request others run: as many as there are places while it waits, one
-in the other phases.
+Run it against a server that nobody else uses, from its own machine, with `GENAI_MAX_BATCH_SIZE=4` and a model that
+takes its time (scripts/make_bench_model.py). Beside each request others run: as many as there are places while it
+waits, one in the other phases.
 """
 
 from __future__ import annotations
