@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import read_decoder_graph
 from genai_server.engine.guidance import model_guidance
-from genai_server.engine.loop import Connected, EngineLoop, Inbox
+from genai_server.engine.inbox import Connected, Inbox
+from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import Interrupted, Logits, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
@@ -240,4 +241,4 @@ class SteppedEngine:
         assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)
         assert self.batched._exact == {id for id, sequence in batched.items() if sequence.request.exact}
         assert set(self.generator._generators) == {sequence.id for sequence in running if not sequence.batched}
-        assert set(self.loop._sequences.values()) == {*running, *self.scheduler.waiting}
+        assert set(self.loop._ledger.accepted) == {*running, *self.scheduler.waiting}

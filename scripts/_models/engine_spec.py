@@ -17,6 +17,7 @@ def engine_spec(directory: Path, slots: int, max_length: int, cache_dir: Path | 
         threads=0,
         max_batch_size=slots,
         max_queue=0,
+        max_queue_tokens=0,
         prefill_chunk=0,
         max_length=max_length,
         scheduler="auto",

@@ -87,6 +87,19 @@ class Settings(BaseModel):
         ge=0,
         description="Requests that may wait for a device; more get a 503.",
     )
+    max_queue_tokens: int = Field(
+        262_144,
+        alias="GENAI_MAX_QUEUE_TOKENS",
+        ge=0,
+        description="Tokens that the prompts of waiting requests may have in all, for each device; 0 sets no limit.",
+    )
+    request_timeout: int = Field(
+        600,
+        alias="GENAI_REQUEST_TIMEOUT",
+        ge=1,
+        le=86400,
+        description="Seconds after which an answer ends as it is; the most, too, that a request may ask for.",
+    )
     prefill_chunk: int = Field(
         128,
         alias="GENAI_PREFILL_CHUNK",

@@ -18,7 +18,7 @@ GenaiServerError
 │   ├── ResponseNotFound        no such response is kept
 │   └── AdminForbidden          the caller may not use the admin endpoints
 ├── Unavailable                 nobody's fault; the same request may succeed later
-│   ├── QueueFull               as many requests wait as are allowed to
+│   ├── QueueFull               as many requests, or tokens of prompts, wait as are allowed to
 │   ├── SessionTerminated       the operator has terminated the device's session
 │   └── NoEngineReady           no engine process can take work now
 └── GenerationFailed            accepted, then failed
@@ -31,14 +31,18 @@ from typing import ClassVar
 
 
 class GenaiServerError(Exception):
-    """Base of all errors that the server raises on purpose; `code` names the class to clients and across processes."""
+    """Base of all errors that the server raises on purpose; `code` names the class to clients and across processes.
+
+    `retry_after` are the seconds after which the same request may succeed; None where time alone changes nothing.
+    """
 
     code: ClassVar[str] = "server_error"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.retry_after = retry_after
 
 
 class ConfigurationError(GenaiServerError):
@@ -142,9 +146,13 @@ class Unavailable(GenaiServerError):
 
     code = "unavailable"
 
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        # Engines restart and queues move on within seconds.
+        super().__init__(message, param=param, retry_after=1 if retry_after is None else retry_after)
+
 
 class QueueFull(Unavailable):
-    """As many requests wait for the device as are allowed to."""
+    """As many requests, or tokens of their prompts, wait for the device as are allowed to."""
 
     code = "queue_full"
 
@@ -178,8 +186,10 @@ class ServerStopping(GenerationFailed):
 
     code = "server_stopping"
 
-    def __init__(self, message: str = "the server stops", *, param: str | None = None) -> None:
-        super().__init__(message, param=param)
+    def __init__(
+        self, message: str = "the server stops", *, param: str | None = None, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
 
 
 class RunnerFailed(GenerationFailed):
@@ -196,6 +206,6 @@ ALL_ERRORS = tuple(_tree(GenaiServerError))
 _BY_CODE = {error.code: error for error in ALL_ERRORS}
 
 
-def from_code(code: str, message: str, param: str | None = None) -> GenaiServerError:
+def from_code(code: str, message: str, param: str | None = None, retry_after: int | None = None) -> GenaiServerError:
     """The error that another process has described by its code."""
-    return _BY_CODE.get(code, GenaiServerError)(message, param=param)
+    return _BY_CODE.get(code, GenaiServerError)(message, param=param, retry_after=retry_after)

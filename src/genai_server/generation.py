@@ -34,7 +34,7 @@ class GenerationRequest(Struct, frozen=True):
     any company. Until `min_tokens` are produced nothing that ends an answer is chosen. With `top_logprobs`, also if it
     is 0, each token comes with its log probability and those of so many likeliest ones; with `prompt_logprobs` so do
     the tokens of the prompt, which then is not taken from the cache. A `grammar`, in one of llguidance's two forms, is
-    what the answer must fit.
+    what the answer must fit. After `timeout` seconds the answer ends as it is.
     """
 
     request_id: str
@@ -50,6 +50,7 @@ class GenerationRequest(Struct, frozen=True):
     top_logprobs: int | None = None
     prompt_logprobs: bool = False
     grammar: str | None = None
+    timeout: float | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -63,11 +64,20 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended that did not fail."""
+    """Why a generation ended that did not fail: the last three by an operator's option, at the request's deadline, and
+    because somebody asked for it by the request's name.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     TERMINATED = "terminated"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_interruption(self) -> bool:
+        """Whether the answer was ended from outside, for which other servers' APIs have no word."""
+        return self in (FinishReason.TERMINATED, FinishReason.TIMEOUT, FinishReason.CANCELLED)
 
 
 class Phases(Struct, frozen=True):

@@ -62,7 +62,30 @@ class ResetPrefixCache(Struct, frozen=True, tag=True):
     call: int
 
 
-ToEngine = Hello | Submit | Cancel | Stop | SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache
+class ListRequests(Struct, frozen=True, tag=True):
+    """Ask for all requests that run or wait, whoever has sent them."""
+
+    call: int
+
+
+class CancelRequest(Struct, frozen=True, tag=True):
+    """End all requests of this name, whoever has sent them: each is answered by `Finished` with its tokens so far."""
+
+    call: int
+    request_id: str
+
+
+ToEngine = (
+    Hello
+    | Submit
+    | Cancel
+    | Stop
+    | SetRuntimeOption
+    | GetRuntimeOptions
+    | ResetPrefixCache
+    | ListRequests
+    | CancelRequest
+)
 
 
 class Welcome(Struct, frozen=True, tag=True):
@@ -74,12 +97,20 @@ class Welcome(Struct, frozen=True, tag=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The device's work, sent when it changes: those running and waiting, of which others sent some."""
+    """The device's work, sent when it changes: those running and waiting, of which others sent some.
+
+    `room` is how many more requests would be taken, None as long as that is not known, and `room_tokens` with how many
+    tokens of prompts, None if any number. `retry_after` are the seconds until there is room again if there is none, as
+    they were estimated then.
+    """
 
     running: int = 0
     waiting: int = 0
     others: int = 0
     terminated: bool = False
+    room: int | None = None
+    room_tokens: int | None = None
+    retry_after: int = 0
 
 
 class Accepted(Struct, frozen=True, tag=True):
@@ -89,12 +120,15 @@ class Accepted(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The request was not taken; `code` names a class of errors.py, `param` the field at fault, if one is."""
+    """The request was not taken; `code` names a class of errors.py, `param` the field at fault, if one is, and
+    `retry_after` the seconds after which it may be taken, if it may.
+    """
 
     key: int
     code: str
     message: str
     param: str | None = None
+    retry_after: int | None = None
 
 
 class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -171,15 +205,37 @@ class CacheReset(Struct, frozen=True, tag=True):
     slots: int
 
 
-ToApi = Welcome | Load | Accepted | Refused | Tokens | PromptLogprobs | Finished | Failed | Reply | CacheReset
+class RequestState(Struct, frozen=True):
+    """One sequence that runs or waits: `phase` is "queued", "prefill" or "decode", `age` counts the seconds since the
+    engine has it. A request for several answers has several.
+    """
+
+    request_id: str
+    phase: str
+    age: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class RequestList(Struct, frozen=True, tag=True):
+    """Answers one ListRequests, in order of arrival, and one CancelRequest with what it has ended."""
+
+    call: int
+    requests: list[RequestState]
+
+
+ToApi = (
+    Welcome | Load | Accepted | Refused | Tokens | PromptLogprobs | Finished | Failed | Reply | CacheReset | RequestList
+)
 
 
 class EngineSpec(Struct, frozen=True):
     """What an engine process is started with, one line of JSON on its standard input.
 
     `address` is a path for a Unix socket, or "" for a free TCP port on loopback. `threads` 0 means the physical cores
-    that the process may use. Sizes are in bytes, `prefill_chunk` in tokens. `state_file` keeps what the
-    operator has set over a restart of the engine.
+    that the process may use. Sizes are in bytes, `prefill_chunk` and `max_queue_tokens` in tokens. `state_file` keeps
+    what the operator has set over a restart of the engine.
     """
 
     device: str
@@ -189,6 +245,7 @@ class EngineSpec(Struct, frozen=True):
     threads: int
     max_batch_size: int
     max_queue: int
+    max_queue_tokens: int
     prefill_chunk: int
     max_length: int
     scheduler: str

@@ -95,8 +95,10 @@ def test_the_stop_reason_is_one_of_anthropics(
     assert (message.stop_reason, message.stop_sequence) == expected
 
 
-def test_the_true_reason_stands_beside_one_that_anthropic_has_no_word_for() -> None:
-    assert _complete(PARTS, FinishReason.TERMINATED).model_extra == {"genai_finish_reason": "terminated"}
+@pytest.mark.parametrize("reason", ["terminated", "timeout", "cancelled"])
+def test_the_true_reason_stands_beside_one_that_anthropic_has_no_word_for(reason: str) -> None:
+    message = _complete(PARTS, FinishReason(reason))
+    assert (message.stop_reason, message.model_extra) == ("max_tokens", {"genai_finish_reason": reason})
 
 
 def test_tokens_that_were_read_from_the_cache_are_not_among_the_input() -> None:

@@ -4,8 +4,16 @@ from typing import Any
 
 import pytest
 
-from genai_server.api.errors import TABLE, error_body, http_status
-from genai_server.errors import ALL_ERRORS, EngineDied, GenaiServerError, InvalidField, ModelNotFound, QueueFull
+from genai_server.api.errors import TABLE, error_body, error_response, http_status
+from genai_server.errors import (
+    ALL_ERRORS,
+    EngineDied,
+    GenaiServerError,
+    InvalidField,
+    ModelNotFound,
+    NoEngineReady,
+    QueueFull,
+)
 from tests.running_server import RunningServer, body
 
 
@@ -71,3 +79,12 @@ def test_a_code_says_in_openais_words_what_is_wrong_with_a_field(
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
+
+
+def test_only_what_may_succeed_later_says_when() -> None:
+    scope = {"path": "/v1/chat"}
+    found = [
+        error_response(error, scope).headers.get("retry-after")
+        for error in (NoEngineReady("x"), QueueFull("x", retry_after=17), InvalidField("x"), EngineDied("x"))
+    ]
+    assert found == ["1", "17", None, None]

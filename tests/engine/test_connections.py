@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from genai_server.engine.connections import MAX_BACKLOG_BYTES, Connections, Listener, listen
-from genai_server.engine.loop import Connected, Disconnected
+from genai_server.engine.inbox import Connected, Disconnected
 from genai_server.generation import ModelInfo, Sampling
 from genai_server.messages import Cancel, Hello, ToApi, Tokens, Welcome, api_decoder, encode_frame
 from tests.running_server import wait_until

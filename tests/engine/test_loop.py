@@ -1,5 +1,6 @@
 """The generator worker, step by step, without threads or processes."""
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 
 from genai_server.engine.guidance import bytes_guidance
-from genai_server.engine.loop import Connected, Disconnected, EngineLoop, Inbox
+from genai_server.engine.inbox import Connected, Disconnected, Inbox
+from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.pair import RunnerPair
@@ -48,12 +50,19 @@ class Bench:
         max_waiting: int = 4,
         prefill_chunk: int = 8,
         state_file: Path | None = None,
+        max_waiting_tokens: int = 0,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self.sent: list[tuple[int, ToApi]] = []
-        self.scheduler = Scheduler(max_running=max_running, max_waiting=max_waiting, prefill_chunk=prefill_chunk)
+        self.scheduler = Scheduler(
+            max_running=max_running,
+            max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
+            prefill_chunk=prefill_chunk,
+        )
         self.profiles = ProfileFolder(folder, "scripted", max_files=100, max_bytes=10**6)
-        clock = count()
+        ticks = count()
         self.runner = ScriptedRunner()
         runners = RunnerPair(self.runner)
         self.loop = EngineLoop(
@@ -63,7 +72,7 @@ class Bench:
             bytes_guidance(self.runner.model),
             inbox=self.inbox,
             send=lambda connection, messages: self.sent.extend((connection, message) for message in messages),
-            clock=lambda: float(next(clock)),
+            clock=clock or (lambda: float(next(ticks))),
         )
         self.inbox.put((API, Connected()))
 
@@ -162,7 +171,7 @@ def test_more_than_may_run_wait_in_order_of_arrival(tmp_path: Path) -> None:
     for key in (1, 2, 3):
         bench.submit(key, "say ab")
     bench.steps(1)
-    assert (API, Load(running=1, waiting=2)) in bench.sent
+    assert (API, Load(running=1, waiting=2, room=0, retry_after=1)) in bench.sent
     bench.run()
     ends = [message.key for _, message in bench.sent if isinstance(message, Finished)]
     assert ends == [1, 2, 3]
@@ -204,7 +213,7 @@ def test_the_requests_of_an_api_process_that_died_are_dropped(bench: Bench) -> N
     bench.submit(1, "count 20")
     bench.submit(1, "count 20", connection=OTHER_API)
     bench.steps(4)
-    assert (API, Load(running=2, others=1)) in bench.sent
+    assert (API, Load(running=2, others=1, room=6)) in bench.sent
     bench.inbox.put((OTHER_API, Disconnected()))
     bench.steps(1)
     assert len(bench.scheduler.running) == 1

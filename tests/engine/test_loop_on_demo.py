@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import read_decoder_graph
 from genai_server.engine.guidance import Guidance, model_guidance
-from genai_server.engine.loop import Connected, EngineLoop, Inbox
+from genai_server.engine.inbox import Connected, Inbox
+from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import Logits, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session

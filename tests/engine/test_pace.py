@@ -1,5 +1,7 @@
 """How many tokens of a prompt may be read, from what passes have taken."""
 
+import math
+
 import pytest
 
 from genai_server.engine.pace import LEAST_CHUNK, PROMPT_SHARE, Pace
@@ -34,3 +36,30 @@ def test_no_chunk_is_longer_than_the_most(most: int) -> None:
     pace.prefilled(1000, 0.001)
     pace.decoded(100.0)
     assert pace.chunk(most) == most
+
+
+def test_what_has_not_been_measured_takes_no_time() -> None:
+    pace = Pace()
+    assert (pace.seconds_to_read(1000), pace.seconds_to_decode(1000)) == (0.0, 0.0)
+
+
+def test_times_follow_what_was_measured_lately() -> None:
+    pace = Pace()
+    pace.prefilled(10, 1.0)
+    for _ in range(2):
+        pace.decoded(0.2)
+        pace.begin_round()
+    pace.begin_round()  # of a round in which nothing was decoded nothing is learned
+    assert pace.seconds_to_read(30) == pytest.approx(3.0)
+    assert pace.seconds_to_decode(5) == pytest.approx(1.0)
+    for _ in range(50):
+        pace.decoded(0.4)
+        pace.begin_round()
+    assert pace.seconds_to_decode(5) == pytest.approx(2.0)
+
+
+def test_an_answer_is_expected_to_be_as_long_as_others_lately_and_never_to_be_over() -> None:
+    pace = Pace()
+    assert pace.tokens_left(3) == math.inf
+    pace.answered(10)
+    assert [pace.tokens_left(produced) for produced in (3, 9, 50)] == [7.0, 1.0, 1.0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.loop import Disconnected
+from genai_server.engine.inbox import Disconnected
 from genai_server.generation import FinishReason, Sampling, TokenLogprob
 from genai_server.messages import (
     Accepted,

@@ -148,6 +148,90 @@ def test_there_is_something_to_do_while_anything_waits_or_runs() -> None:
     assert idle == [True, False, False, True]
 
 
+# tokens of prompts that wait
+
+
+def _bounded(max_running: int = 1, max_waiting: int = 9, max_waiting_tokens: int = 100) -> Scheduler:
+    return Scheduler(
+        max_running=max_running,
+        max_waiting=max_waiting,
+        max_waiting_tokens=max_waiting_tokens,
+        prefill_chunk=CHUNK,
+    )
+
+
+def test_prompts_that_wait_have_at_most_so_many_tokens_together() -> None:
+    scheduler = _bounded()
+    for name, num_prompt in (("a", 500), ("b", 60), ("c", 40)):
+        scheduler.add(_sequence(name, num_prompt=num_prompt))
+        scheduler.admit()
+    with pytest.raises(
+        QueueFull, match=r"would have 101 tokens with this one's 1: GENAI_MAX_QUEUE_TOKENS lets 100 wait"
+    ):
+        scheduler.add(_sequence("d", num_prompt=1))
+    assert _names(scheduler.waiting) == ["b", "c"]
+
+
+def test_a_prompt_of_any_length_is_taken_if_it_can_run_at_once() -> None:
+    scheduler = _bounded(max_running=2)
+    for name in "ab":  # which are admitted together, in the next step
+        scheduler.add(_sequence(name, num_prompt=500))
+    assert _names(scheduler.admit()) == ["a", "b"]
+
+
+def test_those_that_are_about_to_be_added_have_their_tokens_already() -> None:
+    scheduler = _bounded()
+    scheduler.add(_sequence("a"))
+    scheduler.admit()
+    scheduler.require_room(40, [_sequence("b", num_prompt=60)])
+    with pytest.raises(QueueFull):
+        scheduler.require_room(41, [_sequence("b", num_prompt=60)])
+
+
+def test_room_is_told_in_requests_and_where_they_would_wait_in_tokens() -> None:
+    scheduler = _bounded(max_running=2, max_waiting=2)
+    found = [(scheduler.room(), scheduler.room_tokens())]
+    for name in "abcd":
+        scheduler.add(_sequence(name, num_prompt=30))
+        scheduler.admit()
+        found.append((scheduler.room(), scheduler.room_tokens()))
+    assert found == [(4, None), (3, None), (2, 100), (1, 70), (0, 40)]
+    assert scheduler.room([_sequence("e")]) == 0
+
+
+def test_without_a_limit_any_number_of_tokens_may_wait() -> None:
+    scheduler = _bounded(max_waiting_tokens=0)
+    for name in "abc":
+        scheduler.add(_sequence(name, num_prompt=10**6))
+    assert scheduler.room_tokens() is None
+
+
+def test_a_refusal_says_after_which_time_there_may_be_room() -> None:
+    scheduler = _bounded(max_waiting=1)
+    running = _sequence("a", num_prompt=4, batched=True)
+    scheduler.add(running)
+    scheduler.admit()
+    step = scheduler.next_pass()
+    assert step is not None
+    scheduler.observe(step, 8.0)  # 2 s for each token of a prompt
+    _produce(running)
+    for _ in range(2):
+        step = scheduler.next_pass()
+        assert step is not None
+        scheduler.observe(step, 1.0)
+        _produce(running)
+    scheduler.add(_sequence("b", num_prompt=100))
+    with pytest.raises(QueueFull) as full:
+        scheduler.add(_sequence("c"))
+    # 10 tokens were allowed, of which 7 are left
+    assert full.value.retry_after == 7
+    scheduler = _bounded()
+    scheduler.add(_sequence("a"))
+    with pytest.raises(QueueFull) as full:
+        scheduler.add(_sequence("b", num_prompt=101))
+    assert full.value.retry_after == 1  # nothing has been measured
+
+
 # passes of sequences that run one by one
 
 

@@ -111,6 +111,47 @@ def test_a_refusal_is_raised_by_submit() -> None:
     with_engines(test, max_batch_size="1", max_queue="0")
 
 
+def test_a_full_engine_is_known_to_be_full_without_asking_it() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        await until(lambda: engine.load.room == 2)
+        engine.require_room(2, 10**6)
+        running = await engine.submit(request("delay 0.01; count 100"))
+        await until(lambda: engine.load.room == 1)
+        engine.require_room(1, 100)
+        with pytest.raises(QueueFull, match=r"100 more tokens of prompts .*GENAI_MAX_QUEUE_TOKENS.*given 101"):
+            engine.require_room(1, 101)
+        waiting = await engine.submit(request("say x"))
+        await until(lambda: engine.load.room == 0)
+        with pytest.raises(QueueFull, match="0 more requests") as full:
+            engine.require_room(1)
+        assert full.value.retry_after == engine.load.retry_after >= 1
+        assert router.pick(None)[0] is router.engines["scripted:1"]
+        waiting.close()
+        await until(lambda: engine.load.room == 1)
+        running.close()
+
+    with_engines(test, max_batch_size="1", max_queue="1", max_queue_tokens="100")
+
+
+def test_who_gives_up_before_the_engine_has_answered_is_not_answered() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        busy = await engine.submit(request("hold 0.5 at 1; count 9"))
+        await anext(busy)
+        asking = asyncio.ensure_future(engine.submit(request("delay 0.01; count 100")))
+        await asyncio.sleep(0)
+        assert engine.work == 2
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert engine.work == 1
+        assert [batch async for batch in busy]
+        assert await engine.requests() == []
+
+    with_engines(test)
+
+
 def test_the_router_takes_the_engine_with_the_least_work_and_a_terminated_one_last() -> None:
     async def test(router: Router) -> None:
         first, second = router.engines.values()

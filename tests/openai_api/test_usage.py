@@ -6,8 +6,9 @@ from genai_server.generation import FinishReason
 from genai_server.openai_api.usage import Usage, openai_reason
 
 
-def test_a_terminated_answer_is_cut_in_openais_words_and_true_in_ours() -> None:
-    assert openai_reason(FinishReason.TERMINATED) == {"finish_reason": "length", "genai_finish_reason": "terminated"}
+@pytest.mark.parametrize("reason", ["terminated", "timeout", "cancelled"])
+def test_an_answer_that_was_ended_from_outside_is_cut_in_openais_words_and_true_in_ours(reason: str) -> None:
+    assert openai_reason(FinishReason(reason)) == {"finish_reason": "length", "genai_finish_reason": reason}
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])

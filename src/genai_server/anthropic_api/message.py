@@ -112,7 +112,7 @@ class MessageBuilder:
             case _:
                 found = "max_tokens"
         end: JsonObject = {"stop_reason": found, "stop_sequence": None}
-        return {**end, "genai_finish_reason": reason.value} if reason is FinishReason.TERMINATED else end
+        return {**end, "genai_finish_reason": reason.value} if reason.is_interruption else end
 
 
 def _input(arguments: str) -> JsonObject:

@@ -1,24 +1,18 @@
 """The operator's endpoints: onnxruntime-genai's runtime options, on running devices."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends
 
 from genai_server.api.auth import require_admin
+from genai_server.api.inquiry import ask
 from genai_server.api.services import Services, services
 from genai_server.engines.client import EngineClient
-from genai_server.errors import InvalidField, NoEngineReady, RequestNotFound
+from genai_server.errors import InvalidField, RequestNotFound
 from genai_server.messages import Reply
 from genai_server.openai_api.schemas.admin import RuntimeOptionsRequest
 from genai_server.openai_api.schemas.base import ErrorResponse
-
-T = TypeVar("T")
-
-# How long an engine may take to answer, in seconds: longer than any forward pass should.
-_PATIENCE = 20.0
 
 router = APIRouter(
     tags=["admin"],
@@ -30,7 +24,7 @@ router = APIRouter(
 @router.get("/v1/admin/runtime_options")
 async def get_runtime_options(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """The state of the runtime options of each device."""
-    return _body(await _ask(services.router.select(None), EngineClient.runtime_options))
+    return _body(await ask(services.router.select(None), EngineClient.runtime_options))
 
 
 @router.post("/v1/admin/runtime_options")
@@ -50,7 +44,7 @@ async def set_runtime_options(
         async def set_option(engine: EngineClient, option: str = option, value: str = value) -> Reply:
             return await engine.set_runtime_option(option, value, body.request_id)
 
-        replies = await _ask(engines, set_option)
+        replies = await ask(engines, set_option)
         if not any(reply.matched for reply in replies.values()):
             raise RequestNotFound(f"no request {body.request_id!r} is running or waiting", param="request_id")
         for reply in replies.values():
@@ -62,25 +56,8 @@ async def set_runtime_options(
 @router.post("/v1/admin/reset_prefix_cache")
 async def reset_prefix_cache(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """Forget the past of all requests that have ended; answers how many slots of each device had one."""
-    slots = await _ask(services.router.select(None), EngineClient.reset_prefix_cache)
+    slots = await ask(services.router.select(None), EngineClient.reset_prefix_cache)
     return {"devices": {device: {"slots": number} for device, number in slots.items()}}
-
-
-async def _ask(engines: Sequence[EngineClient], question: Callable[[EngineClient], Awaitable[T]]) -> dict[str, T]:
-    """The replies of the engines that run, by device. Raises NoEngineReady if none does."""
-    running = [engine for engine in engines if engine.is_connected]
-    if not running:
-        raise NoEngineReady("no engine is running on " + ", ".join(engine.device for engine in engines))
-    replies = await asyncio.gather(*(_answer(engine, question) for engine in running))
-    return {engine.device: reply for engine, reply in zip(running, replies, strict=True)}
-
-
-async def _answer(engine: EngineClient, question: Callable[[EngineClient], Awaitable[T]]) -> T:
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            return await question(engine)
-    except TimeoutError:
-        raise NoEngineReady(f"the engine of device {engine.device} has not answered for {_PATIENCE:.0f} s") from None
 
 
 def _body(replies: dict[str, Reply]) -> dict[str, Any]:

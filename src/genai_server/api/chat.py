@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from genai_server.api.answer import Piece
+from genai_server.api.caller import TheCaller
 from genai_server.api.choices import Choices
 from genai_server.api.metrics import metrics_of
-from genai_server.api.services import RequestId, TheServices
+from genai_server.api.services import TheServices
 from genai_server.api.sse import EventStream
 from genai_server.api.start import start_chat
 from genai_server.openai_api.chat_completion import logprobs, message
@@ -22,30 +23,35 @@ router = APIRouter(tags=["chat"], responses={code: {"model": ErrorResponse} for 
 @router.post("/v1/chat", response_model=ChatResponse, response_model_exclude_unset=True)
 async def chat(
     body: ChatRequest,
-    request: Request,
     services: TheServices,
-    request_id: RequestId,
+    caller: TheCaller,
 ) -> dict[str, Any]:
     """Answer in one piece."""
-    choices = await start_chat(services, body, request_id)
-    (answer,) = await choices.whole(request.receive)
+    choices = await start_chat(services, body, caller)
+    (answer,) = await choices.whole(caller.receive)
     told = message(answer)
     found: dict[str, Any] = {name: told[name] for name in ("reasoning_content", "tool_calls") if name in told}
     if body.logprobs:
         found["logprobs"] = logprobs(answer.tokens)
     # The time to the first token means nothing to a client who gets all of them at once.
     metrics = {**metrics_of(choices), "ttft": None}
-    return {"id": request_id, "content": answer.content, "finish_reason": _reason(choices), "metrics": metrics, **found}
+    return {
+        "id": caller.request_id,
+        "content": answer.content,
+        "finish_reason": _reason(choices),
+        "metrics": metrics,
+        **found,
+    }
 
 
 @router.post("/v1/chat/stream", response_class=EventStream, status_code=200)
 async def chat_stream(
     body: ChatRequest,
     services: TheServices,
-    request_id: RequestId,
+    caller: TheCaller,
 ) -> EventStream:
     """Answer token by token."""
-    choices = await start_chat(services, body, request_id)
+    choices = await start_chat(services, body, caller)
     return EventStream(choices, _events(choices, with_logprobs=bool(body.logprobs)))
 
 

@@ -4,12 +4,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
+from genai_server.api.caller import TheCaller
 from genai_server.api.choices import Choices
 from genai_server.api.metrics import metrics_of
-from genai_server.api.services import RequestId, TheServices
+from genai_server.api.services import TheServices
 from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import start_chat
 from genai_server.openai_api.chat_completion import ChatCompletionBuilder
@@ -23,14 +24,13 @@ router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} fo
 @router.post("/chat/completions", include_in_schema=False)
 async def create_chat_completion(
     body: ChatCompletionRequest,
-    request: Request,
     services: TheServices,
-    request_id: RequestId,
+    caller: TheCaller,
 ) -> Response:
     """OpenAI's chat completion, in one piece or as a stream of chunks."""
-    choices = await start_chat(services, body, request_id)
+    choices = await start_chat(services, body, caller)
     build = ChatCompletionBuilder(
-        request_id,
+        caller.request_id,
         choices.model,
         int(time.time()),
         has_usage=body.has_last_usage or body.has_running_usage,
@@ -38,7 +38,7 @@ async def create_chat_completion(
     )
     if body.stream:
         return EventStream(choices, _chunks(choices, build, body))
-    answers = await choices.whole(request.receive)
+    answers = await choices.whole(caller.receive)
     reasons = [answer.reason for answer in choices.answers]
     completion = build.complete(list(zip(answers, reasons, strict=True)), choices.usage())
     if body.include_metrics:

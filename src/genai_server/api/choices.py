@@ -8,15 +8,11 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 from genai_server.api.answer import Answer, Piece
-from genai_server.errors import ServerStopping
+from genai_server.api.caller import while_there
 from genai_server.openai_api.usage import Usage
 from genai_server.parts import WholeAnswer
 
 T = TypeVar("T")
-
-
-class ClientLeft(Exception):
-    """Nobody is there any more to take the answer."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +60,9 @@ class Choices:
 
         Raises ClientLeft as soon as `receive` says so, and GenerationFailed.
         """
-        reading = asyncio.ensure_future(pieces)
-        leaving = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                raise ClientLeft
-            return reading.result()
-        except asyncio.CancelledError:
-            raise ServerStopping from None  # nothing else cancels a plain answer
+            return await while_there(receive, pieces)
         finally:
-            reading.cancel()
-            leaving.cancel()
             self.close()
 
     def usage(self) -> Usage:
@@ -110,8 +97,3 @@ async def _read(index: int, answer: Answer, arrived: "asyncio.Queue[tuple[int, P
         arrived.put_nowait((index, None))
     except Exception as error:  # it is raised again by whoever reads the queue
         arrived.put_nowait((index, error))
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -4,12 +4,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
+from genai_server.api.caller import TheCaller
 from genai_server.api.choices import Choices
 from genai_server.api.metrics import metrics_of
-from genai_server.api.services import RequestId, TheServices
+from genai_server.api.services import TheServices
 from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import Prompt, start_completion
 from genai_server.openai_api.completion import CompletionBuilder
@@ -24,14 +25,13 @@ router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} fo
 @router.post("/completions", include_in_schema=False)
 async def create_completion(
     body: CompletionRequest,
-    request: Request,
     services: TheServices,
-    request_id: RequestId,
+    caller: TheCaller,
 ) -> Response:
     """OpenAI's text completion, in one piece or as a stream of chunks."""
-    prompts, choices = await start_completion(services, body, request_id)
+    prompts, choices = await start_completion(services, body, caller)
     build = CompletionBuilder(
-        request_id,
+        caller.request_id,
         choices.model,
         int(time.time()),
         has_usage=body.has_last_usage or body.has_running_usage,
@@ -40,7 +40,7 @@ async def create_completion(
     echoed = prompts if body.echo else None
     if body.stream:
         return EventStream(choices, _chunks(choices, build, body, echoed))
-    answers = await choices.whole(request.receive)
+    answers = await choices.whole(caller.receive)
     found = []
     for index, answer in enumerate(answers):
         text, tokens = _echo(choices, index, echoed)

@@ -33,8 +33,6 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }
-# When a client may try again what could not be taken; engines restart and queues move on within seconds.
-RETRY_AFTER_SECONDS = 1
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _MOST_SHOWN = 100
 _ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
@@ -92,7 +90,7 @@ def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
     """The whole response to the request of this scope, for errors before the headers."""
     status, _ = http_status(error)
     body = anthropic_body(error, scope["state"]["request_id"]) if speaks_anthropic(scope) else error_body(error)
-    headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if isinstance(error, errors.Unavailable) else None
+    headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
     return JSONResponse(body, status, headers)
 
 

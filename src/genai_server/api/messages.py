@@ -3,15 +3,16 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.anthropic_api.message import MessageBuilder
 from genai_server.anthropic_api.schemas import CountTokensRequest, ErrorResponse, MessagesRequest
 from genai_server.anthropic_api.translate import Translation
+from genai_server.api.caller import TheCaller
 from genai_server.api.choices import Choices
 from genai_server.api.errors import anthropic_body
-from genai_server.api.services import RequestId, TheServices
+from genai_server.api.services import TheServices
 from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import encode_chat, require_model, start_chat
 from genai_server.errors import RequestError
@@ -24,25 +25,27 @@ router = APIRouter(tags=["anthropic"], responses={code: {"model": ErrorResponse}
 @router.post("/messages", include_in_schema=False)
 async def create_message(
     body: MessagesRequest,
-    request: Request,
     services: TheServices,
-    request_id: RequestId,
+    caller: TheCaller,
 ) -> Response:
     """Anthropic's message, in one piece or as a stream of events."""
     translation = Translation(body)
     with _in_words_of(translation):
-        choices = await start_chat(services, translation.chat, request_id)
+        choices = await start_chat(services, translation.chat, caller)
     build = MessageBuilder(
-        f"msg_{request_id.removeprefix('req-')}",
+        f"msg_{caller.request_id.removeprefix('req-')}",
         choices.model,
         body.max_tokens,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
     )
     if body.stream:
         return EventStream(
-            choices, _events(choices, build), named=True, tell_error=lambda error: anthropic_body(error, request_id)
+            choices,
+            _events(choices, build),
+            named=True,
+            tell_error=lambda error: anthropic_body(error, caller.request_id),
         )
-    (whole,) = await choices.whole(request.receive)
+    (whole,) = await choices.whole(caller.receive)
     (answer,) = choices.answers
     return JSONResponse(build.complete(whole, answer.reason, answer.usage, stop_string=answer.stop_string))
 

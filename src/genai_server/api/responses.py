@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, Response
 
+from genai_server.api.caller import Caller, TheCaller
 from genai_server.api.response_store import KeptResponse
 from genai_server.api.running_response import RunningResponse
-from genai_server.api.services import RequestId, Services, TheServices
+from genai_server.api.services import Services, TheServices
 from genai_server.api.sse import STREAMS, EventStream
 from genai_server.api.start import encode_chat, require_model, start_chat
 from genai_server.errors import InvalidField, PreviousNotFound, RequestError, ResponseNotFound
@@ -34,16 +35,15 @@ router = APIRouter(tags=["openai"], responses={code: {"model": ErrorResponse} fo
 @router.post("/responses", include_in_schema=False)
 async def create_response(
     body: ResponsesRequest,
-    request: Request,
     services: TheServices,
-    request_id: RequestId,
+    caller: TheCaller,
 ) -> Response:
     """OpenAI's response, in one piece or as a stream of events."""
-    running = await _start(body, services, request_id)
+    running = await _start(body, services, caller)
     if body.stream:
         return EventStream(running, running.events(), named=True, tell_error=running.fail)
     try:
-        return JSONResponse(await running.whole(request.receive))
+        return JSONResponse(await running.whole(caller.receive))
     finally:
         running.close()
 
@@ -103,7 +103,7 @@ async def list_input_items(
     return {"object": "list", "data": page, **ends, "has_more": len(items) > len(page)}
 
 
-async def _start(body: ResponsesRequest, services: Services, request_id: str) -> RunningResponse:
+async def _start(body: ResponsesRequest, services: Services, caller: Caller) -> RunningResponse:
     """Raises RequestError, which names the field that the client gave, and Unavailable."""
     store = services.responses
     if body.store and not store.is_on:
@@ -120,7 +120,7 @@ async def _start(body: ResponsesRequest, services: Services, request_id: str) ->
         is_stored=is_stored,
     )
     with _in_words_of_the_client():
-        choices = await start_chat(services, chat, request_id)
+        choices = await start_chat(services, chat, caller)
     build = ResponseBuilder(begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []))
     return RunningResponse(choices, build, items, store if is_stored else None, with_metrics=bool(body.include_metrics))
 

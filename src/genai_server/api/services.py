@@ -37,12 +37,5 @@ def services(request: Request) -> Services:
     return found
 
 
-def request_id(request: Request) -> str:
-    """The request's name."""
-    name: str = request.state.request_id
-    return name
-
-
-# What routes take as their parameters.
+# What routes take as a parameter.
 TheServices = Annotated[Services, Depends(services)]
-RequestId = Annotated[str, Depends(request_id)]

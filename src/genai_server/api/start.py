@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from genai_server.api.answer import Answer
+from genai_server.api.caller import Caller
 from genai_server.api.choices import Choices
 from genai_server.api.services import Services
 from genai_server.api.shape import Shape, chat_shape, offered_tools, plain_shape
@@ -43,23 +46,32 @@ class Prompt:
         return found
 
 
-async def start_chat(services: Services, body: ChatParameters, request_id: str) -> Choices:
-    """The answers of an assistant. Raises RequestError and Unavailable."""
-    start = _Start(services, body, request_id)
+async def start_chat(services: Services, body: ChatParameters, caller: Caller) -> Choices:
+    """The answers of an assistant. Raises RequestError, Unavailable and ClientLeft."""
+    return await caller.waits_for(_start_chat(services, body, caller))
+
+
+async def _start_chat(services: Services, body: ChatParameters, caller: Caller) -> Choices:
+    start = _Start(services, body, caller, body.n or 1)
     prompt = await encode_chat(body, start.codec)
+    start.require_room([prompt])
     # To compile a grammar may take half a second, in which the others go on.
     shape = await asyncio.to_thread(chat_shape, body, start.codec, prompt)
     continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
     answers = await start.answers([prompt], body.n or 1, shape, continues=continues)
-    return Choices(request_id, services.settings.model_name, answers, body.n or 1)
+    return Choices(caller.request_id, services.settings.model_name, answers, body.n or 1)
 
 
-async def start_completion(
-    services: Services, body: CompletionRequest, request_id: str
+async def start_completion(services: Services, body: CompletionRequest, caller: Caller) -> tuple[list[Prompt], Choices]:
+    """What follows on texts, and the prompts themselves. Raises RequestError, Unavailable and ClientLeft."""
+    return await caller.waits_for(_start_completion(services, body, caller))
+
+
+async def _start_completion(
+    services: Services, body: CompletionRequest, caller: Caller
 ) -> tuple[list[Prompt], Choices]:
-    """What follows on texts, and the prompts themselves. Raises RequestError and Unavailable."""
-    start = _Start(services, body, request_id)
-    codec, shape = start.codec, await asyncio.to_thread(plain_shape, body)
+    start = _Start(services, body, caller, len(body.prompts) * (body.n or 1))
+    codec = start.codec
     prompts, encoded = [], []
     for given in body.prompts:
         tokens = (
@@ -75,9 +87,11 @@ async def start_completion(
         text = given if isinstance(given, str) else codec.decode(tokens)
         prompts.append(Prompt(text, [codec.token_bytes(token) for token in tokens] if body.echo else []))
         encoded.append(tokens)
+    start.require_room(encoded)
+    shape = await asyncio.to_thread(plain_shape, body)
     offsets = [len(prompt.text) if body.echo else 0 for prompt in prompts]
     answers = await start.answers(encoded, body.n or 1, shape, offsets=offsets, continues=True)
-    return prompts, Choices(request_id, services.settings.model_name, answers, body.n or 1)
+    return prompts, Choices(caller.request_id, services.settings.model_name, answers, body.n or 1)
 
 
 def require_model(services: Services, model: str | None) -> None:
@@ -94,17 +108,28 @@ async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
 
 
 class _Start:
-    """One request on its way to an engine, which is chosen at once. Raises RequestError and Unavailable."""
+    """One request on its way to an engine, which is chosen at once. Raises RequestError and Unavailable.
 
-    def __init__(self, services: Services, body: GenerationFields, request_id: str) -> None:
+    Where it is known that the engine would not take so many answers, nothing is done for them.
+    """
+
+    def __init__(self, services: Services, body: GenerationFields, caller: Caller, num_answers: int) -> None:
         self.services = services
         self.body = body
-        self.request_id = request_id
+        self.caller = caller
         require_model(services, body.model)
+        if body.timeout is not None:
+            caller.deadline.tighten(body.timeout, param="timeout")
         self.engine: EngineClient
         self.model: ModelInfo
         self.engine, self.model = services.router.pick(body.device)
+        self.num_answers = num_answers
+        self.engine.require_room(num_answers)
         self.codec: TextCodec = services.codecs[self.engine.device]
+
+    def require_room(self, prompts: Sequence[list[int]]) -> None:
+        """Raise QueueFull where it is known that the engine would not take all answers to these."""
+        self.engine.require_room(self.num_answers, self.num_answers // len(prompts) * sum(map(len, prompts)))
 
     async def answers(
         self,
@@ -124,7 +149,7 @@ class _Start:
         policy = Policy(settings.max_length, settings.exact)
         requests = [
             to_generation_request(
-                self.body, prompt, self.model, request_id=self.request_id, policy=policy, grammar=shape.grammar
+                self.body, prompt, self.model, request_id=self.caller.request_id, policy=policy, grammar=shape.grammar
             )
             for prompt in prompts
         ]
@@ -141,7 +166,8 @@ class _Start:
                         offset=offset,
                         most_calls=shape.most_calls,
                     )
-                    stream = await self._submit(nth_choice(request, index), shape)
+                    choice = structs.replace(nth_choice(request, index), timeout=self.caller.deadline.seconds_left)
+                    stream = await self._submit(choice, shape)
                     started.append(Answer(stream, text, stopwatch))
         except BaseException:
             for answer in started:

@@ -20,11 +20,12 @@ from typing import cast
 
 import msgspec
 
-from genai_server.engine.loop import Connected, Disconnected, Inbox
+from genai_server.engine.inbox import Connected, Disconnected, Inbox
 from genai_server.generation import Batching, ModelInfo
 from genai_server.messages import (
     MAX_FRAME_BYTES,
     Cancel,
+    CancelRequest,
     Hello,
     SetRuntimeOption,
     ToApi,
@@ -199,7 +200,7 @@ class Connections:
             self.inbox.put((number, Connected()))
         elif connection.is_welcome:
             self.inbox.put((number, message))
-            if isinstance(message, Cancel | SetRuntimeOption):
+            if isinstance(message, Cancel | CancelRequest | SetRuntimeOption):
                 self._interrupt()
         else:
             raise msgspec.DecodeError("no secret")

@@ -1,4 +1,8 @@
-"""Shares the time between the sequences that decode and the prompt that is read, by what passes were seen to take."""
+"""Learns how long passes and answers take, and shares the time by it between the sequences that decode and the prompt
+that is read.
+"""
+
+import math
 
 # A chunk of prompt may take so many times what the round's decoding took. A running stream's tokens then take at most
 # four times as long, and the prompt 4/3 of its time alone, and what small chunks cost besides.
@@ -11,14 +15,20 @@ _WEIGHT = 0.3
 
 
 class Pace:
-    """The seconds of this round's decoding, and of a prompt's token."""
+    """The seconds of this round's decoding, and, as they were lately, of a round and of a prompt's token, and how many
+    tokens an answer had.
+    """
 
     def __init__(self) -> None:
         self._decoding = 0.0
+        self._per_round: float | None = None
         self._per_token: float | None = None
+        self._answer: float | None = None
 
     def begin_round(self) -> None:
         """Nothing has been decoded in this round yet."""
+        if self._decoding:
+            self._per_round = _mean(self._per_round, self._decoding)
         self._decoding = 0.0
 
     def decoded(self, seconds: float) -> None:
@@ -27,10 +37,29 @@ class Pace:
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
         """A pass that read so many tokens of a prompt took so long."""
-        newest = seconds / num_tokens
-        self._per_token = newest if self._per_token is None else (1 - _WEIGHT) * self._per_token + _WEIGHT * newest
+        self._per_token = _mean(self._per_token, seconds / num_tokens)
+
+    def answered(self, num_tokens: int) -> None:
+        """An answer has ended after so many tokens."""
+        self._answer = _mean(self._answer, num_tokens)
 
     def chunk(self, most: int) -> int:
         """How many tokens of a prompt to read now, at most `most`; few as long as nothing has been measured."""
         fitting = PROMPT_SHARE * self._decoding / self._per_token if self._per_token else 0.0
         return min(most, max(LEAST_CHUNK, int(fitting)))
+
+    def seconds_to_read(self, num_tokens: int) -> float:
+        """What so many tokens of a prompt take; 0 as long as nothing has been measured."""
+        return num_tokens * (self._per_token or 0.0)
+
+    def seconds_to_decode(self, num_tokens: float) -> float:
+        """What so many tokens of an answer take beside the others; 0 as long as nothing has been measured."""
+        return num_tokens * (self._per_round or 0.0)
+
+    def tokens_left(self, num_produced: int) -> float:
+        """How many more an answer of so many tokens will likely have; as many as it may if none has ended yet."""
+        return math.inf if self._answer is None else max(1.0, self._answer - num_produced)
+
+
+def _mean(before: float | None, newest: float) -> float:
+    return newest if before is None else (1 - _WEIGHT) * before + _WEIGHT * newest

@@ -89,6 +89,7 @@ def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
     return Scheduler(
         max_running=max_running,
         max_waiting=spec.max_queue,
+        max_waiting_tokens=spec.max_queue_tokens,
         prefill_chunk=spec.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
         limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.max_batch_size else "GENAI_KV_CACHE_BYTES",

@@ -1,6 +1,6 @@
 """Takes requests in, or refuses them: what is against one is said before it is accepted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from genai_server.engine.guidance import Compiled, Guidance
 from genai_server.engine.runtime_options import RuntimeOptionState
@@ -36,8 +36,13 @@ class Reception:
         self._vocab_size = model.vocab_size
         self._clock = clock
         self._on_compiled = on_compiled
-        self._compiling: set[tuple[int, int]] = set()
+        self._compiling: dict[tuple[int, int], Sequence] = {}
         self._next_id = 0
+
+    @property
+    def compiling(self) -> Collection[Sequence]:
+        """Those whose grammars are being compiled."""
+        return self._compiling.values()
 
     def take(self, connection: int, submit: Submit) -> Sequence | None:
         """The scheduled sequence, or None while its grammar is compiled.
@@ -45,30 +50,31 @@ class Reception:
         Raises SessionTerminated, QueueFull and InvalidField.
         """
         origin, request = (connection, submit.key), submit.request
+        sequence = self._compiling.pop(origin, None)
         self._check(request)
-        guide = None
+        if sequence is None:
+            sequence = Sequence(self._next_id, origin, request, self._clock)
+            self._next_id += 1
         if request.grammar is not None:
-            guide = self._guidance.guide(request.grammar)
-            if guide is None:
-                self._compiling.add(origin)
+            sequence.guide = self._guidance.guide(request.grammar)
+            if sequence.guide is None:
+                self._compiling[origin] = sequence
                 self._guidance.compile(request.grammar, lambda found: self._on_compiled(connection, submit, found))
                 return None
-        sequence = Sequence(self._next_id, origin, request, self._clock, guide)
         self._scheduler.add(sequence)
-        self._next_id += 1
         return sequence
 
     def compiled(self, connection: int, submit: Submit, compiled: Compiled) -> bool:
         """Keep what has come of a grammar; returns whether somebody still waits for it, to be taken again."""
         self._guidance.keep(submit.request.grammar or "", compiled)
-        waits = (connection, submit.key) in self._compiling
-        self._compiling.discard((connection, submit.key))
-        return waits
+        return (connection, submit.key) in self._compiling
 
     def forget(self, connection: int, key: int | None = None) -> None:
         """This request, or all of this connection, need not be considered any more."""
         self._compiling = {
-            origin for origin in self._compiling if origin[0] != connection or key not in (None, origin[1])
+            origin: sequence
+            for origin, sequence in self._compiling.items()
+            if origin[0] != connection or key not in (None, origin[1])
         }
 
     def _check(self, request: GenerationRequest) -> None:
@@ -76,4 +82,4 @@ class Reception:
             raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to go on')
         if strange := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
             raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="logit_bias")
-        self._scheduler.require_room(len(self._compiling))
+        self._scheduler.require_room(len(request.prompt), self._compiling.values())

@@ -6,9 +6,11 @@ its first token. So a long prompt costs a running stream one chunk's time for ea
 large a chunk may be follows from what passes have taken up to now (engine/pace.py).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from genai_server.engine.forecast import seconds_until_room
 from genai_server.engine.pace import Pace
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import QueueFull
@@ -37,7 +39,8 @@ class Scheduler:
     long, else `idle_chunk`; no chunk has one token alone unless the prompt has, nor one beyond the attention's blocks,
     nor any but the last some beyond whole groups, for other kernels read these. What an exact sequence has produced
     itself is read anew token by token, as it was made.
-    `limited_by` is the setting that `max_running` comes from.
+    The prompts of those that wait have at most `max_waiting_tokens` tokens together, or any number if that is 0; who
+    can run at once does not wait. `limited_by` is the setting that `max_running` comes from.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Scheduler:
         *,
         max_running: int,
         max_waiting: int,
+        max_waiting_tokens: int = 0,
         prefill_chunk: int,
         idle_chunk: int | None = None,
         limited_by: str = "GENAI_MAX_BATCH_SIZE",
@@ -53,6 +57,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens or math.inf
         self._limited_by = limited_by
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
@@ -66,18 +71,48 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises QueueFull when as many wait as may wait."""
-        self.require_room()
+        self.require_room(len(sequence.request.prompt))
         self.waiting.append(sequence)
         self.waiting.sort(key=lambda waiting: waiting.request.priority)
 
-    def require_room(self, num_coming: int = 0) -> None:
-        """Raise QueueFull if a sequence could not be added beside so many others that are about to be."""
-        present = len(self.running) + len(self.waiting) + num_coming
-        if present >= self._max_running + self._max_waiting:
+    def require_room(self, num_tokens: int, coming: Collection[Sequence] = ()) -> None:
+        """Raise QueueFull if a sequence with such a prompt could not be added beside those that are about to be."""
+        present = self._num_present(coming)
+        if self.room(coming) == 0:
             raise QueueFull(
                 f"{present} requests are on this device already: {self._limited_by} lets {self._max_running} run "
-                f"and GENAI_MAX_QUEUE lets {self._max_waiting} wait"
+                f"and GENAI_MAX_QUEUE lets {self._max_waiting} wait",
+                retry_after=self.seconds_until_room(),
             )
+        excess = num_tokens - self._room_tokens(coming)
+        if present >= self._max_running and excess > 0:
+            raise QueueFull(
+                f"the prompts of the requests that wait for this device would have {self._max_waiting_tokens + excess} "
+                f"tokens with this one's {num_tokens}: GENAI_MAX_QUEUE_TOKENS lets {self._max_waiting_tokens} wait",
+                retry_after=self.seconds_until_room(int(excess)),
+            )
+
+    def room(self, coming: Collection[Sequence] = ()) -> int:
+        """How many more sequences could be added beside those that are about to be."""
+        return max(0, self._max_running + self._max_waiting - self._num_present(coming))
+
+    def room_tokens(self, coming: Collection[Sequence] = ()) -> int | None:
+        """How many tokens the prompt of one more may have; None if any number, or if it would not wait."""
+        if self._max_waiting_tokens == math.inf or self._num_present(coming) < self._max_running:
+            return None
+        return max(0, int(self._room_tokens(coming)))
+
+    def seconds_until_room(self, num_tokens: int = 0) -> int:
+        """Seconds until about one more sequence, and so many tokens of prompts, can be added to a full queue."""
+        return seconds_until_room(self.running, self.waiting, self._pace, num_tokens)
+
+    def _num_present(self, coming: Collection[Sequence]) -> int:
+        return len(self.running) + len(self.waiting) + len(coming)
+
+    def _room_tokens(self, coming: Collection[Sequence]) -> float:
+        """Tokens that may still wait; those that only wait for the next step to begin do not count."""
+        late = [*self.waiting, *coming][self._max_running - len(self.running) :]
+        return self._max_waiting_tokens - sum(len(sequence.request.prompt) for sequence in late)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is."""
@@ -100,6 +135,10 @@ class Scheduler:
             self._round = self._passes()
             found = next(self._round, None)
         return found
+
+    def answered(self, sequence: Sequence) -> None:
+        """Learn how long an answer has become that nobody has cut."""
+        self._pace.answered(sequence.num_produced)
 
     def observe(self, step: Pass, seconds: float) -> None:
         """Learn how long a pass took."""

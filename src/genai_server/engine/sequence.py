@@ -1,8 +1,11 @@
 """One request inside the engine."""
 
+import math
+
 from genai_server.engine.guidance import Guide
 from genai_server.engine.sampler import Sampler
 from genai_server.generation import GenerationRequest, Phases
+from genai_server.messages import RequestState
 from genai_server.timing import Clock
 
 
@@ -15,7 +18,7 @@ class Sequence:
     told any more; the very first has none. `profile` is the prefix that its passes shall be profiled under from now on,
     `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which it is
     profiled; one that is `left_out` is not chosen when the device is profiled. `batched` says which of the engine's two
-    runners has it.
+    runners has it. At `deadline`, a time of the clock, the answer ends as it is.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Sequence:
         self.left_out = False
         self._clock = clock
         self._arrived = clock()
+        self.deadline = math.inf if request.timeout is None else self._arrived + request.timeout
         self._started: float | None = None
         self._first: float | None = None
         self._last = self._arrived
@@ -87,6 +91,13 @@ class Sequence:
         self._last = self._clock()
         if self._first is None:
             self._first = self._last
+
+    def state(self, *, is_running: bool) -> RequestState:
+        """The sequence in the operator's list."""
+        phase = "queued" if not is_running else "decode" if self.num_produced else "prefill"
+        age = self._clock() - self._arrived
+        prompt = len(self.request.prompt)
+        return RequestState(self.request.request_id, phase, age, prompt, self.num_cached, self.num_produced)
 
     def phases(self) -> Phases:
         """Where the time went up to now."""

@@ -12,22 +12,26 @@ import msgspec
 from genai_server.engines.board import read_board
 from genai_server.engines.connection import connect
 from genai_server.engines.stream import TokenStream
-from genai_server.errors import EngineDied, NoEngineReady, from_code
+from genai_server.errors import EngineDied, NoEngineReady, QueueFull, from_code
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages import (
     Accepted,
     Board,
     CacheReset,
     Cancel,
+    CancelRequest,
     EngineStatus,
     Failed,
     Finished,
     GetRuntimeOptions,
     Hello,
+    ListRequests,
     Load,
     PromptLogprobs,
     Refused,
     Reply,
+    RequestList,
+    RequestState,
     ResetPrefixCache,
     SetRuntimeOption,
     Stop,
@@ -107,6 +111,31 @@ class EngineClient:
         reset: CacheReset = await self._call(ResetPrefixCache)
         return reset.slots
 
+    async def requests(self) -> list[RequestState]:
+        """What runs and waits, of all API processes. Raises NoEngineReady."""
+        found: RequestList = await self._call(ListRequests)
+        return found.requests
+
+    async def cancel_request(self, request_id: str) -> list[RequestState]:
+        """End the requests of this name, of all API processes; returns them. Raises NoEngineReady."""
+        found: RequestList = await self._call(lambda call: CancelRequest(call, request_id))
+        return found.requests
+
+    def require_room(self, num_requests: int, num_tokens: int = 0) -> None:
+        """Raise QueueFull if the engine, for all that it has told, would not take so many requests now, or so many
+        tokens of prompts.
+        """
+        rooms = (
+            (self.load.room, num_requests, "requests", "GENAI_MAX_QUEUE"),
+            (self.load.room_tokens, num_tokens, "tokens of prompts", "GENAI_MAX_QUEUE_TOKENS"),
+        )
+        for room, number, kind, limit in rooms:
+            if room is not None and number > room:
+                raise QueueFull(
+                    f"{room} more {kind} may wait for device {self.device} now ({limit}), given {number}",
+                    retry_after=self.load.retry_after or None,
+                )
+
     async def run(self) -> None:
         """Keep attached until cancelled."""
         while True:
@@ -150,7 +179,7 @@ class EngineClient:
                 self.model, self.batching = message.model, message.batching
             case Load():
                 self.load = message
-            case Reply() | CacheReset():
+            case Reply() | CacheReset() | RequestList():
                 call = self._calls.pop(message.call, None)
                 if call is not None and not call.done():
                     call.set_result(message)
@@ -174,7 +203,9 @@ class EngineClient:
                 return
             case Finished():
                 stream.finish(message.reason, message.phases, message.num_cached)
-            case Refused() | Failed():
+            case Refused():
+                stream.fail(from_code(message.code, message.message, message.param, message.retry_after))
+            case Failed():
                 stream.fail(from_code(message.code, message.message, message.param))
         del self._streams[message.key]
 

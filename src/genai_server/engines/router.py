@@ -45,13 +45,13 @@ class Router:
     def pick(self, device: str | None) -> tuple[EngineClient, ModelInfo]:
         """The engine that the request names, or the one with the least work, and its model.
 
-        A terminated one comes last, but is not passed over: only the engine itself knows whether it still is.
+        A terminated or full one comes last, but is not passed over: only the engine itself knows whether it still is.
         Raises InvalidField for an unknown device, NoEngineReady if none of them runs.
         """
         engines = self.select(device)
         running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
         if running:
-            return min(running, key=lambda pair: (pair[0].load.terminated, pair[0].work))
+            return min(running, key=lambda pair: (pair[0].load.terminated, pair[0].load.room == 0, pair[0].work))
         states = "; ".join(f"{engine.device} is {describe(engine.status())}" for engine in engines)
         raise NoEngineReady(f"no engine can take work: {states}")
 

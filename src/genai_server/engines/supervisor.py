@@ -102,6 +102,7 @@ class Supervisor:
             threads=settings.threads,
             max_batch_size=settings.max_batch_size,
             max_queue=settings.max_queue,
+            max_queue_tokens=settings.max_queue_tokens,
             prefill_chunk=settings.prefill_chunk,
             max_length=settings.max_length,
             scheduler=settings.scheduler,

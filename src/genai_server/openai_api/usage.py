@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
 
-# OpenAI's enumeration has no word for these; the answer is cut, as with "length".
-_OPENAI_REASONS = {FinishReason.TERMINATED: "length"}
-
 
 @dataclass(frozen=True)
 class Usage:
@@ -41,6 +38,6 @@ class Usage:
 
 def openai_reason(reason: FinishReason, *, calls_tools: bool = False) -> JsonObject:
     """`finish_reason` of a choice, and the true one beside it where OpenAI has no word for it."""
-    if reason in _OPENAI_REASONS:
-        return {"finish_reason": _OPENAI_REASONS[reason], "genai_finish_reason": reason.value}
+    if reason.is_interruption:  # the answer is cut, as with "length"
+        return {"finish_reason": "length", "genai_finish_reason": reason.value}
     return {"finish_reason": "tool_calls" if calls_tools and reason is FinishReason.STOP else reason.value}

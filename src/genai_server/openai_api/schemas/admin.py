@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from genai_server.openai_api.schemas.base import Wire
 
@@ -32,3 +32,36 @@ class RuntimeOptionsRequest(Wire):
     )
     device: str | None = None
     request_id: str | None = Field(None, min_length=1)
+
+
+class NoFields(Wire):
+    """The body of a POST that says all in its path."""
+
+
+class RequestEntry(BaseModel):
+    """A request that runs or waits, or one of its several answers; `age` counts the seconds since its engine has it."""
+
+    id: str
+    object: Literal["request"]
+    model: str
+    device: str
+    phase: Literal["queued", "prefill", "decode"]
+    age: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class RequestsResponse(BaseModel):
+    """Body of GET /v1/requests, on each device in order of arrival."""
+
+    object: Literal["list"]
+    data: list[RequestEntry]
+
+
+class CancelledRequest(BaseModel):
+    """Says that a request has ended."""
+
+    id: str
+    object: Literal["request"]
+    cancelled: Literal[True]

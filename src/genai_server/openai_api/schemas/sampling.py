@@ -92,6 +92,9 @@ class SamplingFields(Wire):
     priority: int | None = Field(None, ge=-1000, le=1000, description="Lower is served earlier; 0 if left out.")
     exact: bool | None = Field(None, description="Bit for bit the same answer in any company.")
     structured_outputs: StructuredOutputs | None = None
+    timeout: float | None = Field(
+        None, gt=0, description="Seconds after which the answer ends as it is, waiting included."
+    )
 
 
 class GenerationFields(SamplingFields, WithoutEffect):

@@ -1,0 +1,50 @@
+"""The operator's view of all requests, and the way to end one."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Depends
+
+from genai_server.api.auth import require_admin
+from genai_server.api.inquiry import ask
+from genai_server.api.services import TheServices
+from genai_server.engines.client import EngineClient
+from genai_server.errors import RequestNotFound
+from genai_server.messages import RequestState
+from genai_server.openai_api.schemas.admin import CancelledRequest, NoFields, RequestsResponse
+from genai_server.openai_api.schemas.base import ErrorResponse
+
+_MOST_SHOWN = 100
+
+router = APIRouter(
+    tags=["admin"],
+    dependencies=[Depends(require_admin)],
+    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 503)},
+)
+
+
+@router.get("/v1/requests", response_model=RequestsResponse)
+async def list_requests(services: TheServices) -> dict[str, Any]:
+    """What runs and waits on all devices, whichever API process has sent it; several answers are several entries."""
+    found = await ask(services.router.select(None), EngineClient.requests)
+    model = services.settings.model_name
+    entries = [_entry(state, model, device) for device, states in found.items() for state in states]
+    return {"object": "list", "data": entries}
+
+
+@router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest)
+async def cancel_request(request_id: str, services: TheServices, body: NoFields | None = None) -> dict[str, Any]:
+    """End a request, all of its answers: its client gets what there is, with the finish reason `cancelled`."""
+
+    async def cancel(engine: EngineClient) -> list[RequestState]:
+        return await engine.cancel_request(request_id)
+
+    ended = await ask(services.router.select(None), cancel)
+    if not any(ended.values()):
+        raise RequestNotFound(f"no request {request_id[:_MOST_SHOWN]!r} is running or waiting", param="request_id")
+    return {"id": request_id, "object": "request", "cancelled": True}
+
+
+def _entry(state: RequestState, model: str, device: str) -> dict[str, Any]:
+    figures = msgspec.structs.asdict(state)
+    return {"id": figures.pop("request_id"), "object": "request", "model": model, "device": device, **figures}

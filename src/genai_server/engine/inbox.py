@@ -1,0 +1,39 @@
+"""What reaches the engine's loop, from any thread: the messages of API processes, and what else happens to it."""
+
+from queue import SimpleQueue
+
+from msgspec import Struct
+
+from genai_server.engine.guidance import Compiled
+from genai_server.messages import (
+    Cancel,
+    CancelRequest,
+    GetRuntimeOptions,
+    ListRequests,
+    ResetPrefixCache,
+    SetRuntimeOption,
+    Stop,
+    Submit,
+)
+
+
+class Connected(Struct, frozen=True):
+    """An API process has attached."""
+
+
+class Disconnected(Struct, frozen=True):
+    """An API process has gone; nobody waits for its requests any more."""
+
+
+class GrammarCompiled(Struct, frozen=True):
+    """What has come of the grammar that a request waited for."""
+
+    submit: Submit
+    compiled: Compiled
+
+
+# What wants one reply.
+Question = SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache | ListRequests | CancelRequest
+Message = Submit | Cancel | Stop | Question | Connected | Disconnected | GrammarCompiled
+# Each with the number of the connection that it concerns.
+Inbox = SimpleQueue[tuple[int, Message]]

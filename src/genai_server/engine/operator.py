@@ -1,0 +1,92 @@
+"""What operators ask of an engine and change in it while it runs."""
+
+from collections.abc import Callable
+
+from genai_server.engine.inbox import Question
+from genai_server.engine.ledger import Ledger
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
+from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.sequence import Sequence
+from genai_server.generation import FinishReason
+from genai_server.messages import (
+    CacheReset,
+    CancelRequest,
+    GetRuntimeOptions,
+    ListRequests,
+    Reply,
+    RequestList,
+    RequestState,
+    ResetPrefixCache,
+    SetRuntimeOption,
+    ToApi,
+)
+
+
+class Operator:
+    """Belongs to the loop's thread; `terminate` ends a sequence as the library's option does."""
+
+    def __init__(
+        self,
+        runners: RunnerPair,
+        scheduler: Scheduler,
+        options: RuntimeOptionState,
+        ledger: Ledger,
+        terminate: Callable[[Sequence], None],
+    ) -> None:
+        self._runners = runners
+        self._scheduler = scheduler
+        self._options = options
+        self._ledger = ledger
+        self._terminate = terminate
+
+    def reply(self, message: Question) -> ToApi:
+        """Do what is asked for, and say what has come of it."""
+        match message:
+            case SetRuntimeOption():
+                return self._set_runtime_option(message)
+            case GetRuntimeOptions(call):
+                return Reply(call, self._options.describe(self._ledger.accepted))
+            case ResetPrefixCache(call):
+                return CacheReset(call, self._runners.forget())
+            case ListRequests(call):
+                return RequestList(call, self._ledger.describe(self._ledger.present))
+            case CancelRequest(call, name):
+                return RequestList(call, self._cancel(name))
+
+    def _cancel(self, name: str) -> list[RequestState]:
+        """End requests for somebody who need not be their reader."""
+        sequences = self._ledger.named(name)
+        ended = self._ledger.describe(sequences)
+        for sequence in sequences:
+            self._ledger.finish(sequence, FinishReason.CANCELLED)
+        self._ledger.tell_load(terminated=self._options.terminated)
+        return ended
+
+    def _set_runtime_option(self, message: SetRuntimeOption) -> Reply:
+        name = message.request_id
+        concerned = [s for s in self._ledger.accepted if name is None or s.request.request_id == name]
+        refused = None
+        if message.option == PROFILING:
+            refused = self._profile(message.value, concerned, whole_device=name is None)
+        elif message.option == TERMINATE:
+            if name is None:
+                self._options.terminated = message.value == "1"
+            if message.value == "1":
+                for sequence in concerned:
+                    self._terminate(sequence)
+        state = self._options.describe(self._ledger.accepted)
+        # First, so that whoever has read the reply finds the state that it speaks of everywhere.
+        self._ledger.tell_load(terminated=self._options.terminated)
+        return Reply(message.call, state, matched=bool(concerned) or name is None, refused=refused)
+
+    def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
+        """Switch profiling; returns why not, if it cannot be."""
+        if value != "0" and not whole_device and not all(map(self._runners.can_profile, sequences)):
+            return "an exact request cannot be profiled with this model: alone, as it would run, a row rounds otherwise"
+        try:
+            self._options.set_profiling(value, sequences, whole_device=whole_device)
+            self._options.choose(self._scheduler.running)
+        except OSError as error:
+            self._options.report_failure(str(error))
+        return None

@@ -1,0 +1,63 @@
+"""What the engine's loop says to the API processes, gathered for each of them."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from msgspec import structs
+
+from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.sequence import Sequence
+from genai_server.messages import Load, ToApi
+
+# To a connection; must not block.
+Send = Callable[[int, list[ToApi]], None]
+
+
+class Outbox:
+    """Belongs to the loop's thread; keeps in mind which connections there are, and what each knows of the load."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._gathered: dict[int, list[ToApi]] = {}
+        self._loads: dict[int, Load] = {}
+
+    def connect(self, connection: int) -> None:
+        """An API process has attached, and knows nothing yet."""
+        self._loads[connection] = Load()
+
+    def disconnect(self, connection: int) -> None:
+        """It has gone, if it was ever connected."""
+        self._loads.pop(connection, None)
+
+    def tell(self, connection: int, *messages: ToApi) -> None:
+        """Say something at the next delivery."""
+        self._gathered.setdefault(connection, []).extend(messages)
+
+    def deliver(self) -> None:
+        """Send what has gathered, all that is for one connection in one piece: its process wakes once, not per row."""
+        for connection, messages in self._gathered.items():
+            self._send(connection, messages)
+        self._gathered.clear()
+
+    def tell_load(
+        self,
+        scheduler: Scheduler,
+        origins: Collection[tuple[int, int]],
+        *,
+        coming: Collection[Sequence],
+        terminated: bool,
+    ) -> None:
+        """Tell each API process what has changed since it was told; `origins` are those of all sequences, and those
+        that are `coming` have a place, too.
+        """
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        room, room_tokens = scheduler.room(coming), scheduler.room_tokens(coming)
+        own = Counter(connection for connection, _ in origins)
+        for connection, last in self._loads.items():
+            others = len(origins) - own[connection]
+            load = Load(running, waiting, others, terminated, room, room_tokens, last.retry_after)
+            if load != last:
+                # Not kept up to date while nothing else changes: it would change by itself.
+                retry_after = scheduler.seconds_until_room() if 0 in (room, room_tokens) else 0
+                self._loads[connection] = structs.replace(load, retry_after=retry_after)
+                self.tell(connection, self._loads[connection])

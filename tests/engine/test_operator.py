@@ -1,0 +1,98 @@
+"""What operators see of requests, and how they end them; the runtime options are in test_loop.py."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.engine.inbox import Connected
+from genai_server.generation import FinishReason
+from genai_server.messages import Accepted, CancelRequest, Finished, ListRequests, RequestList, RequestState
+from tests.engine.test_loop import OTHER_API, Bench
+from tests.engine.test_reception import nothing_compiles
+from tests.engine.test_sequence import HandClock
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, clock: HandClock) -> Bench:
+    found = Bench(tmp_path, max_running=2, max_waiting=3, clock=clock)
+    found.inbox.put((OTHER_API, Connected()))
+    return found
+
+
+def ask(bench: Bench, question: ListRequests | CancelRequest) -> list[RequestState]:
+    bench.inbox.put((OTHER_API, question))
+    bench.steps(1)
+    (found,) = [
+        message
+        for connection, message in bench.sent
+        if connection == OTHER_API and isinstance(message, RequestList) and message.call == question.call
+    ]
+    return found.requests
+
+
+def test_all_are_listed_in_order_of_arrival_with_what_they_do(bench: Bench, clock: HandClock) -> None:
+    with nothing_compiles(bench):
+        bench.submit(1, "say " + "a" * 20)
+        clock.wait(1.0)
+        bench.submit(4, "say b", grammar='start: "b"')
+        bench.submit(2, " " * 200 + "say x")
+        bench.submit(3, "say c")
+        bench.steps(9)
+        clock.wait(2.0)
+        found = ask(bench, ListRequests(7))
+    names = [(state.request_id, state.phase, state.prompt_tokens) for state in found]
+    assert names == [("r1", "decode", 26), ("r4", "queued", 7), ("r2", "prefill", 207), ("r3", "queued", 7)]
+    assert found[0].age == pytest.approx(2.0)  # it was taken in the first step, after the first wait
+    assert found[0].output_tokens == len(bench.text(1)) > 0
+    assert [state.output_tokens for state in found[1:]] == [0, 0, 0]
+
+
+def test_where_nothing_is_the_list_is_empty(bench: Bench) -> None:
+    assert ask(bench, ListRequests(7)) == []
+
+
+@pytest.mark.parametrize("steps", [0, 1, 9])
+def test_who_is_cancelled_by_name_has_one_end_with_what_there_is(bench: Bench, steps: int) -> None:
+    bench.submit(1, "say hello" + " " * 20)
+    bench.submit(2, "say other")
+    bench.steps(steps)
+    ended = ask(bench, CancelRequest(7, "r1"))
+    assert [state.request_id for state in ended] == ["r1"]
+    text = bench.text(1)
+    assert bench.reason(1) == FinishReason.CANCELLED
+    bench.run()
+    assert (bench.text(1), len(bench.ends(1))) == (text, 1)
+    assert bench.text(2) == "other"
+
+
+def test_one_that_waits_and_one_whose_grammar_is_compiled_can_be_cancelled(bench: Bench) -> None:
+    with nothing_compiles(bench):
+        for key in (1, 2, 3):
+            bench.submit(key, "count 50")
+        bench.submit(4, "say a", grammar='start: "a"')
+        bench.steps(2)
+        for call, name in enumerate(("r3", "r4")):
+            assert [state.phase for state in ask(bench, CancelRequest(call, name))] == ["queued"]
+    for key in (3, 4):
+        assert [type(message) for message in bench.of(key)] == [Accepted, Finished]
+        assert bench.reason(key) == FinishReason.CANCELLED
+
+
+def test_all_of_one_name_end_whoever_has_sent_them(bench: Bench) -> None:
+    bench.submit(1, "count 50", request_id="twice")
+    bench.submit(2, "count 50", request_id="twice", connection=OTHER_API)
+    bench.steps(2)
+    assert len(ask(bench, CancelRequest(7, "twice"))) == 2
+    assert bench.reason(1) == bench.reason(2) == FinishReason.CANCELLED
+
+
+def test_an_unknown_name_ends_nobody(bench: Bench) -> None:
+    bench.submit(1, "say a")
+    assert ask(bench, CancelRequest(7, "r9")) == []
+    bench.run()
+    assert bench.text(1) == "a"

@@ -1,0 +1,190 @@
+"""More requests than a server can take, and answers that take longer than anybody waits, over real sockets."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.api.test_requests import ENDLESS, listed
+from tests.running_server import RunningServer, body, run_server, wait_until
+
+OPTIONS = ("--device", "scripted", "--max-batch-size", "1")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One request runs at once, another one may wait."""
+    options = (*OPTIONS, "--max-queue", "1", "--request-timeout", "60")
+    with run_server(tmp_path_factory.mktemp("pressure"), *options) as running:
+        yield running
+
+
+@pytest.fixture
+def busy(server: RunningServer) -> Iterator[RunningServer]:
+    """The same while an endless answer is made, of which some tokens have come."""
+    with server.stream("delay 0.05; count 1000") as events:
+        for _ in zip(range(4), events, strict=False):
+            pass
+        yield server
+    wait_until(lambda: server.idle("scripted"))
+
+
+@pytest.fixture
+def full(busy: RunningServer) -> Iterator[RunningServer]:
+    """The same with one that waits, and every API process knows it."""
+    with busy.stream(ENDLESS) as waiting:
+        wait_until(lambda: busy.device("scripted")["waiting"] == 1)
+        yield busy
+        assert waiting.response.status_code == 200
+
+
+# a full queue
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat", {}),
+        ("/v1/chat/stream", {}),
+        ("/v1/chat/completions", {"stream": True}),
+        ("/v1/messages", {"max_tokens": 5}),
+    ],
+)
+def test_a_full_queue_answers_503_and_says_when_there_is_room(
+    full: RunningServer, path: str, fields: dict[str, Any]
+) -> None:
+    response = full.client.post(path, json=body("say x", **fields))
+    assert response.status_code == 503
+    assert "queue_full" in response.text
+    assert "GENAI_MAX_QUEUE" in response.text
+    # Some 2,000 tokens are left of an answer that takes 0.05 s for each; no other has ended.
+    assert 30 <= int(response.headers["retry-after"]) <= 600
+
+
+def test_more_answers_than_there_is_room_for_are_refused_before_the_first(busy: RunningServer) -> None:
+    response = busy.client.post("/v1/chat/completions", json=body("say x", n=2))
+    assert response.status_code == 503
+    assert len(listed(busy)) == 1
+
+
+def test_health_and_operators_are_served_while_the_queue_is_full(full: RunningServer) -> None:
+    for path in ("/healthz", "/readyz", "/v1/requests", "/v1/admin/runtime_options", "/v1/models"):
+        assert full.client.get(path).status_code == 200, path
+    assert len(listed(full)) == 2
+    assert full.client.post("/v1/admin/reset_prefix_cache", json={}).status_code == 200
+    assert full.options(enable_profiling="0").status_code == 200
+    (waiting,) = [name for name, entry in listed(full).items() if entry["phase"] == "queued"]
+    assert full.client.post(f"/v1/requests/{waiting}/cancel", json={}).status_code == 200
+    assert len(listed(full)) == 1
+
+
+def test_prompts_that_wait_may_have_so_many_tokens_together(own_folder: Path) -> None:
+    with run_server(own_folder, *OPTIONS, "--max-queue-tokens", "100") as server, server.stream(ENDLESS) as events:
+        next(iter(events))
+        response = server.chat("say " + "x" * 200)
+        assert response.status_code == 503
+        assert "GENAI_MAX_QUEUE_TOKENS" in response.json()["error"]["message"]
+        assert int(response.headers["retry-after"]) >= 1
+        with server.stream("say x") as short:
+            wait_until(lambda: server.device("scripted")["waiting"] == 1)
+            assert short.response.status_code == 200
+
+
+# deadlines
+
+
+def test_an_answer_ends_at_its_timeout_with_what_there_is(server: RunningServer) -> None:
+    answer = server.chat(ENDLESS, timeout=0.5).json()
+    assert answer["finish_reason"] == "timeout"
+    assert answer["content"].startswith("1, 2")
+    assert answer["metrics"]["output_tokens"] == len(answer["content"])
+
+
+def test_a_stream_ends_at_its_timeout_with_one_last_event(server: RunningServer) -> None:
+    with server.stream(ENDLESS, timeout=0.5) as events:
+        found = [json.loads(event) for event in events]
+    assert [event["finish_reason"] for event in found if "finish_reason" in event] == ["timeout"]
+    assert found[-1]["done"] is True
+    assert len(found) > 2
+
+
+def test_the_header_says_the_same_as_the_field(server: RunningServer) -> None:
+    response = server.client.post("/v1/chat", json=body(ENDLESS), headers={"x-request-timeout": "0.3"})
+    assert response.json()["finish_reason"] == "timeout"
+
+
+def test_who_waits_for_a_turn_gets_an_empty_answer_at_the_timeout(busy: RunningServer) -> None:
+    answer = busy.chat("say x", timeout=0.3).json()
+    assert (answer["content"], answer["finish_reason"]) == ("", "timeout")
+    assert answer["metrics"]["output_tokens"] == 0
+
+
+def test_a_prompt_is_not_read_beyond_its_timeout(own_folder: Path) -> None:
+    options = ("--device", "scripted", "--prefill-chunk", "2", "--max-length", "4000")
+    with run_server(own_folder, *options) as server, server.stream("delay 0.05; count 1000") as events:
+        next(iter(events))
+        answer = server.chat(" " * 3000 + "say x", timeout=0.5).json()
+        assert (answer["content"], answer["finish_reason"]) == ("", "timeout")
+        assert len(listed(server)) == 1
+
+
+def test_openais_client_reads_what_there_is(own_folder: Path) -> None:
+    with (
+        run_server(own_folder, "--device", "scripted") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        more = {"timeout": 0.5}
+        messages: Any = [{"role": "user", "content": ENDLESS}]
+        chat = client.chat.completions.create(model="onnx-genai", messages=messages, n=2, extra_body=more)
+        assert [choice.finish_reason for choice in chat.choices] == ["length"] * 2
+        assert [choice.model_extra for choice in chat.choices] == [{"genai_finish_reason": "timeout"}] * 2
+        assert all((choice.message.content or "").startswith("1, 2") for choice in chat.choices)
+        texts = client.completions.create(
+            model="onnx-genai", prompt=[f"{ENDLESS}\n\4"] * 2, max_tokens=1000, extra_body=more
+        )
+        assert [choice.model_extra for choice in texts.choices] == [{"genai_finish_reason": "timeout"}] * 2
+        response = client.responses.create(model="onnx-genai", input=ENDLESS, extra_body=more)
+        assert response.status == "incomplete"
+        assert response.incomplete_details is not None
+        details = response.incomplete_details.to_dict()
+        assert details == {"reason": "max_output_tokens", "genai_finish_reason": "timeout"}
+        assert response.output_text.startswith("1, 2")
+
+
+def test_anthropics_client_reads_what_there_is(server: RunningServer) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(
+            model="onnx-genai",
+            max_tokens=1000,
+            messages=[{"role": "user", "content": ENDLESS}],
+            extra_body={"timeout": 0.5},
+        )
+    assert message.stop_reason == "max_tokens"
+    assert message.model_extra == {"genai_finish_reason": "timeout"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat", "/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("timeout", [60.5, 0, -1, "5"])
+def test_a_timeout_beyond_the_limit_or_that_is_none_is_refused(server: RunningServer, path: str, timeout: Any) -> None:
+    fields = {"max_tokens": 5, "timeout": timeout}
+    response = server.client.post(path, json=body("say x", **fields))
+    assert response.status_code == 400
+    assert "timeout" in response.text
+    if timeout == 60.5:
+        assert "at most 60 seconds (GENAI_REQUEST_TIMEOUT), given 60.5" in response.text
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "61", "nan", ""])
+def test_a_header_that_is_no_such_time_is_refused_by_its_name(server: RunningServer, given: str) -> None:
+    response = server.client.post("/v1/chat", json=body("say x"), headers={"x-request-timeout": given})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "X-Request-Timeout"
+
+
+def test_the_operators_limit_holds_for_who_says_nothing(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--request-timeout", "1") as server:
+        assert server.chat(ENDLESS).json()["finish_reason"] == "timeout"
