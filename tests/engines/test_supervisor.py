@@ -62,7 +62,9 @@ def test_a_killed_engine_is_started_again() -> None:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: first(supervisor).state == "restarting")
-        assert first(supervisor).error == "the engine process died, exit status -9"
+        assert first(supervisor).error == (
+            "the engine process died, exit status -9: killed, by the kernel if memory ran out, or by somebody"
+        )
         wait_until(lambda: first(supervisor).state == "ready")
         assert first(supervisor).pid != pid
         assert first(supervisor).restarts == 1

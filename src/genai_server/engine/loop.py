@@ -74,12 +74,16 @@ Message = (
 )
 Inbox = SimpleQueue[tuple[int, Message]]
 Send = Callable[[int, list[ToApi]], None]
+Beat = Callable[[int], None]
+# Seconds between the heartbeats of an engine that has nothing to do.
+_IDLE_BEAT = 1.0
 
 
 class EngineLoop:
     """Runs the sequences of all connections on one runner.
 
-    `inbox` brings (connection, message) from any thread; `send` delivers to a connection and must not block.
+    `inbox` brings (connection, message) from any thread; `send` delivers to a connection and must not block. `beat` is
+    called in every step, and with the number of its tokens when a pass begins.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class EngineLoop:
         send: Send,
         clock: Clock = time.perf_counter,
     ) -> None:
+        self.beat: Beat = lambda tokens: None
         self._runners = runners
         self._scheduler = scheduler
         self._inbox = inbox
@@ -111,8 +116,9 @@ class EngineLoop:
             self.run_one_step()
 
     def run_one_step(self) -> None:
-        """Receive what has arrived, waiting for it if there is nothing else to do, and run one forward pass."""
+        """Receive what has arrived, waiting a moment for it if there is nothing to do, and run one forward pass."""
         self._receive()
+        self.beat(0)
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running)
         for sequence in admitted:
@@ -130,7 +136,7 @@ class EngineLoop:
         block = self._scheduler.is_idle
         try:
             while True:
-                connection, message = self._inbox.get(block=block)
+                connection, message = self._inbox.get(block=block, timeout=_IDLE_BEAT)
                 block = False
                 self._handle(connection, message)
         except Empty:
@@ -241,6 +247,7 @@ class EngineLoop:
         """Run a pass and sample from it; only one that runs to its end tells how long passes take."""
         with self._failing(step.sequences):
             started = self._clock()
+            self.beat(step.num_tokens * len(step.sequences))
             for sequence in step.sequences:
                 sequence.start()
                 self._options.before_pass(sequence)
