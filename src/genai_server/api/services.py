@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from genai_server.api.drain import Drain
 from genai_server.api.response_store import ResponseStore
 from genai_server.config import Settings
 from genai_server.engines.router import Router
@@ -23,6 +24,7 @@ class Services:
     clock: Clock
     started: int
     on_loopback: bool
+    drain: Drain
 
 
 def services(request: Request) -> Services:

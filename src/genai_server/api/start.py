@@ -98,6 +98,7 @@ class _Start:
         self.services = services
         self.body = body
         self.request_id = request_id
+        services.drain.require_open()
         require_model(services, body.model)
         self.engine: EngineClient
         self.model: ModelInfo
