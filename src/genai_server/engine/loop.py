@@ -76,7 +76,7 @@ Inbox = SimpleQueue[tuple[int, Message]]
 Send = Callable[[int, list[ToApi]], None]
 Beat = Callable[[int], None]
 # Seconds between the heartbeats of an engine that has nothing to do.
-_IDLE_BEAT = 1.0
+_IDLE_BEAT = 0.5
 
 
 class EngineLoop:

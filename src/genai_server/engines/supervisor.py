@@ -187,6 +187,6 @@ class Supervisor:
         with self._lock:
             try:
                 write_board(self.folder, Board(self._secret, [engine.status for engine in self._engines]))
-            except FileNotFoundError:
+            except OSError as error:
                 if not self._stopping.is_set():  # else the engines have removed the folder already
-                    raise
+                    log.error("the board cannot be written, so /healthz may be out of date: %s", error)
