@@ -150,3 +150,20 @@ def run_server(
         for child in alive:
             child.kill()
         assert not alive, f"left behind: {alive}"
+
+
+@contextmanager
+def serve_with_uvicorn(
+    folder: Path, *options: str, **settings: str
+) -> Iterator[tuple["subprocess.Popen[bytes]", str, Path]]:
+    """Plain uvicorn on the ASGI entry."""
+    port = free_port()
+    log = folder / "uvicorn.log"
+    command = [sys.executable, "-m", "uvicorn", "genai_server.asgi:app", "--port", str(port), *options]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(**settings), stdout=file, stderr=file)
+    try:
+        yield process, f"http://127.0.0.1:{port}", log
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(15)

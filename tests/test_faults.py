@@ -1,8 +1,10 @@
 """What stays up when something breaks or hangs, seen from outside, on real processes."""
 
+import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -40,7 +42,8 @@ def test_kill_9_on_the_engine_ends_its_streams_with_an_error_and_the_engine_come
         pid = server.device("scripted")["pid"]
         with server.stream("delay 0.02; count 1000", path=path, **fields) as events:
             reader = iter(events)
-            next(reader)
+            for _ in range(4):
+                next(reader)
             os.kill(pid, signal.SIGKILL)
             last = json.loads(list(reader)[-1])
         assert last["error"]["code"] == "engine_died"
@@ -62,18 +65,64 @@ def test_a_terminated_device_is_not_reopened_by_a_crash(own_folder: Path) -> Non
         assert server.chat("say x").json()["content"] == "x"
 
 
-def test_a_crash_fails_every_waiting_request_exactly_once(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--max-batch-size", "2") as server:
-        statuses: list[int] = []
-        scripts = ["delay 0.02; count 1000"] * 5
-        threads = [threading.Thread(target=lambda s=s: statuses.append(server.chat(s).status_code)) for s in scripts]
+def test_a_crash_ends_the_answers_that_have_begun_and_the_next_engine_answers_the_others(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--max-batch-size", "1") as server:
+        answers: list[httpx.Response] = []
+        with server.stream("delay 0.02; count 1000") as events:
+            reader = iter(events)
+            next(reader)
+            threads = [
+                threading.Thread(target=lambda n=n: answers.append(server.chat(f"say {n}"))) for n in ("a", "b", "c")
+            ]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: server.device("scripted")["waiting"] == 3)
+            os.kill(server.device("scripted")["pid"], signal.SIGKILL)
+            assert json.loads(list(reader)[-1])["error"]["code"] == "engine_died"
         for thread in threads:
-            thread.start()
-        wait_until(lambda: server.device("scripted")["waiting"] == 3)
-        os.kill(server.device("scripted")["pid"], signal.SIGKILL)
-        for thread in threads:
-            thread.join(10)
-        assert statuses == [500] * 5
+            thread.join(30)
+        assert sorted(answer.json()["content"] for answer in answers) == ["a", "b", "c"]
+
+
+def test_an_engine_that_hangs_is_replaced_and_other_devices_go_on(own_folder: Path) -> None:
+    devices = "scripted:0,scripted:1"
+    with run_server(own_folder, "--device", devices, "--step-timeout", "3") as server:
+        with (
+            server.stream("delay 0.02; count 1000", device="scripted:0") as hanging,
+            server.stream("delay 0.02; count 100", device="scripted:1") as other,
+        ):
+            reader = iter(hanging)
+            next(reader)
+            # The lock is held: no thread of the engine runs.
+            holder = threading.Thread(target=lambda: server.chat("hold 600 at 1; say x", device="scripted:0"))
+            holder.start()
+            assert json.loads(list(reader)[-1])["error"]["code"] == "engine_died"
+            assert json.loads(list(other)[-1])["finish_reason"] == "stop"
+        holder.join(30)
+        assert not holder.is_alive()
+        assert "hung and was killed: a step of 1 tokens has not ended for 3.1 s" in server.log()
+        wait_until(lambda: server.device("scripted:0")["state"] == "ready")
+        assert server.chat("say x", device="scripted:0").json()["content"] == "x"
+        assert server.device("scripted:1")["restarts"] == 0
+
+
+def test_a_crash_loop_is_what_readyz_and_healthz_say_and_ends(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--max-restarts", "1") as server:
+        assert server.chat("crash at 0").json()["error"]["code"] == "engine_died"
+        wait_until(lambda: server.device("scripted")["state"] == "failed")
+        reason = (
+            "failed (given up after 1 restarts in a row (GENAI_MAX_RESTARTS): the engine process died, exit status 70)"
+        )
+        answer = server.client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json() == {
+            "status": "not ready",
+            "reason": f"device scripted is {reason}",
+            "devices": {"scripted": reason},
+        }
+        assert server.device("scripted")["error"] in reason
+        assert server.chat("say x").json()["error"]["code"] == "no_engine_ready"
+        assert server.process.poll() is None
 
 
 def test_a_step_that_crashes_the_process_is_an_engine_death_too(own_folder: Path) -> None:
@@ -102,41 +151,54 @@ def test_several_api_processes_share_one_engine_and_see_each_others_requests(own
             assert json.loads(list(reader)[-1])["finish_reason"] == "terminated"
 
 
-def test_running_answers_go_on_when_the_server_is_asked_to_stop(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted") as server:
-        with server.stream("delay 0.02; count 30") as events:
-            reader = iter(events)
-            next(reader)
-            server.process.send_signal(signal.SIGTERM)
-            last = json.loads(list(reader)[-1])
-        assert last["finish_reason"] == "stop"
-        assert server.process.wait(10) == 0
-
-
-def test_what_outlasts_the_drain_ends_with_an_error(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "1") as server:
-        plain: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: plain.append(server.chat("delay 0.02; count 1000")))
-        asking.start()
-        with server.stream("delay 0.02; count 1000") as events:
-            next(iter(events))
-            wait_until(lambda: server.device("scripted")["running"] == 2)
-            server.process.send_signal(signal.SIGTERM)
-            last = json.loads(list(events)[-1])
-        asking.join(10)
-        assert last["error"]["code"] == "server_stopping"
-        assert plain[0].status_code == 503
-        assert plain[0].json()["error"]["code"] == "server_stopping"
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_nothing_is_left_behind_when_the_server_is_killed(own_folder: Path, workers: str) -> None:
+@pytest.mark.parametrize("options", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
+def test_nothing_is_left_behind_when_the_server_is_killed(own_folder: Path, options: list[str]) -> None:
     temporary = {"TMPDIR": str(own_folder)}
-    with run_server(own_folder, "--device", "scripted", "--workers", workers, settings=temporary) as server:
+    with run_server(own_folder, "--device", "scripted", *options, settings=temporary) as server:
         assert any(path.name.startswith("genai-server-") for path in own_folder.iterdir())
         family = psutil.Process(server.process.pid).children(recursive=True)
-        assert len(family) >= int(workers)
+        assert len(family) >= (2 if options else 1)
         server.process.kill()
         _, alive = psutil.wait_procs(family, timeout=15)
         assert alive == []
         assert [path.name for path in own_folder.iterdir() if path.name.startswith("genai-server-")] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere native code that hangs is not ended with its parent")
+def test_an_engine_that_hangs_in_native_code_outlives_its_killed_parent_by_seconds(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--step-timeout", "0") as server:
+        engine = psutil.Process(server.device("scripted")["pid"])
+        with contextlib.suppress(httpx.TransportError), server.stream("hold 600 at 1; say x") as events:
+            next(iter(events))
+            server.process.kill()
+        engine.wait(30)
+
+
+def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--workers", "2") as server:
+        engine = server.device("scripted")["pid"]
+        workers = [p for p in children_of(server) if p.pid != engine]
+        with contextlib.suppress(httpx.TransportError), server.stream("delay 0.02; count 1000") as events:
+            next(iter(events))
+            for worker in workers:
+                worker.kill()
+            list(events)
+        wait_until(lambda: server.is_ready() and server.idle("scripted"))
+        assert server.device("scripted")["pid"] == engine
+        assert server.chat("say x").json()["content"] == "x"
+
+
+def test_a_signal_to_the_whole_process_group_is_the_api_processs_to_handle(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted") as server:
+        with server.stream("delay 0.02; count 20") as events:
+            reader = iter(events)
+            next(reader)
+            for pid in [*(child.pid for child in children_of(server)), server.process.pid]:
+                os.kill(pid, signal.SIGINT)
+            assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
+        assert server.process.wait(15) == 0
+
+
+def children_of(server: RunningServer) -> list[psutil.Process]:
+    """What the server has started."""
+    return psutil.Process(server.process.pid).children(recursive=True)

@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 
 # From the bottom up.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "generation", "parts", "timing", "messages"),
+    ("errors", "generation", "parts", "timing", "messages", "heartbeat"),
     ("config", "logs"),
     ("text", "openai_api"),
     ("engine", "engines", "anthropic_api"),

@@ -28,5 +28,6 @@ def engine_spec(directory: Path, slots: int, max_length: int, cache_dir: Path | 
         profile_max_bytes=0,
         profile_max_rows=0,
         state_file="",
+        heartbeat_file="",
         log_level="warning",
     )

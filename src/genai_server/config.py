@@ -146,6 +146,27 @@ class Settings(BaseModel):
         le=86400,
         description="Seconds that running answers may go on when the server is told to stop.",
     )
+    step_timeout: int = Field(
+        60,
+        alias="GENAI_STEP_TIMEOUT",
+        ge=0,
+        le=86400,
+        description="Seconds, and 0.1 more for each of its tokens, after which a step counts as hung and the engine is "
+        "killed and restarted; 0 waits for ever.",
+    )
+    load_timeout: int = Field(
+        1800,
+        alias="GENAI_LOAD_TIMEOUT",
+        ge=0,
+        le=86400,
+        description="Seconds that an engine may take to load its model; 0 waits for ever.",
+    )
+    max_restarts: int = Field(
+        8,
+        alias="GENAI_MAX_RESTARTS",
+        ge=0,
+        description="Restarts of an engine in a row, none of which served for a minute, before its device is given up.",
+    )
     admin_api_key: str | None = Field(
         None,
         alias="GENAI_ADMIN_API_KEY",

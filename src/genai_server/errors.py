@@ -20,7 +20,8 @@ GenaiServerError
 ├── Unavailable                 nobody's fault; the same request may succeed later
 │   ├── QueueFull               as many requests, or tokens of prompts, wait as are allowed to
 │   ├── SessionTerminated       the operator has terminated the device's session
-│   └── NoEngineReady           no engine process can take work now
+│   ├── NoEngineReady           no engine process can take work now
+│   └── ServerDraining          the server was told to stop and takes no new work
 └── GenerationFailed            accepted, then failed
     ├── EngineDied              the engine process ended while the request was in it
     ├── ServerStopping          the server was told to stop and has waited for as long as it may
@@ -167,6 +168,17 @@ class NoEngineReady(Unavailable):
     """No engine process can take work now."""
 
     code = "no_engine_ready"
+
+
+class ServerDraining(Unavailable):
+    """The server was told to stop: it ends what runs and takes no new work."""
+
+    code = "server_draining"
+
+    def __init__(
+        self, message: str = "the server is about to stop and takes no new work", *, param: str | None = None
+    ) -> None:
+        super().__init__(message, param=param)
 
 
 class GenerationFailed(GenaiServerError):

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+import msgspec
 from msgspec import Struct
 
 
@@ -51,6 +52,12 @@ class GenerationRequest(Struct, frozen=True):
     prompt_logprobs: bool = False
     grammar: str | None = None
     timeout: float | None = None
+
+    def after(self, seconds: float) -> "GenerationRequest":
+        """The same request for somebody who gets it so much later: its deadline stays where it is."""
+        if self.timeout is None:
+            return self
+        return msgspec.structs.replace(self, timeout=max(0.0, self.timeout - seconds))
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

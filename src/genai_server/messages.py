@@ -235,7 +235,7 @@ class EngineSpec(Struct, frozen=True):
 
     `address` is a path for a Unix socket, or "" for a free TCP port on loopback. `threads` 0 means the physical cores
     that the process may use. Sizes are in bytes, `prefill_chunk` and `max_queue_tokens` in tokens. `state_file` keeps
-    what the operator has set over a restart of the engine.
+    what the operator has set over a restart of the engine, into `heartbeat_file` go its heartbeats.
     """
 
     device: str
@@ -256,6 +256,7 @@ class EngineSpec(Struct, frozen=True):
     profile_max_bytes: int
     profile_max_rows: int
     state_file: str
+    heartbeat_file: str
     log_level: str
 
 

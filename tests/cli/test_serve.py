@@ -2,12 +2,10 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -18,6 +16,7 @@ from genai_server import __version__
 from genai_server.cli.serve import listen
 from genai_server.config import load_settings
 from tests.running_server import DEMO, ROOT, body, clean_environment, free_port, run_server, wait_until
+from tests.running_server import serve_with_uvicorn as uvicorn
 
 
 def start(
@@ -33,21 +32,6 @@ def serve(
     *options: str, cwd: Path = ROOT, settings: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     return start("genai_server", "serve", *options, cwd=cwd, settings=settings)
-
-
-@contextmanager
-def uvicorn(folder: Path, *options: str, **settings: str) -> Iterator[tuple["subprocess.Popen[bytes]", str, Path]]:
-    """Plain uvicorn on the ASGI entry."""
-    port = free_port()
-    log = folder / "uvicorn.log"
-    command = [sys.executable, "-m", "uvicorn", "genai_server.asgi:app", "--port", str(port), *options]
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(**settings), stdout=file, stderr=file)
-    try:
-        yield process, f"http://127.0.0.1:{port}", log
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(15)
 
 
 def is_ready(url: str) -> bool:

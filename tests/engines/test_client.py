@@ -43,6 +43,12 @@ def request(script: str, **fields: Any) -> GenerationRequest:
     return GenerationRequest(prompt=list(f"{script}\n\x04".encode()), **values)
 
 
+def kill(engine: EngineClient) -> None:
+    pid = engine.status().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
 async def read(engine: EngineClient, script: str) -> str:
     stream = await engine.submit(request(script))
     tokens = [token async for batch in stream for token in batch.tokens]
@@ -78,10 +84,9 @@ def test_the_death_of_an_engine_fails_its_streams_at_once_and_no_others() -> Non
         victim, other = router.engines["scripted:0"], router.engines["scripted:1"]
         doomed = [await victim.submit(request("delay 0.01; count 100")) for _ in range(3)]
         survivor = await other.submit(request("delay 0.01; count 30"))
-        await anext(doomed[0])
-        pid = victim.status().pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        for stream in doomed:
+            await anext(stream)
+        kill(victim)
         for stream in doomed:
             with pytest.raises(EngineDied, match="scripted:0"):
                 async for _ in stream:
@@ -97,6 +102,54 @@ def test_the_death_of_an_engine_fails_its_streams_at_once_and_no_others() -> Non
         assert victim.status().restarts == 1
 
     with_engines(test)
+
+
+def test_a_request_without_a_token_is_answered_by_the_next_engine() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        running = await engine.submit(request("delay 0.01; count 100"))
+        await anext(running)
+        waiting = await engine.submit(request("say abc", top_logprobs=1, prompt_logprobs=True, max_tokens=2))
+        left = await engine.submit(request("say x"))
+        kill(engine)
+        with pytest.raises(EngineDied):
+            async for _ in running:
+                pass
+        assert engine.work == 2
+        left.close()
+        assert engine.work == 1
+        tokens = [token async for batch in waiting for token in batch.tokens]
+        assert bytes(tokens) == b"ab"
+        assert [logprob.token for logprob in waiting.prompt_logprobs] == list(b"ay abc\n\x04")
+        assert engine.work == 0
+
+    with_engines(test, max_batch_size="1")
+
+
+def test_a_request_that_kills_every_engine_is_given_to_two_of_them() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        with pytest.raises(EngineDied):
+            await read(engine, "crash at 0")
+        await until(lambda: engine.is_ready)
+        assert engine.status().restarts == 2
+        assert router.engines["scripted:1"].status().restarts == 0
+
+    with_engines(test)
+
+
+def test_nobody_waits_for_an_engine_that_was_given_up() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        with pytest.raises(EngineDied):
+            await read(engine, "crash at 0")
+        status = engine.status()
+        assert status.state == "failed"
+        assert status.error == (
+            "given up after 0 restarts in a row (GENAI_MAX_RESTARTS): the engine process died, exit status 70"
+        )
+
+    with_engines(test, max_restarts="0")
 
 
 def test_a_refusal_is_raised_by_submit() -> None:

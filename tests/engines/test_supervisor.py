@@ -62,7 +62,9 @@ def test_a_killed_engine_is_started_again() -> None:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: first(supervisor).state == "restarting")
-        assert first(supervisor).error == "the engine process died, exit status -9"
+        assert first(supervisor).error == (
+            "the engine process died, exit status -9: killed, by the kernel if memory ran out, or by somebody"
+        )
         wait_until(lambda: first(supervisor).state == "ready")
         assert first(supervisor).pid != pid
         assert first(supervisor).restarts == 1
@@ -73,10 +75,62 @@ def test_an_engine_ignores_the_signals_that_are_meant_for_the_server() -> None:
     with supervised(Supervisor(settings())) as supervisor:
         wait_until(lambda: first(supervisor).state == "ready")
         process = psutil.Process(first(supervisor).pid)
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            process.send_signal(number)
         with pytest.raises(psutil.TimeoutExpired):
             process.wait(0.5)
+
+
+def test_an_engine_that_stands_still_is_killed_and_started_again() -> None:
+    with supervised(Supervisor(settings(step_timeout="3"))) as supervisor:
+        wait_until(lambda: first(supervisor).state == "ready")
+        pid = first(supervisor).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: first(supervisor).state == "restarting")
+        error = first(supervisor).error or ""
+        assert error.startswith("the engine process hung and was killed: the engine's loop has not ended for 3 s")
+        wait_until(lambda: first(supervisor).state == "ready")
+        assert not psutil.pid_exists(pid)
+
+
+def test_an_engine_that_has_nothing_to_do_does_not_count_as_hung() -> None:
+    with supervised(Supervisor(settings(step_timeout="3"))) as supervisor:
+        wait_until(lambda: first(supervisor).state == "ready")
+        with pytest.raises(psutil.TimeoutExpired):
+            psutil.Process(first(supervisor).pid).wait(7)
+
+
+def test_a_crash_loop_is_given_up_with_the_last_reason() -> None:
+    with supervised(Supervisor(settings(max_restarts="2"))) as supervisor:
+        for restarts in range(3):
+            wait_until(lambda: first(supervisor).state == "ready")
+            assert first(supervisor).restarts == restarts
+            pid = first(supervisor).pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: first(supervisor).state != "ready")
+        wait_until(lambda: first(supervisor).state == "failed")
+        status = first(supervisor)
+        assert status.error is not None
+        assert status.error.startswith(
+            "given up after 2 restarts in a row (GENAI_MAX_RESTARTS): the engine process died, exit status -9"
+        )
+        assert (status.pid, status.address) == (None, "")
+
+
+def test_a_load_that_hangs_is_ended(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "genai_config.json")  # whoever reads it waits
+    chosen = settings(device="cpu", model_dir=str(tmp_path), cache_dir="none", load_timeout="1")
+    with supervised(Supervisor(chosen)) as supervisor:
+        wait_until(lambda: first(supervisor).pid is not None)
+        pid = first(supervisor).pid
+        assert pid is not None
+        wait_until(lambda: first(supervisor).state == "failed")
+        assert first(supervisor).error == (
+            "the engine process was killed: it has not loaded its model for 1 s (GENAI_LOAD_TIMEOUT)"
+        )
+        assert not psutil.pid_exists(pid)
 
 
 def test_a_device_that_cannot_load_is_failed_with_the_librarys_reason_and_the_others_serve() -> None:

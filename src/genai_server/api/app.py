@@ -23,6 +23,7 @@ from genai_server.api import (
     tokens,
 )
 from genai_server.api.caller import ClientLeft
+from genai_server.api.drain import Drain, Drained
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.middleware import BodyLimit, RequestId
 from genai_server.api.response_store import ResponseStore
@@ -43,14 +44,15 @@ def create_app(
     settings: Settings,
     engines: Engines,
     codecs: Mapping[str, TextCodec],
+    drain: Drain,
     *,
     on_loopback: bool,
     clock: Clock = time.perf_counter,
 ) -> FastAPI:
     """The ASGI app; its lifespan attaches to the engines.
 
-    `codecs` has the text side of each device's model; the app closes them. `on_loopback` says whether only this machine
-    can reach the server, for all that is known. `clock` gives seconds.
+    `codecs` has the text side of each device's model; the app closes them. `drain` is begun from outside. `on_loopback`
+    says whether only this machine can reach the server, for all that is known. `clock` gives seconds.
     """
 
     @asynccontextmanager
@@ -58,12 +60,13 @@ def create_app(
         async with engines() as folder, Router(settings.devices, folder).attached() as router:
             responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
             started = int(time.time())
-            app.state.services = Services(settings, router, codecs, responses, clock, started, on_loopback)
+            app.state.services = Services(settings, router, codecs, responses, clock, started, on_loopback, drain)
             yield
         for codec in codecs.values():
             codec.close()
 
     app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan)
+    app.add_middleware(Drained, drain=drain)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(RequestId)
     install_error_handlers(app)

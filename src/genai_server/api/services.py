@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from genai_server.api.drain import Drain
 from genai_server.api.response_store import ResponseStore
 from genai_server.config import Settings
 from genai_server.engines.router import Router
@@ -24,6 +25,7 @@ class Services:
     clock: Clock
     started: int
     on_loopback: bool
+    drain: Drain
 
     @property
     def codec(self) -> TextCodec:

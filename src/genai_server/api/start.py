@@ -117,6 +117,7 @@ class _Start:
         self.services = services
         self.body = body
         self.caller = caller
+        services.drain.require_open()
         require_model(services, body.model)
         if body.timeout is not None:
             caller.deadline.tighten(body.timeout, param="timeout")

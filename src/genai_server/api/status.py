@@ -8,6 +8,8 @@ from fastapi.responses import JSONResponse
 
 from genai_server import __version__
 from genai_server.api.services import Services, services
+from genai_server.engines.client import EngineClient
+from genai_server.engines.router import describe
 
 router = APIRouter(tags=["status"])
 
@@ -42,10 +44,19 @@ async def healthz(services: Annotated[Services, Depends(services)]) -> dict[str,
 
 @router.get("/readyz")
 async def readyz(services: Annotated[Services, Depends(services)]) -> JSONResponse:
-    """200 when at least one engine can take work, else 503."""
+    """200 when at least one engine can take work, else 503 with the reason; what is wrong with a device in any case."""
+    states = {device: state_in_words(engine) for device, engine in services.router.engines.items()}
+    if services.drain.is_draining:
+        return JSONResponse({"status": "not ready", "reason": "the server is about to stop", "devices": states}, 503)
     if services.router.is_ready:
-        return JSONResponse({"status": "ready"})
-    return JSONResponse({"status": "not ready"}, 503)
+        return JSONResponse({"status": "ready", "devices": states})
+    reason = "; ".join(f"device {device} is {state}" for device, state in states.items())
+    return JSONResponse({"status": "not ready", "reason": reason, "devices": states}, 503)
+
+
+def state_in_words(engine: EngineClient) -> str:
+    """A device's state as one line."""
+    return "terminated" if engine.load.terminated else describe(engine.status())
 
 
 def device_status(services: Services, device: str) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 import getpass
 import importlib.util
 import multiprocessing
+import os
 import signal
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -14,6 +17,9 @@ from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
 from genai_server.api.app import create_app
+from genai_server.api.drain import Drain
+from genai_server.cli.exit_status import note_cut_off
+from genai_server.cli.stop_signals import StopSignals
 from genai_server.config import Settings, engines_to_attach, load_settings
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
@@ -21,6 +27,8 @@ from genai_server.errors import ConfigurationError, ModelDirectoryError
 from genai_server.logs import configure_logging
 from genai_server.text.codec import TextCodec, load_text_codec
 
+# Seconds that an API process whose parent has died has for telling its clients.
+_ORPHAN_SECONDS = 5.0
 _LIBRARY = "onnxruntime_genai"
 # Characters, for each byte that a body may have: templates write some things twice, and JSON longer than it came.
 _LONGEST_PROMPT = 4
@@ -68,12 +76,14 @@ def app_from_environment() -> FastAPI:
 
 def attached_app(settings: Settings, folder: Path) -> FastAPI:
     """An app beside engines that somebody else supervises. Raises ConfigurationError."""
+    drain = Drain(settings.drain_timeout)
 
     @asynccontextmanager
     async def engines() -> AsyncIterator[Path]:
-        yield folder
+        with _stop_signals(drain, folder):
+            yield folder
 
-    return create_app(settings, engines, load_codecs(settings), on_loopback=settings.on_loopback)
+    return create_app(settings, engines, load_codecs(settings), drain, on_loopback=settings.on_loopback)
 
 
 def standalone_app(settings: Settings) -> FastAPI:
@@ -82,6 +92,7 @@ def standalone_app(settings: Settings) -> FastAPI:
     Raises ConfigurationError, also at its start-up in a second worker of `uvicorn --workers`, which would load the
     model once more.
     """
+    drain = Drain(settings.drain_timeout)
 
     @asynccontextmanager
     async def engines() -> AsyncIterator[Path]:
@@ -89,12 +100,19 @@ def standalone_app(settings: Settings) -> FastAPI:
             supervisor = Supervisor(settings, on_nothing_loaded=_end_this_process)
             supervisor.start()
             try:
-                yield supervisor.folder
+                with _stop_signals(drain, supervisor.folder):
+                    yield supervisor.folder
             finally:
                 supervisor.stop()
 
     # Where uvicorn listens is its own option, which nobody tells the app.
-    return create_app(settings, engines, load_codecs(settings), on_loopback=False)
+    return create_app(settings, engines, load_codecs(settings), drain, on_loopback=False)
+
+
+def _stop_signals(drain: Drain, folder: Path) -> StopSignals:
+    # Ctrl-C reaches the whole process group; the parent of an API process passes on what it means.
+    ignored = (signal.SIGINT,) if multiprocessing.parent_process() is not None and sys.platform != "win32" else ()
+    return StopSignals(drain, lambda: note_cut_off(folder, os.getpid()), ignored)
 
 
 def _end_with_the_parent() -> None:
@@ -103,6 +121,8 @@ def _end_with_the_parent() -> None:
     if parent is not None:
         parent.join()
         _end_this_process()
+        time.sleep(_ORPHAN_SECONDS)
+        os._exit(1)
 
 
 def _end_this_process() -> None:

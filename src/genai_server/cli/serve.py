@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import threading
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.supervisors import ChangeReload as Reloader
-from uvicorn.supervisors import Multiprocess
-from uvicorn.supervisors.basereload import BaseReload
+from uvicorn.config import STARTUP_FAILURE
 
 import genai_server
+from genai_server.api.drain import LAST_WORDS
 from genai_server.cli.composition import attached_app, load_codecs
+from genai_server.cli.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
+from genai_server.cli.parents import Reloader, Workers
 from genai_server.config import (
     Settings,
     add_options,
@@ -29,6 +31,8 @@ from genai_server.logs import configure_logging
 log = logging.getLogger(__name__)
 # Connections that may wait to be accepted.
 _BACKLOG = 2048
+# Seconds that connections have to be closed after the drain: those of slow readers, and of bodies that still come.
+_CLOSING = 5
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -55,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         supervisor.start()
         if settings.workers > 1 or settings.reload:
-            _serve_in_processes(settings, listener, supervisor.folder, stop)
+            status = _serve_in_processes(settings, listener, supervisor.folder, stop)
         else:
-            _serve_here(settings, listener, supervisor.folder, stop)
+            status = _serve_here(settings, listener, supervisor.folder, stop)
     finally:
         supervisor.stop()
-    return 1 if stop.has_nothing else 0
+    return NOTHING_LOADED if stop.has_nothing else status
 
 
 class _Stop:
@@ -70,7 +74,7 @@ class _Stop:
         self.has_nothing = False
         self.order = threading.Event()
 
-    def obeyed_by(self, parent: BaseReload | Multiprocess) -> None:
+    def obeyed_by(self, parent: Reloader | Workers) -> None:
         """Have one of uvicorn's parent processes listen to the order."""
         self.order = parent.should_exit
         if self.has_nothing:
@@ -98,7 +102,7 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> None:
+def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
     """One API process: this one."""
     server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
 
@@ -107,21 +111,29 @@ def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop
         server.should_exit = True
 
     threading.Thread(target=obey, name="stop", daemon=True).start()
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=[listener])
+    except SystemExit:  # uvicorn's, with the status STARTUP_FAILURE, which means something else here
+        return NOTHING_LOADED
+    return CUT_OFF if has_cut_off(engines, [os.getpid()]) else DRAINED
 
 
-def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> None:
+def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
     """Several API processes, or one that is started anew whenever a source file changes."""
     export_settings(settings)
     export_engines(engines)
     config = _uvicorn_config(settings, "genai_server.asgi:app")
     listener.set_inheritable(True)
+    parent: Reloader | Workers
     if settings.reload:
-        stop.obeyed_by(reloader := Reloader(config, target=uvicorn.Server(config).run, sockets=[listener]))
-        reloader.run()
+        parent = Reloader(config, [listener])
     else:
-        stop.obeyed_by(parent := Multiprocess(config, sockets=[listener]))
-        parent.run()
+        parent = Workers(config, [listener], patience=settings.drain_timeout + LAST_WORDS + 2 * _CLOSING)
+    stop.obeyed_by(parent)
+    parent.run()
+    if STARTUP_FAILURE in parent.exit_statuses:
+        return NOTHING_LOADED
+    return CUT_OFF if parent.has_killed or has_cut_off(engines, parent.pids) else DRAINED
 
 
 def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
@@ -137,5 +149,5 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         log_level=settings.log_level,
         access_log=settings.log_level == "debug",
         proxy_headers=False,
-        timeout_graceful_shutdown=settings.drain_timeout,
+        timeout_graceful_shutdown=_CLOSING,
     )

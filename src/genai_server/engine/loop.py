@@ -5,10 +5,9 @@ arrives meanwhile waits for at most one decode step or one prefill chunk.
 """
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty
 
@@ -39,12 +38,16 @@ from genai_server.timing import Clock
 log = logging.getLogger(__name__)
 # A deadline further away, in seconds, is not within the pass that begins now.
 _LONGEST_PASS = 10.0
+# Seconds between the heartbeats of an engine that has nothing to do.
+_IDLE_BEAT = 0.5
+Beat = Callable[[int], None]
 
 
 class EngineLoop:
     """Runs the sequences of all connections on one runner.
 
-    `inbox` brings (connection, message) from any thread; `send` delivers to a connection and must not block.
+    `inbox` brings (connection, message) from any thread; `send` delivers to a connection and must not block. `beat` is
+    called in every step, and with the number of its tokens when a pass begins.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class EngineLoop:
         send: Send,
         clock: Clock = time.perf_counter,
     ) -> None:
+        self.beat: Beat = lambda tokens: None
         self._runners = runners
         self._scheduler = scheduler
         self._inbox = inbox
@@ -76,8 +80,9 @@ class EngineLoop:
             self.run_one_step()
 
     def run_one_step(self) -> None:
-        """Receive what has arrived, waiting for it if there is nothing else to do, and run one forward pass."""
+        """Receive what has arrived, waiting a moment for it if there is nothing to do, and run one forward pass."""
         self._receive()
+        self.beat(0)
         self._ledger.finish_late(self._clock())
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running)
@@ -94,8 +99,7 @@ class EngineLoop:
 
     def _receive(self) -> None:
         block = self._scheduler.is_idle
-        deadline = self._ledger.next_deadline if block else math.inf
-        patience = None if deadline == math.inf else max(0.0, deadline - self._clock())
+        patience = min(_IDLE_BEAT, max(0.0, self._ledger.next_deadline - self._clock())) if block else None
         try:
             while True:
                 connection, message = self._inbox.get(block, patience)
@@ -170,6 +174,7 @@ class EngineLoop:
         """Run a pass and sample from it; only one that runs to its end tells how long passes take."""
         with self._failing(step.sequences):
             started = self._clock()
+            self.beat(step.num_tokens * len(step.sequences))
             for sequence in step.sequences:
                 sequence.start()
                 self._options.before_pass(sequence)

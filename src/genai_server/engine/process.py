@@ -7,10 +7,7 @@ EngineReport.
 
 import logging
 import os
-import shutil
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +16,7 @@ import msgspec
 from genai_server.engine.connections import Connections, Listener, listen
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.guidance import Guidance, bytes_guidance, model_guidance
+from genai_server.engine.lifeline import Lifeline, ignore_group_signals
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.memory import free_memory
 from genai_server.engine.prepacked import prepacked_model
@@ -31,6 +29,7 @@ from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
+from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
 from genai_server.messages import EngineReport, EngineSpec
 
@@ -42,20 +41,17 @@ IDLE_CHUNK = 256
 def main() -> None:
     """Serve until the supervisor leaves."""
     report = _private_standard_output()
-    # Ctrl-C reaches the whole process group; the supervisor decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_group_signals()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
-    failed = threading.Event()
-    watch = (failed, Path(spec.state_file).parent)
-    threading.Thread(target=_leave_with_the_supervisor, args=watch, name="supervisor-watch", daemon=True).start()
+    lifeline = Lifeline(Path(spec.state_file).parent)
+    lifeline.hold()
     configure_logging(spec.log_level)
     try:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
         guidance = load_guidance(spec, runners.generator.model)
     except Exception as error:  # whatever the library raises: the operator must read it
-        failed.set()
+        lifeline.let_go()
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
     try:
@@ -79,6 +75,7 @@ def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, guidance: G
         inbox=connections.inbox,
         send=connections.send,
     )
+    loop.beat = Heartbeat(Path(spec.heartbeat_file)).beat
     connections.start()
     _tell(report, EngineReport(address=listener.address))
     loop.run_forever()
@@ -157,15 +154,6 @@ def _private_standard_output() -> BinaryIO:
 def _tell(report: BinaryIO, what: EngineReport) -> None:
     report.write(msgspec.json.encode(what) + b"\n")
     report.flush()
-
-
-def _leave_with_the_supervisor(failed: threading.Event, folder: Path) -> None:
-    sys.stdin.buffer.read()
-    if not failed.is_set():  # otherwise only this engine is given up, and the supervisor lives
-        # The supervisor's folder, which holds the secret: killed, it could not remove it itself.
-        shutil.rmtree(folder, ignore_errors=True)
-    # Not sys.exit: the main thread may be in native code for long.
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import msgspec
 
 from genai_server.engines.board import read_board
 from genai_server.engines.connection import connect
+from genai_server.engines.retry import Retries
 from genai_server.engines.stream import TokenStream
 from genai_server.errors import EngineDied, NoEngineReady, QueueFull, from_code
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
@@ -58,6 +59,7 @@ class EngineClient:
         self._folder = folder
         self._writer: asyncio.WriteTransport | None = None
         self._streams: dict[int, TokenStream] = {}
+        self._retries = Retries()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._keys = count()
 
@@ -74,7 +76,7 @@ class EngineClient:
     @property
     def work(self) -> int:
         """Requests in the engine: this process's now, and the others' when the engine last told."""
-        return len(self._streams) + self.load.others
+        return len(self._streams) + len(self._retries) + self.load.others
 
     def status(self) -> EngineStatus:
         """What the supervisor says of the engine; ready only once this process is attached."""
@@ -86,7 +88,7 @@ class EngineClient:
         Raises Unavailable with the engine's reason if it does not.
         """
         key = next(self._keys)
-        stream = TokenStream(lambda: self._leave(key), lambda: self._send([Stop(key)]))
+        stream = TokenStream(lambda: self._leave(key), lambda: self._send([Stop(key)]), request)
         self._send([Submit(key, request)])
         self._streams[key] = stream
         try:
@@ -138,10 +140,19 @@ class EngineClient:
 
     async def run(self) -> None:
         """Keep attached until cancelled."""
+        try:
+            await self._attach()
+        finally:
+            self._retries.fail(self._death, all=True)
+
+    # the connection
+
+    async def _attach(self) -> None:
         while True:
             try:
                 board = read_board(self._folder)
                 status = self._status_on(board)
+                self._retries.fail(self._death, all=status.state in ("failed", "stopped"))
                 if status.address:
                     await self._attend(status.address, board.secret)
             except (OSError, msgspec.DecodeError) as error:
@@ -152,7 +163,9 @@ class EngineClient:
                 self._detach()
             await asyncio.sleep(RETRY_SECONDS)
 
-    # the connection
+    @property
+    def _death(self) -> EngineDied:
+        return EngineDied(f"the engine of device {self.device} died; the request was lost")
 
     async def _attend(self, address: str, secret: str) -> None:
         """Serve one connection until it ends."""
@@ -167,8 +180,9 @@ class EngineClient:
         self._writer, self.model, self.load = None, None, Load()
         streams, self._streams = self._streams, {}
         calls, self._calls = self._calls, {}
-        for stream in streams.values():
-            stream.fail(EngineDied(f"the engine of device {self.device} died; the request was lost"))
+        for key, stream in streams.items():
+            if not self._retries.keep(key, stream):
+                stream.fail(self._death)
         for call in calls.values():
             if not call.done():
                 call.set_exception(NoEngineReady(f"the engine of device {self.device} died"))
@@ -177,6 +191,9 @@ class EngineClient:
         match message:
             case Welcome():
                 self.model, self.batching = message.model, message.batching
+                for key, retry in self._retries.take().items():
+                    self._streams[key] = retry.stream
+                    self._send([Submit(key, retry.request)])
             case Load():
                 self.load = message
             case Reply() | CacheReset() | RequestList():
@@ -211,6 +228,7 @@ class EngineClient:
 
     def _leave(self, key: int) -> None:
         """A reader has left: what is still running for it shall end."""
+        self._retries.forget(key)
         if self._streams.pop(key, None) is not None and self._writer is not None:
             self._send([Cancel(key)])
 

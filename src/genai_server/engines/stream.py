@@ -1,12 +1,13 @@
 """The API side's end of one request: an asynchronous iterator over what its engine sends."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from genai_server.errors import GenaiServerError
-from genai_server.generation import FinishReason, Phases, TokenLogprob
+from genai_server.generation import FinishReason, GenerationRequest, Phases, TokenLogprob
 
 
 class Batch(Struct, frozen=True):
@@ -21,16 +22,24 @@ class TokenStream:
 
     Belongs to the event loop. Exactly one of `finish` and `fail` takes effect, the first. Who closes it before the end
     cancels the request in the engine. A slow reader gets several batches as one. `prompt_logprobs` is complete when the
-    first batch comes, or the end; it begins with the prompt's second token.
+    first batch comes, or the end; it begins with the prompt's second token. `request` is what it answers, if it may be
+    given to another engine.
     """
 
-    def __init__(self, on_leave: Callable[[], None], on_stop: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        on_leave: Callable[[], None],
+        on_stop: Callable[[], None] = lambda: None,
+        request: GenerationRequest | None = None,
+    ) -> None:
         self.reason: FinishReason | None = None
         self.phases = Phases()
         self.num_cached = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self._on_leave = on_leave
         self._on_stop = on_stop
+        self._request = request
+        self._begun = time.monotonic()
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._error: GenaiServerError | None = None
@@ -50,6 +59,7 @@ class TokenStream:
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         """More of the answer, with or without log probabilities."""
+        self._request = None
         self._tokens += tokens
         self._logprobs += logprobs
         self._wake()
@@ -66,6 +76,16 @@ class TokenStream:
             self._error = error
             self._wake()
 
+    def take_untouched(self) -> GenerationRequest | None:
+        """The request, to begin anew elsewhere in what is left of its time, if no token has come and it was not taken
+        before.
+        """
+        request, self._request = self._request, None
+        if self.is_ended or request is None:
+            return None
+        self.prompt_logprobs = []
+        return request.after(time.monotonic() - self._begun)
+
     @property
     def is_ended(self) -> bool:
         """Whether nothing more will arrive."""
@@ -75,7 +95,7 @@ class TokenStream:
 
     async def accepted(self) -> None:
         """Wait until the engine has taken the request. Raises the error with which it refused."""
-        while not self._accepted:
+        while not self._accepted and self.reason is None:
             if self._error is not None:
                 raise self._error
             await self._wait()

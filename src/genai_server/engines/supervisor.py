@@ -4,31 +4,26 @@ Works with threads alone, so that it can live in an API process, in the parent o
 publishes (`board.json` in a folder that only this user can enter) is all that the API processes know of it.
 """
 
-import contextlib
 import logging
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from genai_server.config import Settings
 from genai_server.engines.board import write_board
+from genai_server.engines.engine_process import STOP_TIMEOUT, EngineProcess
+from genai_server.engines.restarts import Restarts
 from genai_server.messages import Board, EngineReport, EngineSpec, EngineStatus
 
 log = logging.getLogger(__name__)
-FIRST_BACKOFF = 0.2
-LAST_BACKOFF = 30.0
-# An engine that has served for this long has recovered: the next restart is immediate again.
-RECOVERED_AFTER = 60.0
-STOP_TIMEOUT = 5.0
 
 
 @dataclass
@@ -37,9 +32,9 @@ class Watched:
 
     spec: EngineSpec
     status: EngineStatus
-    process: "subprocess.Popen[bytes] | None" = None
+    restarts: Restarts
+    process: EngineProcess | None = None
     thread: threading.Thread | None = None
-    backoff: float = field(default=FIRST_BACKOFF)
 
 
 class Supervisor:
@@ -61,8 +56,11 @@ class Supervisor:
         self._clock = clock
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._step_timeout = settings.step_timeout
+        self._load_timeout = settings.load_timeout
         self._engines = [
-            Watched(self._spec(settings, device), EngineStatus(device, "starting")) for device in settings.devices
+            Watched(self._spec(settings, device), EngineStatus(device, "starting"), Restarts(settings.max_restarts))
+            for device in settings.devices
         ]
 
     def start(self) -> None:
@@ -79,10 +77,10 @@ class Supervisor:
         self._stopping.set()
         for engine in self._engines:
             if engine.process is not None:
-                _close_lifeline(engine.process)
+                engine.process.leave()
         for engine in self._engines:
             if engine.process is not None:
-                _end(engine.process)
+                engine.process.end()
             if engine.thread is not None:
                 engine.thread.join(STOP_TIMEOUT)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -93,11 +91,11 @@ class Supervisor:
             return [engine.status for engine in self._engines]
 
     def _spec(self, settings: Settings, device: str) -> EngineSpec:
-        socket_path = self.folder / f"{device.replace(':', '-')}.sock"
+        file = str(self.folder / device.replace(":", "-"))
         return EngineSpec(
             device=device,
             model_dir=str(settings.model_dir),
-            address="" if sys.platform == "win32" else str(socket_path),
+            address="" if sys.platform == "win32" else f"{file}.sock",
             secret=self._secret,
             threads=settings.threads,
             max_batch_size=settings.max_batch_size,
@@ -112,77 +110,73 @@ class Supervisor:
             profile_max_files=settings.profile_max_files,
             profile_max_bytes=settings.profile_max_bytes,
             profile_max_rows=settings.profile_max_rows,
-            state_file=str(self.folder / f"{device.replace(':', '-')}.json"),
+            state_file=f"{file}.json",
+            heartbeat_file=f"{file}.beat",
             log_level=settings.log_level,
         )
 
     def _watch(self, engine: Watched) -> None:
         """Run one engine, again and again, until `stop`. A device that never loaded is not tried again."""
         while not self._stopping.is_set():
-            try:
-                report = self._launch(engine)
-            except (OSError, msgspec.DecodeError) as error:
-                report = EngineReport(error=f"the engine process cannot be started: {error}")
+            report = self._launch(engine)
             if self._stopping.is_set():
                 return
             if report.address:
                 self._set(engine, state="ready", address=report.address, error=None)
-                self._serve_until_death(engine)
+                error = self._serve_until_death(engine)
+                if self._stopping.is_set():
+                    self._set(engine, state="stopped", pid=None, address="")
+                    return
             elif engine.status.restarts == 0:
                 self._set(engine, state="failed", error=report.error)
                 log.error("device %s cannot load the model: %s", engine.spec.device, report.error)
                 self._check_any_loaded()
                 return
             else:
-                self._set(engine, state="restarting", error=report.error)
-                log.error("device %s could not be restarted: %s", engine.spec.device, report.error)
-            self._stopping.wait(engine.backoff)
-            engine.backoff = min(engine.backoff * 2, LAST_BACKOFF)
-            self._set(engine, restarts=engine.status.restarts + 1)
+                error = report.error
+            if not self._pause(engine, error):
+                return
 
     def _launch(self, engine: Watched) -> EngineReport:
         """Start the process and wait for its report."""
-        if engine.spec.address:
-            Path(engine.spec.address).unlink(missing_ok=True)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "genai_server.engine.process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        engine.process = process
-        self._set(engine, pid=process.pid)
-        with contextlib.suppress(OSError, ValueError):  # it has died or `stop` came first: the missing report says so
-            process.stdin.write(msgspec.json.encode(engine.spec) + b"\n")
-            process.stdin.flush()
-        line = process.stdout.readline()
-        process.stdout.close()
-        if line:
-            report = msgspec.json.decode(line, type=EngineReport)
-        else:
-            report = EngineReport(error=f"the engine process ended while loading, exit status {process.wait()}")
-        if not report.address or self._stopping.is_set():
-            _close_lifeline(process)
-            _end(process)
+        try:
+            engine.process = EngineProcess(engine.spec)
+        except OSError as error:
+            return EngineReport(error=f"the engine process cannot be started: {error}")
+        self._set(engine, pid=engine.process.pid)
+        if self._stopping.is_set():  # `stop` may have looked for the process before it was there
+            engine.process.leave()
+        report = engine.process.report(self._load_timeout)
+        if not report.address:
+            engine.process.kill()
             self._set(engine, pid=None)
         return report
 
-    def _serve_until_death(self, engine: Watched) -> None:
+    def _serve_until_death(self, engine: Watched) -> str:
+        """Wait for the engine's death; returns how it died."""
         assert engine.process is not None
         log.info("device %s is ready, process %d", engine.spec.device, engine.process.pid)
         started = self._clock()
-        status = engine.process.wait()
-        _close_lifeline(engine.process)
-        if self._stopping.is_set():
-            self._set(engine, state="stopped", pid=None, address="")
-            return
-        log.error("the engine of device %s died, exit status %d; it is restarted", engine.spec.device, status)
-        if self._clock() - started > RECOVERED_AFTER:
-            engine.backoff = FIRST_BACKOFF
-        error = f"the engine process died, exit status {status}"
+        error = engine.process.wait(self._step_timeout)
+        engine.restarts.served(self._clock() - started)
+        return error
+
+    def _pause(self, engine: Watched, error: str) -> bool:
+        """Wait before the next start; returns False if there shall be none, for it is a crash loop or the end."""
+        seconds = engine.restarts.pause()
+        if seconds is None:
+            given_up = f"given up after {engine.restarts.in_a_row} restarts in a row (GENAI_MAX_RESTARTS): {error}"
+            log.error("device %s is %s", engine.spec.device, given_up)
+            self._set(engine, state="failed", pid=None, address="", error=given_up)
+            return False
+        log.error("device %s: %s; it is restarted in %g s", engine.spec.device, error, seconds)
         self._set(engine, state="restarting", pid=None, address="", error=error)
+        self._stopping.wait(seconds)
+        self._set(engine, restarts=engine.status.restarts + 1)
+        return True
 
     def _check_any_loaded(self) -> None:
-        if all(status.state == "failed" for status in self.statuses()):
+        if all(status.state == "failed" and status.restarts == 0 for status in self.statuses()):
             self._on_nothing_loaded()
 
     def _set(self, engine: Watched, **changes: object) -> None:
@@ -194,22 +188,6 @@ class Supervisor:
         with self._lock:
             try:
                 write_board(self.folder, Board(self._secret, [engine.status for engine in self._engines]))
-            except FileNotFoundError:
+            except OSError as error:
                 if not self._stopping.is_set():  # else the engines have removed the folder already
-                    raise
-
-
-def _close_lifeline(process: "subprocess.Popen[bytes]") -> None:
-    """Order a process to leave: its standard input ends."""
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Wait for a process that was asked to leave; kill it if it does not."""
-    try:
-        process.wait(STOP_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+                    log.error("the board cannot be written, so /healthz may be out of date: %s", error)

@@ -15,6 +15,7 @@ import ctypes
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -151,11 +152,13 @@ class ScriptedRunner:
 
 
 def hold_lock(seconds: float) -> None:
-    """Sleep without giving up Python's lock."""
+    """Sleep without giving up Python's lock; no signal ends it early."""
     if sys.platform == "win32":
         ctypes.PyDLL("kernel32").Sleep(int(seconds * 1000))
     else:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _fail() -> None:

@@ -1,0 +1,48 @@
+"""An engine's heartbeat: two numbers in a small file, which the engine maps into its memory and its supervisor reads.
+
+A beat costs the engine less than a microsecond, and to see whether it beats takes nothing from it: native code may hold
+Python's lock for a whole pass. Nothing in it is a time, so neither clocks nor a sleeping machine matter.
+"""
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+_LAYOUT = struct.Struct("=QQ")
+
+
+class Beat(NamedTuple):
+    """The newest beat: its number, counted from 1 in the life of a process, and the tokens of the pass that it begins;
+    0 tokens between passes.
+    """
+
+    number: int
+    tokens: int
+
+
+class Heartbeat:
+    """The engine's side; `beat` belongs to the loop's thread."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(descriptor, bytes(_LAYOUT.size))
+            self._map = mmap.mmap(descriptor, _LAYOUT.size)
+        finally:
+            os.close(descriptor)
+        self._number = 0
+
+    def beat(self, tokens: int = 0) -> None:
+        """The loop turns; it begins a pass of so many tokens, of all rows together, or none yet."""
+        self._number += 1
+        _LAYOUT.pack_into(self._map, 0, self._number, tokens)
+
+
+def read_beat(path: Path) -> Beat:
+    """The newest beat; (0, 0) if there was none. Read while it is written it may be neither the old nor the new one."""
+    try:
+        return Beat(*_LAYOUT.unpack(path.read_bytes()))
+    except (OSError, struct.error):  # it is not there, or not whole yet
+        return Beat(0, 0)

@@ -1,0 +1,25 @@
+"""An engine's heartbeats as its supervisor reads them."""
+
+from pathlib import Path
+
+from genai_server.heartbeat import Beat, Heartbeat, read_beat
+
+
+def test_the_newest_beat_is_read_from_the_file(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "beat")
+    assert read_beat(tmp_path / "beat") == Beat(0, 0)
+    heartbeat.beat()
+    assert read_beat(tmp_path / "beat") == Beat(1, 0)
+    heartbeat.beat(256)
+    assert read_beat(tmp_path / "beat") == Beat(2, 256)
+
+
+def test_without_a_file_or_a_whole_one_there_was_no_beat(tmp_path: Path) -> None:
+    assert read_beat(tmp_path / "none") == Beat(0, 0)
+    (tmp_path / "part").write_bytes(b"1234")
+    assert read_beat(tmp_path / "part") == Beat(0, 0)
+
+
+def test_only_the_user_can_read_it(tmp_path: Path) -> None:
+    Heartbeat(tmp_path / "beat")
+    assert (tmp_path / "beat").stat().st_mode & 0o077 == 0

@@ -1,0 +1,187 @@
+"""How the server stops, seen from outside, on real processes: what may end, what is refused, and the exit status."""
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.running_server import EventReader, RunningServer, body, run_server, wait_until
+from tests.running_server import serve_with_uvicorn as uvicorn
+
+KINDS = pytest.mark.parametrize("kind", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
+LONG = "delay 0.02; count 1000"
+
+
+@contextmanager
+def told_to_stop(server: RunningServer, script: str, number: int = signal.SIGTERM) -> Iterator[Iterator[str]]:
+    """A running stream on a server that has been told to stop."""
+    with server.stream(script) as events:
+        reader = iter(events)
+        next(reader)
+        server.process.send_signal(number)
+        wait_until(lambda: ask(server, "GET", "/readyz").status_code == 503)
+        yield reader
+
+
+def ask(server: RunningServer, method: str, path: str, **fields: object) -> httpx.Response:
+    """On a connection of its own."""
+    return httpx.request(method, f"{server.url}{path}", timeout=30, **fields)  # type: ignore[arg-type]
+
+
+def last(reader: Iterator[str]) -> dict[str, object]:
+    found: dict[str, object] = json.loads(list(reader)[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ([], signal.SIGTERM),
+        (["--workers", "2"], signal.SIGTERM),
+        (["--reload"], signal.SIGTERM),
+        (["--workers", "2"], signal.SIGINT),
+    ],
+    ids=["one", "workers", "reload", "workers-int"],
+)
+def test_running_answers_go_on_to_their_ends_and_the_status_is_0(
+    own_folder: Path, kind: list[str], number: int
+) -> None:
+    with run_server(own_folder, "--device", "scripted", *kind) as server:
+        with told_to_stop(server, "delay 0.02; count 60", number) as reader:
+            assert last(reader)["finish_reason"] == "stop"
+        assert server.process.wait(15) == 0
+
+
+@KINDS
+def test_what_outlasts_the_drain_ends_with_an_error_and_the_status_is_3(own_folder: Path, kind: list[str]) -> None:
+    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "2", *kind) as server:
+        plain: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: plain.append(ask(server, "POST", "/v1/chat", json=body(LONG))))
+        asking.start()
+        wait_until(lambda: server.device("scripted")["running"] == 1)
+        with told_to_stop(server, LONG) as reader:
+            assert last(reader)["error"]["code"] == "server_stopping"  # type: ignore[index]
+        asking.join(10)
+        assert plain[0].status_code == 503
+        assert plain[0].json()["error"]["code"] == "server_stopping"
+        assert server.process.wait(15) == 3
+
+
+def test_during_the_drain_nothing_new_begins_and_no_connection_is_kept_open(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted") as server:
+        with httpx.Client(base_url=server.url) as kept:
+            assert "connection" not in kept.get("/healthz").headers
+            with told_to_stop(server, LONG) as reader:
+                answer = kept.post("/v1/chat", json=body("say x"))
+                assert answer.status_code == 503
+                assert answer.json()["error"]["code"] == "server_draining"
+                assert answer.headers["connection"] == "close"
+                assert int(answer.headers["retry-after"]) > 0
+                assert ask(server, "GET", "/healthz").status_code == 200
+                readiness = ask(server, "GET", "/readyz")
+                assert readiness.json()["reason"] == "the server is about to stop"
+                # An operator may still end what runs.
+                assert ask(server, "POST", "/v1/admin/runtime_options", json={"terminate_session": "1"}).is_success
+                assert last(reader)["finish_reason"] == "terminated"
+        assert server.process.wait(15) == 0
+
+
+@KINDS
+def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
+    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", *kind) as server:
+        with told_to_stop(server, LONG) as reader:
+            server.process.send_signal(signal.SIGTERM)
+            assert last(reader)["error"]["code"] == "server_stopping"  # type: ignore[index]
+        assert server.process.wait(15) == 3
+
+
+def test_signals_end_workers_that_hang_too(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", "--workers", "2") as server:
+        engine = server.device("scripted")["pid"]
+        for process in psutil.Process(server.process.pid).children():
+            if process.pid != engine and "spawn_main" in " ".join(process.cmdline()):
+                process.suspend()
+
+        def has_ended() -> bool:
+            server.process.send_signal(signal.SIGTERM)
+            return server.process.poll() is not None
+
+        wait_until(has_ended, 30)
+
+
+def test_without_time_to_drain_what_runs_ends_at_once(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "0") as server:
+        with server.stream(LONG) as events:
+            reader = iter(events)
+            next(reader)
+            server.process.send_signal(signal.SIGTERM)
+            assert last(reader)["error"]["code"] == "server_stopping"  # type: ignore[index]
+        assert server.process.wait(15) == 3
+
+
+def test_requests_that_wait_are_cut_off_with_the_same_answer(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "1", "--max-batch-size", "1") as server:
+        answers: list[httpx.Response] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(ask(server, "POST", "/v1/chat", json=body(LONG))))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: server.device("scripted")["waiting"] == 2)
+        server.process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(15)
+        assert [answer.json()["error"]["code"] for answer in answers] == ["server_stopping"] * 3
+        assert server.process.wait(15) == 3
+
+
+def test_a_reader_who_does_not_read_holds_up_the_end_for_seconds_only(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "0", "--max-length", "4000") as server:
+        fields = {"stream": True, "logprobs": True, "top_logprobs": 20}
+        content = json.dumps(body("count 900", **fields)).encode()
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(content)}\r\n\r\n"
+        )
+        with socket.socket() as idle:
+            idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            idle.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+            idle.sendall(head.encode() + content)
+            wait_until(lambda: server.device("scripted")["running"] == 1)
+            wait_until(lambda: server.idle("scripted"))
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(30) == 3
+
+
+def test_an_engine_that_dies_in_the_drain_does_not_hold_it_up(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600") as server:
+        with told_to_stop(server, "delay 0.02; crash at 100; count 1000") as reader:
+            assert last(reader)["error"]["code"] == "engine_died"  # type: ignore[index]
+        assert server.process.wait(15) == 0
+
+
+def test_under_plain_uvicorn_running_answers_end_likewise(own_folder: Path) -> None:
+    with uvicorn(own_folder, GENAI_DEVICE="scripted") as (process, url, _):
+        wait_until(lambda: answers(lambda: httpx.get(f"{url}/readyz").status_code == 200))
+        with httpx.stream("POST", f"{url}/v1/chat/stream", json=body("delay 0.02; count 60"), timeout=30) as response:
+            reader = iter(EventReader(response))
+            next(reader)
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 503)
+            assert last(reader)["finish_reason"] == "stop"
+        process.wait(15)
+
+
+def answers(condition: Callable[[], bool]) -> bool:
+    try:
+        return condition()
+    except httpx.TransportError:
+        return False
