@@ -29,6 +29,9 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.ModelNotFound: (404, "invalid_request_error"),
     errors.RequestNotFound: (404, "invalid_request_error"),
     errors.ResponseNotFound: (404, "invalid_request_error"),
+    errors.BodyTooSlow: (408, "invalid_request_error"),
+    errors.InvalidApiKey: (401, "invalid_request_error"),
+    errors.RateLimitExceeded: (429, "rate_limit_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
@@ -92,7 +95,10 @@ def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
     """The whole response to the request of this scope, for errors before the headers."""
     status, _ = http_status(error)
     body = anthropic_body(error, scope["state"]["request_id"]) if speaks_anthropic(scope) else error_body(error)
-    headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if isinstance(error, errors.Unavailable) else None
+    retry_after = RETRY_AFTER_SECONDS if isinstance(error, errors.Unavailable) else error.retry_after
+    headers = None if retry_after is None else {"retry-after": str(retry_after)}
+    if isinstance(error, errors.InvalidApiKey):
+        headers = {"www-authenticate": "Bearer"}
     return JSONResponse(body, status, headers)
 
 
