@@ -55,6 +55,7 @@ _RULES = {
     "model_attributes_type": "must be an object",
     "none_required": "must be null",
     "string_pattern_mismatch": "must match {pattern}",
+    "string_too_long": "must have at most {max_length} character(s)",
     "string_too_short": "must have at least {min_length} character(s)",
     "string_type": "must be a string",
     "string_unicode": "must be valid Unicode",
