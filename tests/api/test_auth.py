@@ -131,7 +131,7 @@ def test_a_key_of_the_settings_or_of_the_file_opens(locked: RunningServer, heade
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/docs", "/openapi.json", "/nowhere", "/healthz/", PATH])
 def test_no_key_or_a_wrong_one_is_a_401(locked: RunningServer, path: str, headers: dict[str, str]) -> None:
-    response = locked.client.get(path, headers={name: value.encode() for name, value in headers.items()})
+    response = locked.client.get(path, headers={name.encode(): value.encode() for name, value in headers.items()})
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
     assert response.json()["error"]["code"] == "invalid_api_key"

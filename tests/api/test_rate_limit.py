@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -141,12 +142,12 @@ def test_openais_client_tries_again_after_a_429(limited: RunningServer) -> None:
     async def ask() -> str | None:
         refused = asyncio.Event()
 
-        async def note(response: httpx.Response) -> None:
+        async def note(response: Any) -> None:
             attempts.append(response.status_code)
             if response.status_code == 429:
                 refused.set()
 
-        http = httpx.AsyncClient(event_hooks={"response": [note]})
+        http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
         async with openai.AsyncOpenAI(base_url=f"{limited.url}/v1", api_key=f"slow-{KEY}", http_client=http) as client:
             first = await client.chat.completions.create(
                 model="onnx-genai", stream=True, messages=[{"role": "user", "content": "count 999; delay 0.05"}]
