@@ -42,7 +42,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "onnxruntime*": ("engine.*",),
     "llguidance": ("engine.guidance", "text.grammar"),
     "tokenizers": ("text.tokenizer",),
-    "jinja2": ("text.chat_template",),
+    "jinja2": ("text.chat_template", "text.template_sandbox"),
     "fastapi": ("api.*", "cli.*"),
     "starlette": ("api.*", "cli.*"),
     "sse_starlette": ("api.*", "cli.*"),

@@ -22,6 +22,7 @@ DEVICE_KINDS = ("cpu", "cuda", "directml", "scripted")
 # Set by `genai-server serve` for its API processes: the folder of the engines that are running already.
 ATTACH_VARIABLE = "GENAI_ENGINES_DIR"
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -167,11 +168,76 @@ class Settings(BaseModel):
         ge=0,
         description="Restarts of an engine in a row, none of which served for a minute, before its device is given up.",
     )
+    api_keys: str | None = Field(
+        None,
+        alias="GENAI_API_KEYS",
+        repr=False,
+        description="Keys that open the API, separated by commas, each `NAME:KEY` or `KEY`; with none, all are served.",
+    )
+    api_key_file: str = Field(
+        "",
+        alias="GENAI_API_KEY_FILE",
+        description="File of more keys, a line of `genai-server key` each; SIGHUP has it read again.",
+    )
     admin_api_key: str | None = Field(
         None,
         alias="GENAI_ADMIN_API_KEY",
         repr=False,
-        description="Bearer key for /v1/admin; without one, admin works from this machine only.",
+        description="Key for the admin endpoints; without one, and without API keys, they serve this machine only.",
+    )
+    insecure: bool = Field(
+        False, alias="GENAI_INSECURE", description="Serve whoever can reach the server, though there are no API keys."
+    )
+    max_concurrent_per_key: int = Field(
+        0,
+        alias="GENAI_MAX_CONCURRENT_PER_KEY",
+        ge=0,
+        description="Requests that a key may have at once, in each API process; more get a 429. 0 sets no limit.",
+    )
+    rate_per_key: int = Field(
+        0,
+        alias="GENAI_RATE_PER_KEY",
+        ge=0,
+        le=100_000,
+        description="Requests that a key may begin within a minute, likewise; 0 sets no limit.",
+    )
+    cors_origins: str = Field(
+        "",
+        alias="GENAI_CORS_ORIGINS",
+        description="Origins of web pages that may use the API, such as `https://app.example`, separated by commas.",
+    )
+    tls_cert: str = Field(
+        "", alias="GENAI_TLS_CERT", description="File of the certificate, with its chain, to serve HTTPS; PEM."
+    )
+    tls_key: str = Field(
+        "", alias="GENAI_TLS_KEY", description="File of its private key; empty looks for it in GENAI_TLS_CERT."
+    )
+    forwarded_allow_ips: str = Field(
+        "",
+        alias="GENAI_FORWARDED_ALLOW_IPS",
+        description="Addresses or networks of proxies whose X-Forwarded-For and -Proto are believed, with commas.",
+    )
+    max_header_bytes: int = Field(
+        65_536,
+        alias="GENAI_MAX_HEADER_BYTES",
+        ge=1024,
+        le=16 * 1024 * 1024,
+        description="Largest head of a request: its first line and its headers, in bytes.",
+    )
+    idle_timeout: Positive = Field(
+        30,
+        alias="GENAI_IDLE_TIMEOUT",
+        le=86400,
+        description="Seconds after which a connection is closed on which no whole head of a request came.",
+    )
+    body_timeout: Positive = Field(
+        60, alias="GENAI_BODY_TIMEOUT", le=86400, description="Seconds in which the body of a request must have come."
+    )
+    stall_timeout: Positive = Field(
+        30,
+        alias="GENAI_STALL_TIMEOUT",
+        le=86400,
+        description="Seconds that a client may take nothing of its answer before its request is cancelled.",
     )
     profile_dir: Path = Field(
         Path("./profiles"), alias="GENAI_PROFILE_DIR", description="Folder for the per-token profiles."
@@ -197,7 +263,7 @@ class Settings(BaseModel):
     @field_validator("device")
     @classmethod
     def _known_devices(cls, value: str) -> str:
-        names = [name.strip() for name in value.split(",")]
+        names = _listed(value)
         for name in names:
             if not _DEVICE.fullmatch(name):
                 raise ValueError(f"unknown device {name!r}; known are {', '.join(DEVICE_KINDS[:3])}")
@@ -210,6 +276,28 @@ class Settings(BaseModel):
         """The configured devices, in order."""
         return self.device.split(",")
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str) -> str:
+        for origin in filter(None, _listed(value)):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin; one is such as https://app.example or http://localhost:3000"
+                )
+        return value
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        for address in filter(None, _listed(value)):
+            ipaddress.ip_network(address, strict=False)
+        return value
+
+    @property
+    def origins(self) -> list[str]:
+        """The origins of the web pages that may use the API."""
+        return [origin for origin in _listed(self.cors_origins) if origin]
+
     @property
     def cache_path(self) -> Path | None:
         """The folder for packed weights, None to do without."""
@@ -221,6 +309,11 @@ class Settings(BaseModel):
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return is_loopback(self.host)
+
+
+def _listed(text: str) -> list[str]:
+    """The entries of a list with commas."""
+    return [entry.strip() for entry in text.split(",")]
 
 
 def is_loopback(host: str) -> bool:
@@ -287,7 +380,7 @@ def load_settings(
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         field = next(field for field in Settings.model_fields if name in (field, environment_variable(field)))
-        shown = "(hidden)" if field == "admin_api_key" else repr(values[field])
+        shown = "(hidden)" if field in ("admin_api_key", "api_keys") else repr(values[field])
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
 

@@ -16,6 +16,10 @@ GenaiServerError
 │   ├── RequestNotFound         no such request is running or waiting
 │   ├── ThreadUnsupported       the request wants its conversation to be kept
 │   ├── ResponseNotFound        no such response is kept
+│   ├── BodyTooSlow             the body did not come in time
+│   ├── NestedTooDeep           lists and objects of the body lie within each other by too many
+│   ├── InvalidApiKey           the caller has no key, or a wrong one
+│   ├── RateLimitExceeded       the caller's key has no more requests for now
 │   └── AdminForbidden          the caller may not use the admin endpoints
 ├── Unavailable                 nobody's fault; the same request may succeed later
 │   ├── QueueFull               as many requests, or tokens of prompts, wait as are allowed to
@@ -134,6 +138,30 @@ class ResponseNotFound(RequestError):
     """No such response is kept, or no more."""
 
     code = "response_not_found"
+
+
+class BodyTooSlow(RequestError):
+    """The body did not come in time."""
+
+    code = "body_too_slow"
+
+
+class NestedTooDeep(RequestError):
+    """The lists and objects of the body lie within each other by more than is allowed."""
+
+    code = "nested_too_deep"
+
+
+class InvalidApiKey(RequestError):
+    """The caller has no key, or one that this server does not know."""
+
+    code = "invalid_api_key"
+
+
+class RateLimitExceeded(RequestError):
+    """The caller's key has as many requests running, or has begun as many within a minute, as it may."""
+
+    code = "rate_limit_exceeded"
 
 
 class AdminForbidden(RequestError):

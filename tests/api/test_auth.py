@@ -1,12 +1,26 @@
-"""Who may use the admin endpoints."""
+"""Who may use the API, and who the admin endpoints."""
 
+import asyncio
+import signal
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import anthropic
+import httpx
+import openai
 import pytest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
-from tests.running_server import RunningServer, run_server
+from genai_server.api.auth import Gate
+from genai_server.api.keys import ApiKeys, line_of
+from genai_server.api.rate_limit import RateLimits
+from tests.running_server import RunningServer, body, run_server, wait_until
 
 PATH = "/v1/admin/runtime_options"
+ALICE, BOB, ADMIN = "alice-0123456789abcdef", "bob-0123456789abcdef", "admin-0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +86,186 @@ def test_without_a_key_the_body_must_be_declared_as_json(scripted: RunningServer
 
 def test_without_a_key_a_server_that_others_reach_refuses(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("open")
-    with run_server(folder, "--device", "scripted", "--host", "0.0.0.0") as server:
+    with run_server(folder, "--device", "scripted", "--host", "0.0.0.0", "--insecure") as server:
         response = server.client.get(PATH)
         assert response.status_code == 403
         assert "loopback" in response.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server for everybody's use, with a key in the settings, one in a file, and one for the operator."""
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "keys").write_text(f"# who may\n\n{line_of('bob', BOB)}  # since May\n")
+    settings = {
+        "GENAI_DEVICE": "scripted",
+        "GENAI_API_KEYS": f"alice:{ALICE}",
+        "GENAI_API_KEY_FILE": str(folder / "keys"),
+        "GENAI_ADMIN_API_KEY": ADMIN,
+        "GENAI_CORS_ORIGINS": "https://app.example",
+        "HOST": "0.0.0.0",
+    }
+    with run_server(folder, settings=settings) as server:
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("headers", [bearer(ALICE), {"authorization": f"bearer  {BOB}"}, {"x-api-key": ALICE}])
+def test_a_key_of_the_settings_or_of_the_file_opens(locked: RunningServer, headers: dict[str, str]) -> None:
+    assert locked.client.post("/v1/chat", json=body("say x"), headers=headers).json()["content"] == "x"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": f"Basic {ALICE}"},
+        bearer(ALICE[:-1]),
+        bearer(f"{ALICE}x"),
+        {"authorization": ALICE},
+        {"x-api-key": "é" * 20},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/docs", "/openapi.json", "/nowhere", "/healthz/", PATH])
+def test_no_key_or_a_wrong_one_is_a_401(locked: RunningServer, path: str, headers: dict[str, str]) -> None:
+    response = locked.client.get(path, headers={name.encode(): value.encode() for name, value in headers.items()})
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert ALICE[:-1] not in response.text
+
+
+def test_anthropics_paths_answer_a_wrong_key_in_their_form(locked: RunningServer) -> None:
+    response = locked.client.post("/v1/messages", json={}, headers={"x-api-key": "wrong"})
+    assert response.status_code == 401
+    assert response.json()["error"]["type"] == "authentication_error"
+
+
+def test_the_real_clients_send_their_keys_and_know_the_errors(locked: RunningServer) -> None:
+    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=ALICE) as client:
+        assert client.models.list().data[0].id == "onnx-genai"
+    with (
+        openai.OpenAI(base_url=f"{locked.url}/v1", api_key="wrong") as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+    message = {"role": "user", "content": "say x"}
+    with anthropic.Anthropic(base_url=locked.url, api_key=BOB) as speaker:
+        answer = speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])  # type: ignore[list-item]
+        assert answer.content[0].text == "x"  # type: ignore[union-attr]
+    wrong = anthropic.Anthropic(base_url=locked.url, api_key="wrong")
+    with wrong as speaker, pytest.raises(anthropic.AuthenticationError):
+        speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])  # type: ignore[list-item]
+
+
+def test_strangers_see_that_the_server_lives_and_works_but_nothing_of_it(locked: RunningServer) -> None:
+    assert locked.client.get("/readyz").status_code == 200
+    assert locked.health() == {"status": "ok", "devices": {"scripted": {"state": "ready"}}}
+    known = locked.client.get("/healthz", headers=bearer(BOB)).json()
+    assert known["model_dir"]
+    assert known["devices"]["scripted"]["pid"]
+
+
+def test_the_admin_key_opens_everything_and_no_other_key_the_admin_endpoints(locked: RunningServer) -> None:
+    assert locked.client.get(PATH, headers=bearer(ADMIN)).status_code == 200
+    assert locked.client.get("/v1/models", headers=bearer(ADMIN)).status_code == 200
+    assert locked.client.get(PATH, headers=bearer(ALICE)).status_code == 403
+
+
+def test_with_api_keys_and_no_admin_key_nobody_uses_the_admin_endpoints(tmp_path: Path) -> None:
+    with run_server(tmp_path, "--device", "scripted", "--api-keys", ALICE) as server:
+        response = server.client.get(PATH, headers=bearer(ALICE))
+        assert response.status_code == 403
+        assert "GENAI_ADMIN_API_KEY" in response.json()["error"]["message"]
+        assert server.client.get(PATH).status_code == 401
+
+
+def test_a_listed_origins_page_may_read_answers_and_errors(locked: RunningServer) -> None:
+    asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    preflight = locked.client.options("/v1/chat", headers={**asked, "access-control-request-headers": "authorization"})
+    assert preflight.status_code == 200
+    for response in (preflight, locked.client.get("/v1/models", headers=asked)):
+        assert response.headers["access-control-allow-origin"] == "https://app.example"
+    asked["origin"] = "https://app.example.evil.example"
+    refused = locked.client.options("/v1/chat", headers=asked)
+    assert "access-control-allow-origin" not in refused.headers
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_file_of_keys_is_read_again_on_sighup(tmp_path: Path, workers: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(line_of("alice", ALICE))
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_API_KEY_FILE": str(file), "WORKERS": workers}
+
+    def statuses() -> set[tuple[int, int]]:
+        """What Alice and Bob get, over several connections and so of several processes."""
+        found = set()
+        for _ in range(8):
+            try:
+                with httpx.Client(base_url=server.url) as client:
+                    alice, bob = (client.get("/v1/models", headers=bearer(key)).status_code for key in (ALICE, BOB))
+            except httpx.TransportError:
+                return set()
+            found.add((alice, bob))
+        return found
+
+    with run_server(tmp_path, settings=settings) as server:
+        assert statuses() == {(200, 401)}
+        file.write_text(line_of("bob", BOB))
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: statuses() == {(401, 200)})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
+def test_a_wrong_file_of_keys_leaves_them_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(line_of("alice", ALICE))
+    with run_server(tmp_path, "--device", "scripted", "--api-key-file", str(file)) as server:
+        file.write_text(f"alice {ALICE}")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "the API keys stay as they were" in server.log())
+        assert "line 1 must be NAME sha256:HASH" in server.log()
+        assert ALICE not in server.log()
+        assert server.client.get("/v1/models", headers=bearer(ALICE)).status_code == 200
+
+
+def test_without_keys_plain_uvicorn_serves_its_own_machine_only() -> None:
+    keys = ApiKeys()
+    gate = Gate(answer_204, keys, RateLimits(0, 0, time.monotonic), admin_key=None, on_loopback=False, insecure=False)
+    assert status(gate, client=("127.0.0.1", 1)) == 204
+    assert status(gate, client=("10.0.0.1", 1)) == 401
+    assert status(gate, client=("127.0.0.1", 1), headers=[(b"x-forwarded-for", b"127.0.0.1")]) == 401
+    assert status(gate, client=None) == 401
+    assert status(gate, client=("10.0.0.1", 1), path="/healthz") == 204
+    everybody = Gate(
+        answer_204, keys, RateLimits(0, 0, time.monotonic), admin_key=None, on_loopback=False, insecure=True
+    )
+    assert status(everybody, client=("10.0.0.1", 1)) == 204
+
+
+def status(
+    gate: Gate, *, client: tuple[str, int] | None, headers: list[tuple[bytes, bytes]] | None = None, path: str = "/v1/x"
+) -> int:
+    """What the gate answers to a request."""
+    scope: Scope = {"type": "http", "method": "GET", "path": path, "headers": headers or [], "client": client}
+    scope["state"] = {"request_id": "x"}
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    asyncio.run(gate(scope, receive, send))
+    found: int = sent[0]["status"]
+    return found
+
+
+async def answer_204(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(status_code=204)(scope, receive, send)

@@ -1,6 +1,7 @@
 """A model directory is checked before it is loaded, and what is wrong with it is named."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,3 +238,63 @@ def test_a_missing_value_of_the_model_is_named(missing: str) -> None:
 def test_a_missing_model_section_is_named() -> None:
     with pytest.raises(KeyError, match="model"):
         model_info({"search": {}})
+
+
+@pytest.mark.parametrize(
+    "name", ["../model.onnx", "/etc/passwd", "a/../../model.onnx", "C:\\model.onnx", "..\\model.onnx"]
+)
+@pytest.mark.parametrize("section", ["decoder", "encoder"])
+def test_a_configuration_that_names_a_file_elsewhere_is_refused(directory: Path, name: str, section: str) -> None:
+    (directory.parent / "model.onnx").touch()
+    config = {"model": {**CONFIG["model"], section: {"filename": name}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelDirectoryError, match="names a file outside the model directory"):
+        check_model_directory(directory)
+
+
+@pytest.mark.parametrize("name", ["../weights", "/dev/zero"])
+def test_weights_elsewhere_are_refused(directory: Path, name: str) -> None:
+    (directory / "model.onnx").write_bytes(_external(name))
+    with pytest.raises(ModelDirectoryError, match="model.onnx names a file outside the model directory"):
+        check_model_directory(directory)
+
+
+def test_a_model_directory_brings_no_code(directory: Path) -> None:
+    options = {"custom_ops_library": "ops.so"}
+    config = {"model": {**CONFIG["model"], "decoder": {"filename": "model.onnx", "session_options": options}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelDirectoryError, match="names a library to load: custom_ops_library"):
+        check_model_directory(directory)
+
+
+def test_a_file_in_a_folder_of_the_directory_is_fine(directory: Path) -> None:
+    (directory / "sub").mkdir()
+    (directory / "model.onnx").rename(directory / "sub" / "model.onnx")
+    (directory / "genai_config.json").write_text(json.dumps(CONFIG).replace("model.onnx", "sub/model.onnx"))
+    assert check_model_directory(directory).context_length == 64
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+@pytest.mark.parametrize("name", ["model.onnx", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+def test_a_link_out_of_the_directory_is_refused(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    other = tmp_path_factory.mktemp("other") / "secret"
+    other.write_bytes(b"")
+    (directory / name).parent.mkdir(exist_ok=True)
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(other)
+    with pytest.raises(ModelDirectoryError, match="is a link out of the model directory"):
+        check_model_directory(directory)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_the_links_of_hugging_faces_cache_are_fine(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "blobs").mkdir()
+    snapshot = cache / "snapshots" / "0123" / "cpu"
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(directory.iterdir()):
+        file.rename(cache / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../../blobs/{number}")
+    assert check_model_directory(snapshot).context_length == 64

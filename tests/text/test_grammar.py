@@ -282,3 +282,38 @@ def test_tokens_that_are_special_or_in_angle_brackets_are_opaque() -> None:
     tokens = [("<a>", False), ("[b]", True), ("[c]", False), ("<d", False)]
     content = {"added_tokens": [{"id": id, "content": text, "special": flag} for id, (text, flag) in enumerate(tokens)]}
     assert grammar.find_opaque_tokens(content) == {"<a>": 0, "[b]": 1}
+
+
+HOSTILE_SCHEMAS: dict[str, dict[str, Any]] = {
+    "a large prime": {"type": "integer", "multipleOf": 999983},
+    "a small part of one": {"type": "number", "multipleOf": 0.0999983},
+    "several for one number": {"allOf": [{"type": "integer", "multipleOf": number} for number in (97, 89, 83)]},
+    "by reference": {"$ref": "#/$defs/a", "multipleOf": 991, "$defs": {"a": {"type": "integer", "multipleOf": 997}}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_SCHEMAS)
+@pytest.mark.parametrize("within", ["schema", "lark"])
+def test_multiples_whose_compilation_would_not_end_are_refused(name: str, within: str) -> None:
+    schema = HOSTILE_SCHEMAS[name]
+    built = grammar.json_schema(schema) if within == "schema" else grammar.lark(f"start: %json {json.dumps(schema)}")
+    with pytest.raises(InvalidField, match="multipleOf may be at most 10000, .*; given [0-9]+"):
+        grammar.validate(built, param="x")
+
+
+def test_a_schema_within_lark_cannot_hide_a_multiple() -> None:
+    built = grammar.lark('start: %json {"type": "integer", "\\u006dultipleOf": 999983}')
+    with pytest.raises(InvalidField, match="without"):
+        grammar.validate(built, param="x")
+
+
+@pytest.mark.parametrize("schema", [{"type": "integer", "multipleOf": 5000}, {"type": "number", "multipleOf": 0.01}])
+def test_usual_multiples_are_taken(schema: dict[str, Any]) -> None:
+    properties = {f"p{n}": schema | {"title": str(n)} for n in range(9)}
+    grammar.validate(grammar.json_schema({"type": "object", "properties": properties}), param="x")
+
+
+def test_an_object_with_too_many_properties_is_refused_wherever_it_stands() -> None:
+    schema = {"type": "array", "items": {"type": "object", "properties": {f"p{n}": {} for n in range(1001)}}}
+    with pytest.raises(InvalidField, match="at most 1000 properties; given 1001"):
+        grammar.json_schema(schema)

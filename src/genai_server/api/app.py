@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
 
 from genai_server import __version__
@@ -24,8 +25,12 @@ from genai_server.api import (
 )
 from genai_server.api.caller import ClientLeft
 from genai_server.api.drain import Drain, Drained
+from genai_server.api.auth import Gate
+from genai_server.api.body import BodyLimits
 from genai_server.api.errors import install_error_handlers
-from genai_server.api.middleware import BodyLimit, RequestId
+from genai_server.api.keys import ApiKeys
+from genai_server.api.rate_limit import RateLimits
+from genai_server.api.request_id import RequestId
 from genai_server.api.response_store import ResponseStore
 from genai_server.api.services import Services
 from genai_server.config import Settings
@@ -45,14 +50,16 @@ def create_app(
     engines: Engines,
     codecs: Mapping[str, TextCodec],
     drain: Drain,
+    keys: ApiKeys,
     *,
     on_loopback: bool,
     clock: Clock = time.perf_counter,
 ) -> FastAPI:
     """The ASGI app; its lifespan attaches to the engines.
 
-    `codecs` has the text side of each device's model; the app closes them. `drain` is begun from outside. `on_loopback`
-    says whether only this machine can reach the server, for all that is known. `clock` gives seconds.
+    `codecs` has the text side of each device's model; the app closes them. `drain` is begun from outside. `keys` open
+    the app. `on_loopback` says whether only this machine can reach the server, for all that is known. `clock` gives
+    seconds.
     """
 
     @asynccontextmanager
@@ -67,8 +74,9 @@ def create_app(
 
     app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan)
     app.add_middleware(Drained, drain=drain)
-    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
-    app.add_middleware(RequestId)
+    _add_doors(
+        app, settings, keys, RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, clock), on_loopback
+    )
     install_error_handlers(app)
     for module in (chat, chat_completions, completions, responses, messages, models, tokens, admin, requests, status):
         app.include_router(module.router)
@@ -78,3 +86,25 @@ def create_app(
         return Response(status_code=499)
 
     return app
+
+
+def _add_doors(app: FastAPI, settings: Settings, keys: ApiKeys, limits: RateLimits, on_loopback: bool) -> None:
+    """What a request passes before a route sees it; the last one here is the first."""
+    app.add_middleware(BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout)
+    app.add_middleware(
+        Gate,
+        keys=keys,
+        limits=limits,
+        admin_key=settings.admin_api_key,
+        on_loopback=on_loopback,
+        insecure=settings.insecure,
+    )
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(RequestId)

@@ -1,31 +1,123 @@
-"""Who may use the admin endpoints."""
+"""Who may use the API, and who the admin endpoints."""
 
 import hmac
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from genai_server.api.errors import error_response
+from genai_server.api.keys import ApiKey, ApiKeys, hash_key
+from genai_server.api.rate_limit import RateLimits
 from genai_server.api.services import Services, services
 from genai_server.config import is_loopback
-from genai_server.errors import AdminForbidden
+from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
 
+# What strangers may ask: whether the server lives and works.
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
+_NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
+_WRONG_KEY = "this server does not know the API key that was given"
+_NO_KEYS = (
+    "this server has no API keys and serves programs on its own machine only; set GENAI_API_KEYS, or GENAI_INSECURE to "
+    "serve whoever can reach it"
+)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who has been let in: the holder of `key`, the operator, or, where no key is needed, anybody."""
+
+    key: ApiKey | None = None
+    is_admin: bool = False
+
+
+class Gate:
+    """Lets in who has a key, if one is required, within the limits of that key; plain ASGI, before the body is read.
+
+    Leaves the caller, None for a stranger at one of the open paths, in the scope's state. `admin_key` opens everything.
+    If nobody knows who can reach the server (`on_loopback`), and nothing says that it does not matter (`insecure`), a
+    server without keys serves its own machine only.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        limits: RateLimits,
+        *,
+        admin_key: str | None,
+        on_loopback: bool,
+        insecure: bool,
+    ) -> None:
+        self.app = app
+        self._keys = keys
+        self._limits = limits
+        self._admin = None if admin_key is None else hash_key(admin_key)
+        self._everybody = on_loopback or insecure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        caller = self._identify(headers, scope)
+        scope.setdefault("state", {})["caller"] = caller
+        if caller is None and scope["path"] not in OPEN_PATHS:
+            message = (_WRONG_KEY if given_key(headers) else _NO_KEY) if self._keys.required else _NO_KEYS
+            await error_response(InvalidApiKey(message), scope)(scope, receive, send)
+            return
+        with ExitStack() as counted:
+            if caller is not None and caller.key is not None and _makes_work(scope):
+                try:
+                    counted.enter_context(self._limits.request(caller.key))
+                except RateLimitExceeded as error:
+                    await error_response(error, scope)(scope, receive, send)
+                    return
+            await self.app(scope, receive, send)
+
+    def _identify(self, headers: Headers, scope: Scope) -> Caller | None:
+        given = given_key(headers)
+        if given and self._admin is not None and hmac.compare_digest(hash_key(given), self._admin):
+            return Caller(is_admin=True)
+        if self._keys.required:
+            key = self._keys.find(given)
+            return None if key is None else Caller(key)
+        client = scope.get("client")
+        is_near = client is not None and is_loopback(client[0]) and forwarded_by(headers) is None
+        return Caller() if self._everybody or is_near else None
+
+
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key in a request's headers, OpenAI's or Anthropic's; empty if there is none."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def forwarded_by(headers: Mapping[str, str]) -> str | None:
+    """The header with which a proxy says that a request comes from elsewhere, or None."""
+    return next((name for name in headers if name in _FORWARDING_HEADERS or name.startswith("x-forwarded")), None)
 
 
 def require_admin(request: Request, services: Annotated[Services, Depends(services)]) -> None:
-    """Let the holder of the admin key in, or, where none is set, a program on this machine.
+    """Let the holder of the admin key in, or, where no key at all is set, a program on this machine.
 
     Without a key the server must be bound to loopback, and nothing may hint at a proxy or at a web page, whose requests
     would come from this machine, too. Raises AdminForbidden.
     """
-    key = services.settings.admin_api_key
-    if key is not None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), key.encode()):
-            raise AdminForbidden("the admin endpoints need GENAI_ADMIN_API_KEY as a bearer token")
+    caller: Caller = request.state.caller
+    if caller.is_admin:
         return
+    if services.settings.admin_api_key is not None:
+        raise AdminForbidden("the admin endpoints need GENAI_ADMIN_API_KEY as a bearer token")
+    if caller.key is not None:
+        raise AdminForbidden(f"with API keys the admin endpoints need one of their own; {_REMEDY}")
     reason = _not_local(request, services)
     if reason is not None:
         raise AdminForbidden(f"without an admin key this endpoint serves local programs only, but {reason}; {_REMEDY}")
@@ -36,9 +128,8 @@ def _not_local(request: Request, services: Services) -> str | None:
     client = request.client.host if request.client else ""
     if not services.on_loopback or not is_loopback(client):
         return "the server is not known to be bound to loopback alone"
-    for name in request.headers:
-        if name in _FORWARDING_HEADERS or name.startswith("x-forwarded"):
-            return f"the request was forwarded ({name})"
+    if (name := forwarded_by(request.headers)) is not None:
+        return f"the request was forwarded ({name})"
     host = request.headers.get("host", "")
     if not is_loopback(_host_name(f"//{host}")):
         return "the Host header names another machine"
@@ -49,6 +140,11 @@ def _not_local(request: Request, services: Services) -> str | None:
     if request.method == "POST" and not is_json:
         return "the body is not application/json"
     return None
+
+
+def _makes_work(scope: Scope) -> bool:
+    """Whether a request counts against its key's limits: to look, and to end what runs, is always allowed."""
+    return scope["method"] == "POST" and not scope["path"].endswith("/cancel")
 
 
 def _host_name(url: str) -> str:

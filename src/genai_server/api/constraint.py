@@ -48,7 +48,9 @@ def structure(wanted: StructuredOutputs | None) -> Constraint | None:
         if wanted.grammar is not None:
             rule = "must be a grammar in llguidance's dialect of Lark"
             return Constraint(grammar.lark(wanted.grammar), f"{_STRUCTURE}.grammar", rule)
-        return Constraint(grammar.json_schema(_schema(wanted.json_)), f"{_STRUCTURE}.json", _SCHEMA)
+        return Constraint(
+            grammar.json_schema(_schema(wanted.json_), param=f"{_STRUCTURE}.json"), f"{_STRUCTURE}.json", _SCHEMA
+        )
 
 
 def chat_constraint(
@@ -96,7 +98,7 @@ def _wanted(body: ChatParameters) -> Constraint | None:
     if form.json_schema is None or form.json_schema.schema_ is None:
         return Constraint(grammar.json_object(), _FORMAT, "must be one that can be followed")
     with _naming(field := f"{_FORMAT}.json_schema.schema"):
-        return Constraint(grammar.json_schema(form.json_schema.schema_), field, _SCHEMA)
+        return Constraint(grammar.json_schema(form.json_schema.schema_, param=field), field, _SCHEMA)
 
 
 def _calls(body: ChatParameters, tools: list[GivenTool], codec: TextCodec) -> Constraint:
@@ -120,7 +122,7 @@ def _calls(body: ChatParameters, tools: list[GivenTool], codec: TextCodec) -> Co
 def _parameters(tool: GivenTool) -> Constraint:
     schema = Tool(tool.function.name, tool.function.parameters).schema
     rule = f"must have JSON schemas that can be followed as their parameters; those of {tool.function.name!r} are none"
-    return Constraint(grammar.json_schema(schema), "tools", rule)
+    return Constraint(grammar.json_schema(schema, param="tools"), "tools", rule)
 
 
 def _schema(given: Any) -> dict[str, Any]:

@@ -29,6 +29,9 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.ModelNotFound: (404, "invalid_request_error"),
     errors.RequestNotFound: (404, "invalid_request_error"),
     errors.ResponseNotFound: (404, "invalid_request_error"),
+    errors.BodyTooSlow: (408, "invalid_request_error"),
+    errors.InvalidApiKey: (401, "invalid_request_error"),
+    errors.RateLimitExceeded: (429, "rate_limit_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
@@ -50,6 +53,7 @@ _RULES = {
     "model_attributes_type": "must be an object",
     "none_required": "must be null",
     "string_pattern_mismatch": "must match {pattern}",
+    "string_too_long": "must have at most {max_length} character(s)",
     "string_too_short": "must have at least {min_length} character(s)",
     "string_type": "must be a string",
     "string_unicode": "must be valid Unicode",
@@ -91,6 +95,8 @@ def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
     status, _ = http_status(error)
     body = anthropic_body(error, scope["state"]["request_id"]) if speaks_anthropic(scope) else error_body(error)
     headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if isinstance(error, errors.InvalidApiKey):
+        headers = {"www-authenticate": "Bearer"}
     return JSONResponse(body, status, headers)
 
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
 from genai_server import __version__
@@ -29,9 +29,12 @@ async def about() -> dict[str, str]:
 
 
 @router.get("/healthz")
-async def healthz(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
-    """200 for as long as the API process lives, with the state of each device."""
+async def healthz(request: Request, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+    """200 for as long as the API process lives, with the state of each device; strangers see no more of it."""
     settings = services.settings
+    if request.state.caller is None:
+        states = {device: {"state": services.router.engines[device].status().state} for device in settings.devices}
+        return {"status": "ok", "devices": states}
     return {
         "status": "ok",
         "backend": "onnx-genai",

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from genai_server import __version__
-from genai_server.cli import bench, serve
+from genai_server.cli import bench, key, serve
 from genai_server.errors import ConfigurationError
 
 
@@ -14,6 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"genai-server {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     serve.add_parser(subparsers)
+    key.add_parser(subparsers)
     bench.add_parser(subparsers)
     options = parser.parse_args(arguments)
     try:

@@ -5,6 +5,7 @@ import importlib.util
 import multiprocessing
 import os
 import signal
+import ssl
 import sys
 import tempfile
 import threading
@@ -18,9 +19,10 @@ from filelock import FileLock, Timeout
 
 from genai_server.api.app import create_app
 from genai_server.api.drain import Drain
+from genai_server.api.keys import ApiKeys, load_keys
 from genai_server.cli.exit_status import note_cut_off
 from genai_server.cli.stop_signals import StopSignals
-from genai_server.config import Settings, engines_to_attach, load_settings
+from genai_server.config import Settings, engines_to_attach, environment_variable, load_settings
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError, ModelDirectoryError
@@ -63,6 +65,50 @@ def load_codecs(settings: Settings) -> dict[str, TextCodec]:
         raise ConfigurationError(f"--model-dir or GENAI_MODEL_DIR={settings.model_dir}: {error}") from None
 
 
+def check_doors(settings: Settings) -> None:
+    """See that the server can be opened as the settings say. Raises ConfigurationError."""
+    if not (_checked_keys(settings).required or settings.on_loopback or settings.insecure):
+        raise ConfigurationError(
+            f"HOST={settings.host}: others can reach the server, and there are no API keys; set GENAI_API_KEYS or "
+            "GENAI_API_KEY_FILE (genai-server key NAME makes a key), or serve everybody with --insecure"
+        )
+    if settings.tls_key and not settings.tls_cert:
+        raise ConfigurationError(f"GENAI_TLS_KEY={settings.tls_key}: GENAI_TLS_CERT must name its certificate")
+    if settings.tls_cert:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                settings.tls_cert, settings.tls_key or None, _no_password
+            )
+        except (OSError, ValueError) as error:
+            key = f" GENAI_TLS_KEY={settings.tls_key}" if settings.tls_key else ""
+            reason = error.strerror or error if isinstance(error, OSError) else error
+            raise ConfigurationError(f"GENAI_TLS_CERT={settings.tls_cert}{key}: cannot be used: {reason}") from None
+
+
+def _no_password() -> str:
+    raise ValueError("the private key has a password")
+
+
+def _checked_keys(settings: Settings) -> ApiKeys:
+    """The API keys. Raises ConfigurationError for wrong ones, and for limits that have no key to count for."""
+    keys = load_keys(settings)
+    for name in ("max_concurrent_per_key", "rate_per_key"):
+        if getattr(settings, name) and not keys.required:
+            raise ConfigurationError(
+                f"{environment_variable(name)}={getattr(settings, name)}: it counts for each key; "
+                "set GENAI_API_KEYS or GENAI_API_KEY_FILE"
+            )
+    return keys
+
+
+def _live_keys(settings: Settings) -> ApiKeys:
+    """The API keys, whose file SIGHUP has this process read again."""
+    keys = _checked_keys(settings)
+    if settings.api_key_file and hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, lambda *_: keys.reread())
+    return keys
+
+
 def app_from_environment() -> FastAPI:
     """The app of an API process: attached to engines that run already, or with engines of its own."""
     settings = load_settings()
@@ -83,7 +129,8 @@ def attached_app(settings: Settings, folder: Path) -> FastAPI:
         with _stop_signals(drain, folder):
             yield folder
 
-    return create_app(settings, engines, load_codecs(settings), drain, on_loopback=settings.on_loopback)
+    keys = _live_keys(settings)
+    return create_app(settings, engines, load_codecs(settings), drain, keys, on_loopback=settings.on_loopback)
 
 
 def standalone_app(settings: Settings) -> FastAPI:
@@ -106,7 +153,7 @@ def standalone_app(settings: Settings) -> FastAPI:
                 supervisor.stop()
 
     # Where uvicorn listens is its own option, which nobody tells the app.
-    return create_app(settings, engines, load_codecs(settings), drain, on_loopback=False)
+    return create_app(settings, engines, load_codecs(settings), drain, _live_keys(settings), on_loopback=False)
 
 
 def _stop_signals(drain: Drain, folder: Path) -> StopSignals:

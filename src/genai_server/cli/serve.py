@@ -1,12 +1,15 @@
 """`genai-server serve`: starts the engines once, and the API processes attached to them."""
 
 import argparse
+import asyncio
 import logging
 import os
 import signal
 import socket
 import threading
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,9 +17,10 @@ from uvicorn.config import STARTUP_FAILURE
 
 import genai_server
 from genai_server.api.drain import LAST_WORDS
-from genai_server.cli.composition import attached_app, load_codecs
+from genai_server.cli.composition import attached_app, check_doors, load_codecs
 from genai_server.cli.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.parents import Reloader, Workers
+from genai_server.cli.protocol import GuardedProtocol
 from genai_server.config import (
     Settings,
     add_options,
@@ -48,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.reload and settings.workers > 1:
         raise ConfigurationError(f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only")
     configure_logging(settings.log_level)
+    check_doors(settings)
     load_codecs(settings)  # what is wrong with the model's text side is told before anything starts
     listener = listen(settings)
     stop = _Stop()
@@ -98,7 +103,7 @@ def listen(settings: Settings) -> socket.socket:
     # connection that is kept open takes 40 ms more.
     listener = socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, listener.detach())
     shown = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
-    log.info("listening on http://%s:%d", shown, listener.getsockname()[1])
+    log.info("listening on %s://%s:%d", "https" if settings.tls_cert else "http", shown, listener.getsockname()[1])
     return listener
 
 
@@ -148,6 +153,14 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         log_config=None,
         log_level=settings.log_level,
         access_log=settings.log_level == "debug",
-        proxy_headers=False,
+        # A partial, unlike a class made here, reaches the processes of WORKERS.
+        http=cast(type[asyncio.Protocol], partial(GuardedProtocol, stall_timeout=settings.stall_timeout)),
+        ws="none",
+        proxy_headers=bool(settings.forwarded_allow_ips),
+        forwarded_allow_ips=settings.forwarded_allow_ips,
+        h11_max_incomplete_event_size=settings.max_header_bytes,
+        timeout_keep_alive=settings.idle_timeout,
+        ssl_certfile=settings.tls_cert or None,
+        ssl_keyfile=settings.tls_key or None,
         timeout_graceful_shutdown=_CLOSING,
     )

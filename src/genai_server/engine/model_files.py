@@ -2,7 +2,7 @@
 
 import json
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from genai_server.errors import ModelDirectoryError
@@ -12,6 +12,9 @@ CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+_MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+# In the name of a setting such as custom_ops_library: onnxruntime would run code of the model's makers.
+_CODE = "library"
 # How a tensor's external file stands in an ONNX file: a StringStringEntryProto (onnx.proto3) of key "location" and the
 # file's name, whose length takes one byte as names are short.
 _EXTERNAL_FILE = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])")
@@ -30,12 +33,17 @@ def check_model_directory(directory: Path) -> ModelInfo:
         decoder = str(config["model"]["decoder"]["filename"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelDirectoryError(f"{directory / CONFIG} lacks or has a wrong value for {error}") from None
+    _check_names(directory, config)
     for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
+        _check_inside(directory, name, CONFIG)
         if not (directory / name).is_file():
             raise ModelDirectoryError(f"model directory {directory} is incomplete: {name} is missing")
     for name in external_files(directory / decoder):
+        _check_inside(directory, name, decoder)
         if not (directory / name).is_file():
             raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}, named in {decoder}")
+    for path in (directory / CHAT_TEMPLATE, *directory.glob(_MORE_TEMPLATES)):
+        _check_inside(directory, str(path.relative_to(directory)), "chat template")
     tokenizer_config = _read_json(directory / TOKENIZER_CONFIG)
     if not (directory / CHAT_TEMPLATE).is_file() and not tokenizer_config.get("chat_template"):
         raise ModelDirectoryError(
@@ -43,6 +51,33 @@ def check_model_directory(directory: Path) -> ModelInfo:
             f"neither {CHAT_TEMPLATE} nor chat_template in {TOKENIZER_CONFIG}"
         )
     return info
+
+
+def _check_names(directory: Path, config: Any) -> None:
+    """See that no file that the configuration names, wherever in it, lies elsewhere, and that it loads no library."""
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if isinstance(inner, str) and (key == "filename" or key.endswith("_filename")):
+                    _check_inside(directory, inner, CONFIG)
+                if _CODE in key and inner:
+                    raise ModelDirectoryError(f"{directory / CONFIG} names a library to load: {key}")
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _check_inside(directory: Path, name: str, named_in: str) -> None:
+    """See that a name stands for something in the directory itself."""
+    if PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or ".." in re.split(r"[/\\]", name):
+        raise ModelDirectoryError(f"{directory / named_in} names a file outside the model directory: {name!r}")
+    target = (directory / name).resolve()
+    # Hugging Face's cache has the files of all snapshots in one folder beside them, and links to them.
+    caches = [parent.parent / "blobs" for parent in directory.absolute().parents if parent.name == "snapshots"]
+    if not any(target.is_relative_to(root.resolve()) for root in (directory, *caches)):
+        raise ModelDirectoryError(f"{directory / name} is a link out of the model directory, to {target}")
 
 
 def read_config(directory: Path) -> dict[str, Any]:

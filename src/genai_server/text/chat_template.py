@@ -15,9 +15,9 @@ from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Const, Getattr, Getitem, Name, Node, Template, TemplateData
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from genai_server.errors import InvalidField, ModelDirectoryError
+from genai_server.text.template_sandbox import TemplateSandbox
 
 # The scripted runner reads its script from the last line and needs a mark where the prompt ends.
 # It says that it reads tools and reasoning, in the formats that it names, so that a script can write both.
@@ -26,6 +26,10 @@ SCRIPTED_TEMPLATE = (
     "{% for m in messages %}{{ m.content }}\n{% endfor %}\x04"
 )
 MAX_CHARACTERS = 4 * 1024 * 1024
+_LONGEST_SOURCE = 1024 * 1024
+_LONGEST_REASON = 500
+# strftime makes up to 256 times as much of a pattern.
+_LONGEST_PATTERN = 256
 
 
 class ChatTemplate:
@@ -40,20 +44,25 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str] | None = None, *, max_characters: int = MAX_CHARACTERS
     ) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        if len(source) > _LONGEST_SOURCE:
+            raise ModelDirectoryError(
+                f"the model's chat template has {len(source)} characters; at most {_LONGEST_SOURCE} are allowed"
+            )
+        environment = TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
-        environment.filters["tojson"] = _to_json
+        environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now
         self.source = source
         self._special_tokens = dict(special_tokens or {})
         self._max_characters = max_characters
+        self._environment = environment
         try:
             self._template = environment.from_string(source)
             syntax = environment.parse(source)
             self.variables = _inputs(syntax) - {*environment.globals, *self._special_tokens}
-        except TemplateError as error:
+        except Exception as error:  # it may, say, be nested too deep for Python
             raise ModelDirectoryError(f"the model's chat template is not valid: {error}") from None
         texts = [node.value for node in syntax.find_all(Const)] + [node.data for node in syntax.find_all(TemplateData)]
         self.reads_tools_of_messages = _reads_field(syntax, "tools")
@@ -72,16 +81,17 @@ class ChatTemplate:
         """The template's text.
 
         Raises TypeError if it adds a text to something else, and InvalidField, in its own words, for all else that it
-        refuses.
+        refuses, and if it takes too long or makes too much on the way (template_sandbox.py).
         """
         pieces = []
         left = self._max_characters
         try:
-            for piece in self._template.generate(**{**self._special_tokens, **variables}):
-                pieces.append(piece)
-                left -= len(piece)
-                if left < 0:
-                    raise TemplateError(f"they make a prompt of more than {self._max_characters} characters")
+            with self._environment.metered(self._max_characters):
+                for piece in self._template.generate(**{**self._special_tokens, **variables}):
+                    pieces.append(piece)
+                    left -= len(piece)
+                    if left < 0:
+                        raise TemplateError(f"they make a prompt of more than {self._max_characters} characters")
         except TypeError:
             raise
         except Exception as error:  # a template is a program from elsewhere and may fail in any way
@@ -91,7 +101,8 @@ class ChatTemplate:
 
 def refused(error: Exception) -> InvalidField:
     """What a template refuses is the messages' fault, as far as anybody can tell."""
-    return InvalidField(f"the model's chat template refuses these messages: {error}", param="messages")
+    reason = str(error)[:_LONGEST_REASON]
+    return InvalidField(f"the model's chat template refuses these messages: {reason}", param="messages")
 
 
 class GenerationTag(Extension):
@@ -142,4 +153,4 @@ def _raise(message: str) -> NoReturn:
 
 
 def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+    return datetime.now().strftime(pattern[:_LONGEST_PATTERN])

@@ -12,11 +12,11 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits
 
 from genai_server.errors import InvalidField
+from genai_server.text.grammar_cost import check_cost, check_schema
 from genai_server.text.lark import any_of, one_line, quoted, to_text
 from genai_server.text.reasoning import ReasoningFormat
 from genai_server.text.tool_formats import Tool, ToolFormat
 
-# The largest schemas of this length take the compiler half a second.
 LONGEST_GRAMMAR = 256 * 1024
 _LONGEST_MESSAGE = 500
 _EXPRESSION_ERROR = re.compile(r"regex parse error:\n.*?^error: [^\n]*", re.MULTILINE | re.DOTALL)
@@ -39,12 +39,14 @@ def json_object() -> str:
     return json_schema({"type": "object"})
 
 
-def json_schema(schema: Mapping[str, Any]) -> str:
+def json_schema(schema: Mapping[str, Any], *, param: str = "response_format") -> str:
     """JSON on one line that fits a JSON schema (draft 2020-12).
 
     llguidance says in `validate` what it does not know of a schema. Properties come in the schema's order. It does not
-    see to it that keys which the schema does not name differ, and keeps the schema's numbers as doubles.
+    see to it that keys which the schema does not name differ, and keeps the schema's numbers as doubles. Raises
+    InvalidField, naming `param`, if an object has more than MOST_PROPERTIES.
     """
+    check_schema(schema, param=param)
     return _grammars({"json_schema": one_line(schema)})
 
 
@@ -73,6 +75,7 @@ def tool_calls(
     no object.
     """
     for tool in tools:
+        check_schema(tool.parameters, param="tools")
         kinds = (tool.parameters or {}).get("type", "object")
         if kinds != "object" and "object" not in (kinds if isinstance(kinds, list) else ()):
             raise InvalidField(
@@ -108,6 +111,7 @@ def validate(grammar: str, *, param: str, rule: str = "cannot be used") -> None:
         raise InvalidField(
             f"{param} makes a grammar of {len(grammar)} characters; at most {LONGEST_GRAMMAR} are allowed", param=param
         )
+    check_cost(grammar, param=param)
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LLParserLimits(verbose_errors=False))
     if wrong:
         # Around a regular expression it shows a grammar that nobody has written.

@@ -8,6 +8,8 @@ from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wi
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+# Those of a long conversation with tools; a template takes some microseconds for each.
+MOST_MESSAGES = 4096
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -119,7 +121,7 @@ class ResponseFormat(Wire):
 class ChatParameters(GenerationFields):
     """What all chat endpoints take."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="So many answers.")
     logprobs: bool | None = Field(None, description="The log probability of each token of the answer.")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="And of so many likeliest ones at its place.")

@@ -69,6 +69,9 @@ class StreamFields(Wire):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
 class SamplingFields(Wire):
     """A field that is left out has the value of the model directory's `genai_config.json`, or no effect."""
 
@@ -83,8 +86,8 @@ class SamplingFields(Wire):
         None, max_length=1024, description="Added to the logits of these token ids; 100 selects, -100 bans."
     )
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: NonEmptyText | Annotated[list[NonEmptyText], Field(min_length=1, max_length=MOST_STOP_STRINGS)] | None = (
-        Field(None, description="One to four texts that end the answer; they are not part of it.")
+    stop: StopText | Annotated[list[StopText], Field(min_length=1, max_length=MOST_STOP_STRINGS)] | None = Field(
+        None, description="One to four texts that end the answer; they are not part of it."
     )
     min_tokens: int | None = Field(None, ge=0, description="Nothing ends the answer by itself before so many tokens.")
     ignore_eos: bool | None = Field(None, description="Go on after the token that ends an answer.")

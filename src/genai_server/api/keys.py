@@ -1,0 +1,130 @@
+"""The keys that open the API: a list in the settings, and a file of names and hashes.
+
+Only hashes are kept and compared. A plain SHA-256 suffices: unlike a password, a key is long and random, so that nobody
+finds it by trying, and each request is checked, for which a slow hash would be a door for floods.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai_server.config import Settings
+from genai_server.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+SHORTEST_KEY = 16
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Visible characters that neither a list of keys nor a header needs for itself.
+_KEY = re.compile(r"[!-+\--9;-~]+")
+_LINE = re.compile(r"(?P<name>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})(?P<limits>(\s+\S+)*)")
+_LIMIT = re.compile(r"(concurrent|rate)=([0-9]{1,6})")
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key that is known: the name of its holder, its SHA-256, and limits of its own instead of the settings'."""
+
+    name: str
+    digest: bytes
+    concurrent: int | None = None
+    rate: int | None = None
+
+
+class ApiKeys:
+    """The keys of the settings and of their file; without both, none is required."""
+
+    def __init__(self, listed: tuple[ApiKey, ...] = (), file: Path | None = None) -> None:
+        self.required = bool(listed) or file is not None
+        self._listed = listed
+        self._file = file
+        self._keys = self._all()
+
+    def find(self, given: str) -> ApiKey | None:
+        """The key that was given; takes as long for every other one of its length."""
+        digest = hash_key(given)
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(digest, key.digest):
+                found = key
+        return found
+
+    def reread(self) -> None:
+        """Read the file again; if it is wrong, the keys stay as they are, and the log says why."""
+        try:
+            self._keys = self._all()
+        except ConfigurationError as error:
+            log.error("the API keys stay as they were: %s", error)
+        else:
+            log.info("read %s again: %d API keys", self._file, len(self._keys))
+
+    def _all(self) -> tuple[ApiKey, ...]:
+        keys = (*self._listed, *(_from_file(self._file) if self._file is not None else ()))
+        names = [key.name for key in keys]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigurationError(f"two API keys have the name {name}")
+        return keys
+
+
+def load_keys(settings: Settings) -> ApiKeys:
+    """The keys that the settings name. Raises ConfigurationError, which never shows a key."""
+    listed = tuple(_from_list(settings.api_keys or ""))
+    return ApiKeys(listed, Path(settings.api_key_file) if settings.api_key_file else None)
+
+
+def make_key() -> str:
+    """A new key: 256 random bits."""
+    return f"gs-{secrets.token_urlsafe(32)}"
+
+
+def line_of(name: str, key: str) -> str:
+    """What a file of keys has for a key, of which it does not tell the key. Raises ConfigurationError for the name."""
+    if not NAME.fullmatch(name):
+        raise ConfigurationError(f"the name of a key must match {NAME.pattern}; given {name!r}")
+    return f"{name} sha256:{hash_key(key).hex()}"
+
+
+def hash_key(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode(errors="replace")).digest()
+
+
+def _from_list(text: str) -> Iterator[ApiKey]:
+    for n, entry in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
+        name, colon, key = entry.rpartition(":")
+        name = name if colon else f"key-{n}"
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(f"GENAI_API_KEYS: the name of entry {n} must match {NAME.pattern}")
+        if len(key) < SHORTEST_KEY or not _KEY.fullmatch(key):
+            raise ConfigurationError(
+                f"GENAI_API_KEYS: key {name} must have at least {SHORTEST_KEY} characters, all of them visible ASCII "
+                f"and none a comma or colon; given {len(key)} (genai-server key makes one)"
+            )
+        yield ApiKey(name, hash_key(key))
+
+
+def _from_file(path: Path) -> Iterator[ApiKey]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"GENAI_API_KEY_FILE={path}: cannot be read: {reason}") from None
+    for number, line in enumerate(lines, 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        entry = _LINE.fullmatch(line)
+        limits = [_LIMIT.fullmatch(word) for word in entry["limits"].split()] if entry else []
+        if entry is None or None in limits or not NAME.fullmatch(entry["name"]):
+            raise ConfigurationError(
+                f"GENAI_API_KEY_FILE={path}: line {number} must be NAME sha256:HASH, as genai-server key prints it, "
+                "then concurrent=N or rate=N where the key has limits of its own"
+            )
+        own = {limit[1]: int(limit[2]) for limit in limits if limit}
+        yield ApiKey(entry["name"], bytes.fromhex(entry["digest"]), own.get("concurrent"), own.get("rate"))

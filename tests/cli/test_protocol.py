@@ -1,0 +1,162 @@
+"""Connections of clients that are slow, idle or endless, over real sockets."""
+
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.running_server import RunningServer, body, run_server, wait_until
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that waits for nothing longer than a second, and takes heads of 4 KiB."""
+    settings = {
+        "GENAI_DEVICE": "scripted",
+        "GENAI_MAX_LENGTH": "100000",
+        "GENAI_MAX_HEADER_BYTES": "4096",
+        "GENAI_IDLE_TIMEOUT": "1",
+        "GENAI_BODY_TIMEOUT": "1",
+        "GENAI_STALL_TIMEOUT": "1",
+    }
+    with run_server(tmp_path_factory.mktemp("hasty"), settings=settings) as server:
+        yield server
+
+
+def connect(server: RunningServer, *, receive_buffer: int | None = None) -> socket.socket:
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.settimeout(20)
+    sock.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    return sock
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    """Everything up to where the server hangs up; fails if it does not within 20 s."""
+    data = b""
+    try:
+        while part := sock.recv(65536):
+            data += part
+    except ConnectionError:
+        pass
+    return data
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nhost: x\r\n"])
+def test_a_connection_without_a_whole_head_is_closed(hasty: RunningServer, sent: bytes) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(sent)
+        assert read_to_end(sock) == b""
+
+
+def test_a_connection_that_is_kept_open_is_closed_when_nothing_more_comes(hasty: RunningServer) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+        assert read_to_end(sock).count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_an_answer_may_take_longer_than_a_connection_may_be_idle(hasty: RunningServer) -> None:
+    with httpx.Client(base_url=hasty.url) as client:
+        assert client.post("/v1/chat", json=body("count 3; delay 0.25"), timeout=30).json()["content"] == "1, 2, 3"
+        assert client.post("/v1/chat", json=body("say x")).json()["content"] == "x"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: " + b"x" * 4096 + b"\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 1000 + b"\r\n",
+        b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: " + b"x" * 1_000_000,
+        b"\r\n" * 10_000,
+    ],
+    ids=["one long header", "many headers", "long path", "header without end", "nothing but line ends"],
+)
+def test_a_head_that_is_too_large_is_refused_with_limit_and_size(hasty: RunningServer, head: bytes) -> None:
+    with connect(hasty) as sock:
+        try:
+            sock.sendall(head)
+        except ConnectionError:
+            return  # the server has hung up in the middle of it
+        answer = read_to_end(sock)
+    if answer:  # else the reset overtook it, for more was on its way
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert "at most 4096 bytes (GENAI_MAX_HEADER_BYTES), given " in error["message"]
+
+
+def test_a_head_within_the_limit_is_taken(hasty: RunningServer) -> None:
+    assert hasty.client.get("/healthz", headers={"x": "x" * 3500}).status_code == 200
+
+
+def test_trailers_without_end_are_cut_off(hasty: RunningServer) -> None:
+    with connect(hasty) as sock, pytest.raises(ConnectionError):
+        sock.sendall(b"POST /v1/chat HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+        for _ in range(100_000):
+            sock.sendall(b"x: y\r\n" * 100)
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"messages": [', b"5\r\n"])
+def test_a_body_that_does_not_come_in_time_is_a_408(hasty: RunningServer, sent: bytes) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(
+            b"POST /v1/chat HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
+        )
+        sock.sendall(sent)
+        answer = read_to_end(sock)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"must come within 1 seconds (GENAI_BODY_TIMEOUT)" in answer
+    assert f"{len(sent)} bytes had come".encode() in answer
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_its_request_cancelled(hasty: RunningServer) -> None:
+    wanted = body("count 9999", stream=True, logprobs=True, top_logprobs=20)
+    content = json.dumps(wanted).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    with connect(hasty, receive_buffer=4096) as sock:
+        sock.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + content)
+        wait_until(lambda: not hasty.idle("scripted"))
+        assert hasty.chat("say x").json()["content"] == "x"
+        wait_until(lambda: "cut off a client that has taken nothing for 1 s" in hasty.log(), 40)
+        wait_until(lambda: hasty.idle("scripted"))
+        assert b"[DONE]" not in read_to_end(sock)
+
+
+def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run([*command.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_TLS_CERT": str(cert), "GENAI_TLS_KEY": str(key)}
+    with run_server(tmp_path, settings=settings, ready=False) as server:
+        wait_until(lambda: "listening on https://" in server.log() and "is ready" in server.log())
+        url = server.url.replace("http:", "https:")
+        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(cert))) as client:
+            assert client.post("/v1/chat", json=body("say x")).json()["content"] == "x"
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"{url}/healthz")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"GENAI_TLS_CERT": "nowhere.pem"}, "GENAI_TLS_CERT=nowhere.pem: cannot be used: No such file"),
+        ({"GENAI_TLS_KEY": "nowhere.pem"}, "GENAI_TLS_KEY=nowhere.pem: GENAI_TLS_CERT must name its certificate"),
+        ({"GENAI_TLS_CERT": "README.md"}, "GENAI_TLS_CERT=README.md: cannot be used"),
+        ({"HOST": "0.0.0.0"}, "HOST=0.0.0.0: others can reach the server, and there are no API keys"),
+        ({"GENAI_API_KEYS": "short"}, "GENAI_API_KEYS: key key-1 must have at least 16 characters"),
+        ({"GENAI_CORS_ORIGINS": "app.example"}, "'app.example' is no origin"),
+        ({"GENAI_FORWARDED_ALLOW_IPS": "proxy"}, "'proxy' does not appear to be an IPv4 or IPv6 network"),
+    ],
+)
+def test_doors_that_cannot_be_had_as_set_end_the_start(tmp_path: Path, settings: dict[str, str], says: str) -> None:
+    with run_server(tmp_path, settings={"GENAI_DEVICE": "scripted", **settings}, ready=False) as server:
+        assert server.process.wait(20) == 2
+        assert says in server.log()
