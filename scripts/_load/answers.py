@@ -59,7 +59,9 @@ def _read_whole(body: dict[str, Any]) -> Answer:
 
 
 def _read_events(body: bytes) -> Answer:
-    text, tokens, ends = "", [], []
+    text = ""
+    tokens: list[Any] = []
+    ends: list[tuple[str, str]] = []
     for event in _events(body):
         if ends and event != "[DONE]":
             raise WrongAnswer(f"after the end ({ends[0]}) came {str(event)[:200]}")

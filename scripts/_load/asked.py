@@ -63,6 +63,12 @@ def long_question(chance: random.Random) -> Asked:
     return Asked("/v1/chat/stream" if streamed else "/v1/chat", json.dumps(body).encode(), streamed)
 
 
+def full_length(number: int) -> dict[str, Any]:
+    """A body whose prompt and answer take all of MAX_LENGTH tokens; of no two the prompts begin alike."""
+    messages = [{"role": "user", "content": f"{number} " + "a " * 900}]
+    return {"messages": messages, "ignore_eos": True, "include_metrics": True}
+
+
 def wrong(chance: random.Random) -> Asked:
     """A request that must be refused, with the status that it must be refused with."""
     messages = [{"role": "user", "content": "Hello!"}]

@@ -10,12 +10,15 @@ from typing import Any
 from .corpus import BODIES
 from .mutations import CONTENT_TYPES, mutated_body
 
+# A server gives up on a body that is so long, or on a header that is no HTTP, while it is still being sent.
+_DRAINED = 8 * 1024 * 1024
+_NO_HTTP = "authorization: Bearer \x01"
 _ODD_HEADERS = (
     "x-request-id: ../../../x",
     "x-request-id: " + "a" * 65,
     "x-request-timeout: -1",
     "x-request-timeout: nan",
-    "authorization: Bearer \x01",
+    _NO_HTTP,
     "authorization: Basic",
     "accept-encoding: gzip, br, *;q=0",
     "accept: text/event-stream;q=x",
@@ -53,6 +56,7 @@ def attempt(seed: int, number: int, paths: Sequence[str]) -> Attempt:
         headers.append(chance.choice(_ODD_HEADERS))
     framing, sent, is_whole = _framed(chance, body)
     head = f"POST {target} HTTP/1.1\r\n" + "".join(f"{line}\r\n" for line in [*headers, *framing]) + "\r\n"
+    is_whole = is_whole and len(body) < _DRAINED and _NO_HTTP not in headers
     return Attempt(path, head.encode("latin-1") + sent, is_whole)
 
 

@@ -149,6 +149,7 @@ async def _read(exchange: Exchange, *, pause: float = 0.0) -> tuple[int, bytes]:
         response.body += piece
         if pause:
             await asyncio.sleep(pause)
+    await exchange.closed()
     return response.status, bytes(response.body)
 
 

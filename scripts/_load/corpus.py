@@ -125,8 +125,11 @@ _MESSAGES: list[dict[str, Any]] = [
         "metadata": {"user_id": "u"},
     },
 ]
-_TEMPLATE = [{"messages": _TURNS, "tools": [_TOOL]}, {"messages": _HELLO, "chat_template_kwargs": {"a": 1}}]
-_TOKENIZE = [
+_TEMPLATE: list[dict[str, Any]] = [
+    {"messages": _TURNS, "tools": [_TOOL]},
+    {"messages": _HELLO, "chat_template_kwargs": {"a": 1}},
+]
+_TOKENIZE: list[dict[str, Any]] = [
     {"prompt": "Grüße", "add_special_tokens": True, "with_pieces": True},
     {"content": "say", "add_special": False, "parse_special": True},
     *_TEMPLATE,

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import psutil
 
+# Handles and threads that come and go by themselves, such as a connection that is just being closed.
+SLACK = 2
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -26,3 +29,20 @@ def footprint(pid: int) -> Footprint:
         sizes[name.rstrip(":")] = int(size) * 1024
     process = psutil.Process(pid)
     return Footprint(sizes["Pss"], sizes["Pss_Anon"], process.num_fds(), process.num_threads())
+
+
+def growth(before: Footprint, after: Footprint) -> float:
+    """Of memory, as a share of it. Of what is mapped from files a process has more when others let go of them, so that
+    only what is its own can be said to grow.
+    """
+    return (after.own - before.own) / before.pss
+
+
+def grown(before: Footprint, after: Footprint, most_growth: float) -> list[str]:
+    """The promises that a process has broken in between."""
+    broken = []
+    if growth(before, after) >= most_growth:
+        broken.append("memory does not grow")
+    if after.handles > before.handles + SLACK or after.threads > before.threads + SLACK:
+        broken.append("handles and threads stay level")
+    return broken

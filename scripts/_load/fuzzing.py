@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import httpx
 
 from .attempts import Attempt, attempt
-from .clients import ADMIN, ask_json
+from .clients import ADMIN
 from .footprint import Footprint, footprint
-from .http import BrokenAnswer, Exchange, Response
+from .http import BrokenAnswer, Exchange, Response, ask_json
 from .server import HOST, Server
 
 LONGEST_SECONDS = 1.0
@@ -22,6 +22,7 @@ _GIVEN_UP_SECONDS = 20.0
 _TRIES = 3
 _CLIENTS = 4
 _REST_SECONDS = 2.0
+_SAMPLED = 500
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Findings:
     failures: list[tuple[int, str]] = field(default_factory=list)
     api: tuple[Footprint, ...] = ()
     engine: tuple[Footprint, ...] = ()
+    course: list[int] = field(default_factory=list)
     restarts: int = 0
 
 
@@ -69,6 +71,8 @@ class Fuzzer:
         for number in numbers:
             made = attempt(self._seed, number, self._paths)
             self.found.by_path[made.path] += 1
+            if number % _SAMPLED == 0:
+                self.found.course.append(footprint(self._server.pid).own)
             seconds, complaint = await self._try(made)
             tries = 1
             while seconds > LONGEST_SECONDS and complaint is None and tries < _TRIES:
@@ -100,7 +104,9 @@ class Fuzzer:
     async def _measure(self) -> None:
         await asyncio.sleep(_REST_SECONDS)
         self.found.api += (footprint(self._server.pid),)
-        self.found.engine += (footprint(await asyncio.to_thread(self._server.engine_pid) or 0),)
+        engine = await asyncio.to_thread(self._server.engine_pid)
+        assert engine is not None, "the engine has not come back"
+        self.found.engine += (footprint(engine),)
 
 
 def complaint_about(response: Response) -> str | None:
@@ -121,4 +127,5 @@ async def send(port: int, made: Attempt) -> Response:
         response = await exchange.response()
         async for piece in exchange.pieces():
             response.body += piece
+        await exchange.closed()
     return response

@@ -53,8 +53,7 @@ class Exchange:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
         try:
             await asyncio.get_running_loop().sock_connect(sock, (HOST, self._port))
-            limit = {} if self._receive_buffer is None else {"limit": self._receive_buffer}
-            self._reader, self._writer = await asyncio.open_connection(sock=sock, **limit)
+            self._reader, self._writer = await asyncio.open_connection(sock=sock, limit=self._receive_buffer or _CHUNK)
         except BaseException:
             sock.close()
             raise
@@ -96,9 +95,12 @@ class Exchange:
         return Response(event.status_code, headers)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Its body as it comes, to the end of the connection. Raises BrokenAnswer."""
+        """Its body as it comes. Raises BrokenAnswer."""
         while isinstance(event := await self._next(), h11.Data):
             yield bytes(event.data)
+
+    async def closed(self) -> None:
+        """Wait until the server closes the connection. Raises BrokenAnswer if something comes instead."""
         rest, _ = self._http.trailing_data
         if rest := bytes(rest) + await self._read():
             raise BrokenAnswer(f"after the end of the answer came {rest[:100]!r}")
@@ -129,6 +131,7 @@ async def ask(
         response = await exchange.response()
         async for piece in exchange.pieces():
             response.body += piece
+        await exchange.closed()
     return response
 
 

@@ -71,11 +71,11 @@ def written(body: Any, *, duplicates: bool = False) -> bytes:
 def _change_value(chance: random.Random, body: Any) -> Any:
     places = list(_places(body))
     if not places:
-        return chance.choice(ODD_VALUES)
+        return _odd(chance)
     holder, key = chance.choice(places)
     match chance.randrange(8):
         case 0 | 1 | 2:
-            holder[key] = chance.choice(ODD_VALUES)
+            holder[key] = _odd(chance)
         case 3:
             holder[key] = chance.choice(ODD_TEXTS)
         case 4:
@@ -92,6 +92,11 @@ def _change_value(chance: random.Random, body: Any) -> Any:
             elif isinstance(holder[key], int | float):
                 holder[key] = holder[key] * chance.choice((-1, 0, 1000, 10**20))
     return body
+
+
+def _odd(chance: random.Random) -> Any:
+    """A value of its own: it may be changed further."""
+    return copy.deepcopy(chance.choice(ODD_VALUES))
 
 
 def _places(body: Any) -> Iterator[tuple[Any, Any]]:

@@ -18,9 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .clients import ADMIN, Books, Clients, ask_json, ask_references
+import psutil
+
+from .asked import full_length
+from .clients import ADMIN, Books, Clients, ask_references
 from .footprint import Footprint, footprint
-from .http import BrokenAnswer
+from .http import BrokenAnswer, ask_json
 from .server import Server
 
 QUESTIONS = 60
@@ -28,8 +31,9 @@ QUESTIONS = 60
 CLIENTS = 24
 SECONDS_TO_REST = 60.0
 _SECONDS_PER_PROFILING = 5.0
-# An engine that dies more often than this is in a crash loop, in which nobody restarts it.
-LEAST_SECONDS_BETWEEN_KILLS = 20.0
+# An engine that is killed before it counts as recovered is restarted later each time, and some day no more.
+_SECONDS_TO_RECOVER = 75.0
+_FEW_KILLS = 3
 _SAMPLING = 2.0
 
 
@@ -39,31 +43,30 @@ class Plan:
 
     warm_up: float
     with_kills: float
-    settling: float
     without_kills: float
 
     @classmethod
     def of(cls, seconds: float) -> Plan:
         """The second part takes half of the time besides."""
         warm_up = min(90.0, max(20.0, seconds / 5))
-        return cls(warm_up, seconds, warm_up / 2, seconds / 2)
+        return cls(warm_up, seconds, seconds / 2)
 
     @property
     def between_kills(self) -> float:
-        """A fifteenth of the time, but no crash loop."""
-        return max(self.with_kills / 15, LEAST_SECONDS_BETWEEN_KILLS)
+        """A fifteenth of the time, but no crash loop: in a short time a few only."""
+        return max(self.with_kills / 15, min(self.with_kills / _FEW_KILLS, _SECONDS_TO_RECOVER))
 
 
 @dataclass
 class Found:
     """What the soak has seen: `api` and `engine` at rest after the warm-up that concerns them and at the end, and the
-    API process's own bytes all the while.
+    own bytes of each all the while.
     """
 
     books: Books = field(default_factory=Books)
     api: tuple[Footprint, ...] = ()
     engine: tuple[Footprint, ...] = ()
-    course: list[int] = field(default_factory=list)
+    courses: dict[str, list[int]] = field(default_factory=lambda: {"API": [], "engine": []})
     kills: int = 0
     switches: int = 0
     profiles: int = 0
@@ -87,19 +90,24 @@ class Soak:
         started = time.monotonic()
         references = await ask_references(self._server.port, range(QUESTIONS))
         clients = Clients(self._server.port, references, self.found.books, self._chance)
-        await self._part(clients, self._plan.warm_up)
+        await self._warm_up(clients)
         self.found.api += (await self._at_rest(self._server.pid),)
         clients.deaths_expected = True
         await self._part(clients, self._plan.with_kills, self._kill_engines)
         await self._rest()
         clients.deaths_expected = False
-        await self._part(clients, self._plan.settling)
+        await self._warm_up(clients)
         self.found.engine += (await self._at_rest(None),)
         await self._part(clients, self._plan.without_kills)
         self.found.engine += (await self._at_rest(None),)
         self.found.api += (await self._at_rest(self._server.pid),)
         self.found.seconds = time.monotonic() - started
         return self.found
+
+    async def _warm_up(self, clients: Clients) -> None:
+        """Fill what fills up: each slot to its whole length, the caches and the pools of threads."""
+        await asyncio.gather(*(ask_json(self._server.port, "/v1/chat", full_length(index)) for index in range(CLIENTS)))
+        await self._part(clients, self._plan.warm_up)
 
     async def _part(self, clients: Clients, seconds: float, *more: Callable[[], Coroutine[None, None, None]]) -> None:
         """All clients, and what else goes on, for so long; the clients ask no more then, but wait for their answers."""
@@ -154,5 +162,7 @@ class Soak:
 
     async def _watch_memory(self) -> None:
         while True:
-            self.found.course.append(footprint(self._server.pid).own)
+            for name, pid in (("API", self._server.pid), ("engine", await asyncio.to_thread(self._server.engine_pid))):
+                with suppress(OSError, psutil.Error):  # it has just been killed
+                    self.found.courses[name].append(footprint(pid or 0).own)
             await asyncio.sleep(_SAMPLING)
