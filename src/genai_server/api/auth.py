@@ -14,7 +14,7 @@ _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-cli
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
 
 
-def require_admin(request: Request, services: Annotated[Services, Depends(services)]) -> None:
+async def require_admin(request: Request, services: Annotated[Services, Depends(services)]) -> None:
     """Let the holder of the admin key in, or, where none is set, a program on this machine.
 
     Without a key the server must be bound to loopback, and nothing may hint at a proxy or at a web page, whose requests
