@@ -13,7 +13,8 @@ from pathlib import Path
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
-from genai_server.api.app import create_app
+from genai_server.api.app import Engines, create_app
+from genai_server.cli.process_limits import give_back_large_blocks, raise_file_limit
 from genai_server.config import Settings, engines_to_attach, load_settings
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
@@ -73,7 +74,7 @@ def attached_app(settings: Settings, folder: Path) -> FastAPI:
     async def engines() -> AsyncIterator[Path]:
         yield folder
 
-    return create_app(settings, engines, load_codecs(settings), on_loopback=settings.on_loopback)
+    return _create(settings, engines, on_loopback=settings.on_loopback)
 
 
 def standalone_app(settings: Settings) -> FastAPI:
@@ -94,7 +95,13 @@ def standalone_app(settings: Settings) -> FastAPI:
                 supervisor.stop()
 
     # Where uvicorn listens is its own option, which nobody tells the app.
-    return create_app(settings, engines, load_codecs(settings), on_loopback=False)
+    return _create(settings, engines, on_loopback=False)
+
+
+def _create(settings: Settings, engines: Engines, *, on_loopback: bool) -> FastAPI:
+    give_back_large_blocks()
+    raise_file_limit()
+    return create_app(settings, engines, load_codecs(settings), on_loopback=on_loopback)
 
 
 def _end_with_the_parent() -> None:
