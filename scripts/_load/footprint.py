@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from statistics import median_low
 
 import psutil
 
@@ -29,6 +31,12 @@ def footprint(pid: int) -> Footprint:
         sizes[name.rstrip(":")] = int(size) * 1024
     process = psutil.Process(pid)
     return Footprint(sizes["Pss"], sizes["Pss_Anon"], process.num_fds(), process.num_threads())
+
+
+def usual(footprints: Sequence[Footprint]) -> Footprint:
+    """The median of each figure."""
+    columns = zip(*(astuple(one) for one in footprints), strict=True)
+    return Footprint(*(median_low(column) for column in columns))
 
 
 def growth(before: Footprint, after: Footprint) -> float:

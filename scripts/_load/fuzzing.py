@@ -21,8 +21,7 @@ _GIVEN_UP_SECONDS = 20.0
 # What was slow because the machine was busy with something else is not slow each time.
 _TRIES = 3
 _CLIENTS = 4
-_REST_SECONDS = 2.0
-_SAMPLED = 500
+SAMPLES = 100
 
 
 @dataclass
@@ -33,9 +32,8 @@ class Findings:
     by_path: Counter[str] = field(default_factory=Counter)
     slowest: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)
-    api: tuple[Footprint, ...] = ()
-    engine: tuple[Footprint, ...] = ()
-    course: list[int] = field(default_factory=list)
+    api: list[Footprint] = field(default_factory=list)
+    engine: list[Footprint] = field(default_factory=list)
     restarts: int = 0
 
 
@@ -53,16 +51,15 @@ class Fuzzer:
         self._server = server
         self._seed = seed
         self._paths = paths
+        self._sampled = 1
 
-    async def run(self, numbers: range, warm_up: int) -> Findings:
-        """The attempts of these numbers; what the processes hold is compared from the `warm_up`th one on."""
-        first, rest = numbers[:warm_up], numbers[warm_up:]
-        for part in (first, rest):
-            waiting = iter(part)
-            async with asyncio.TaskGroup() as group:
-                for _ in range(_CLIENTS):
-                    group.create_task(self._work(waiting))
-            await self._measure()
+    async def run(self, numbers: range) -> Findings:
+        """The attempts of these numbers; what the processes hold is noted a hundred times on the way."""
+        self._sampled = max(1, len(numbers) // SAMPLES)
+        waiting = iter(numbers)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_CLIENTS):
+                group.create_task(self._work(waiting))
         devices = await asyncio.to_thread(self._server.health)
         self.found.restarts = sum(device["restarts"] for device in devices.values())
         return self.found
@@ -71,8 +68,8 @@ class Fuzzer:
         for number in numbers:
             made = attempt(self._seed, number, self._paths)
             self.found.by_path[made.path] += 1
-            if number % _SAMPLED == 0:
-                self.found.course.append(footprint(self._server.pid).own)
+            if number % self._sampled == 0:
+                await self._measure()
             seconds, complaint = await self._try(made)
             tries = 1
             while seconds > LONGEST_SECONDS and complaint is None and tries < _TRIES:
@@ -102,11 +99,10 @@ class Fuzzer:
         return time.perf_counter() - started, complaint_about(response)
 
     async def _measure(self) -> None:
-        await asyncio.sleep(_REST_SECONDS)
-        self.found.api += (footprint(self._server.pid),)
         engine = await asyncio.to_thread(self._server.engine_pid)
-        assert engine is not None, "the engine has not come back"
-        self.found.engine += (footprint(engine),)
+        if engine is not None:  # else it is just being restarted, which counts as a failure at the end
+            self.found.engine.append(footprint(engine))
+            self.found.api.append(footprint(self._server.pid))
 
 
 def complaint_about(response: Response) -> str | None:
