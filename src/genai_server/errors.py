@@ -22,6 +22,7 @@ GenaiServerError
 │   ├── SessionTerminated       the operator has terminated the device's session
 │   └── NoEngineReady           no engine process can take work now
 └── GenerationFailed            accepted, then failed
+    ├── GrammarFailed           the answer's grammar cannot be followed any further
     ├── EngineDied              the engine process ended while the request was in it
     ├── ServerStopping          the server was told to stop and has waited for as long as it may
     └── RunnerFailed            the library raised while it ran this request
@@ -165,6 +166,12 @@ class GenerationFailed(GenaiServerError):
     """An accepted request failed."""
 
     code = "generation_failed"
+
+
+class GrammarFailed(GenerationFailed):
+    """The grammar that the request brought cannot be followed any further, which only shows on the way."""
+
+    code = "grammar_failed"
 
 
 class EngineDied(GenerationFailed):

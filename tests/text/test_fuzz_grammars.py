@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from genai_server.engine.guidance import Guidance, bytes_guidance
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.errors import GenerationFailed, InvalidField
+from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.text import grammar
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
@@ -109,7 +109,7 @@ def follow(build: Callable[[], str], guidance: Guidance, seed: int) -> None:
             if guide.is_complete or not len(allowed):
                 break
             guide.commit(int(chance.choice(allowed)))
-    except (InvalidField, GenerationFailed) as error:
+    except (InvalidField, GrammarFailed) as error:
         assert error.message.strip()
     assert time.monotonic() - started < MOST_SECONDS
 

@@ -31,6 +31,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.ResponseNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
+    errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }
 # When a client may try again what could not be taken; engines restart and queues move on within seconds.
