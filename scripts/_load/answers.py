@@ -63,7 +63,7 @@ def _read_events(body: bytes) -> Answer:
     tokens: list[Any] = []
     ends: list[tuple[str, str]] = []
     for event in _events(body):
-        if ends and event != "[DONE]":
+        if ends and event != "[DONE]" and event.get("choices") != []:  # but for the usage
             raise WrongAnswer(f"after the end ({ends[0]}) came {str(event)[:200]}")
         if event == "[DONE]":
             if not ends or ends.count(("done", "")):
