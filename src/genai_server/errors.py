@@ -27,6 +27,7 @@ GenaiServerError
 │   ├── NoEngineReady           no engine process can take work now
 │   └── ServerDraining          the server was told to stop and takes no new work
 └── GenerationFailed            accepted, then failed
+    ├── GrammarFailed           the answer's grammar cannot be followed any further
     ├── EngineDied              the engine process ended while the request was in it
     ├── ServerStopping          the server was told to stop and has waited for as long as it may
     └── RunnerFailed            the library raised while it ran this request
@@ -213,6 +214,12 @@ class GenerationFailed(GenaiServerError):
     """An accepted request failed."""
 
     code = "generation_failed"
+
+
+class GrammarFailed(GenerationFailed):
+    """The grammar that the request brought cannot be followed any further, which only shows on the way."""
+
+    code = "grammar_failed"
 
 
 class EngineDied(GenerationFailed):

@@ -145,3 +145,10 @@ def test_a_text_completion_names_its_field_too(demo: RunningServer) -> None:
     assert error["param"] == "structured_outputs.regex"
     assert error["message"].startswith("structured_outputs.regex must be a regular expression")
     assert error["message"].endswith("unclosed group")
+
+
+def test_a_grammar_that_becomes_too_ambiguous_on_its_way_is_the_requests_own_fault(scripted: RunningServer) -> None:
+    ambiguous = {"grammar": 'start: a\na: a a | "x" | "x" a "x" a'}
+    asked = body("say " + "x" * 1000, max_tokens=400, structured_outputs=ambiguous)
+    response = scripted.client.post("/v1/chat/completions", json=asked)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "grammar_failed")

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from genai_server.engine import guidance as module
 from genai_server.engine.guidance import Compiled, Guidance, Guide, bytes_guidance, model_guidance
 from genai_server.engine.model_files import check_model_directory
-from genai_server.errors import GenerationFailed, InvalidField
+from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import ModelInfo, Sampling
 from tests.running_server import DEMO
 
@@ -98,13 +98,13 @@ def test_an_empty_answer_may_be_all_that_fits(guidance: Guidance) -> None:
 
 
 def test_a_token_that_does_not_fit_fails_the_answer(guidance: Guidance) -> None:
-    with pytest.raises(GenerationFailed, match="does.*not|doesn't"):
+    with pytest.raises(GrammarFailed, match="does.*not|doesn't"):
         guide(guidance, "start: /[0-9]+/").commit(ord("x"))
 
 
 def test_a_grammar_that_becomes_too_ambiguous_on_its_way_fails_the_answer(guidance: Guidance) -> None:
     way = guide(guidance, AMBIGUOUS)
-    with pytest.raises(GenerationFailed, match="cannot be followed any further: .*items"):
+    with pytest.raises(GrammarFailed, match="cannot be followed any further: .*items"):
         follow(way, "x" * 500)
 
 

@@ -13,7 +13,7 @@ from genai_server.engine.logprobs import token_logprob
 from genai_server.engine.outcome import Outcome, next_outcome, prompt_logprobs
 from genai_server.engine.runners.base import Logits
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import GenerationFailed, InvalidField
+from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Sampling, TokenLogprob
 
 VOCAB = 258
@@ -157,7 +157,7 @@ def test_a_bias_against_all_that_fits_is_the_requests_own_mistake() -> None:
 
 def test_a_grammar_that_cannot_go_on_fails() -> None:
     found = sequence('start: a\na: a a | "x" | "x" a "x" a', max_tokens=1000, max_length=2000)
-    with pytest.raises(GenerationFailed, match="grammar"):
+    with pytest.raises(GrammarFailed, match="grammar"):
         for _ in range(1000):
             step(found, ord("x"))
 

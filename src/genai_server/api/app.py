@@ -23,10 +23,10 @@ from genai_server.api import (
     status,
     tokens,
 )
-from genai_server.api.caller import ClientLeft
-from genai_server.api.drain import Drain, Drained
 from genai_server.api.auth import Gate
 from genai_server.api.body import BodyLimits
+from genai_server.api.caller import ClientLeft
+from genai_server.api.drain import Drain, Drained
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.keys import ApiKeys
 from genai_server.api.rate_limit import RateLimits

@@ -31,7 +31,7 @@ _NO_KEYS = (
 
 
 @dataclass(frozen=True)
-class Caller:
+class Access:
     """Who has been let in: the holder of `key`, the operator, or, where no key is needed, anybody."""
 
     key: ApiKey | None = None
@@ -41,7 +41,7 @@ class Caller:
 class Gate:
     """Lets in who has a key, if one is required, within the limits of that key; plain ASGI, before the body is read.
 
-    Leaves the caller, None for a stranger at one of the open paths, in the scope's state. `admin_key` opens everything.
+    Leaves the access, None for a stranger at one of the open paths, in the scope's state. `admin_key` opens everything.
     If nobody knows who can reach the server (`on_loopback`), and nothing says that it does not matter (`insecure`), a
     server without keys serves its own machine only.
     """
@@ -67,31 +67,31 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        caller = self._identify(headers, scope)
-        scope.setdefault("state", {})["caller"] = caller
-        if caller is None and scope["path"] not in OPEN_PATHS:
+        access = self._identify(headers, scope)
+        scope.setdefault("state", {})["access"] = access
+        if access is None and scope["path"] not in OPEN_PATHS:
             message = (_WRONG_KEY if given_key(headers) else _NO_KEY) if self._keys.required else _NO_KEYS
             await error_response(InvalidApiKey(message), scope)(scope, receive, send)
             return
         with ExitStack() as counted:
-            if caller is not None and caller.key is not None and _makes_work(scope):
+            if access is not None and access.key is not None and _makes_work(scope):
                 try:
-                    counted.enter_context(self._limits.request(caller.key))
+                    counted.enter_context(self._limits.request(access.key))
                 except RateLimitExceeded as error:
                     await error_response(error, scope)(scope, receive, send)
                     return
             await self.app(scope, receive, send)
 
-    def _identify(self, headers: Headers, scope: Scope) -> Caller | None:
+    def _identify(self, headers: Headers, scope: Scope) -> Access | None:
         given = given_key(headers)
         if given and self._admin is not None and hmac.compare_digest(hash_key(given), self._admin):
-            return Caller(is_admin=True)
+            return Access(is_admin=True)
         if self._keys.required:
             key = self._keys.find(given)
-            return None if key is None else Caller(key)
+            return None if key is None else Access(key)
         client = scope.get("client")
         is_near = client is not None and is_loopback(client[0]) and forwarded_by(headers) is None
-        return Caller() if self._everybody or is_near else None
+        return Access() if self._everybody or is_near else None
 
 
 def given_key(headers: Mapping[str, str]) -> str:
@@ -105,18 +105,18 @@ def forwarded_by(headers: Mapping[str, str]) -> str | None:
     return next((name for name in headers if name in _FORWARDING_HEADERS or name.startswith("x-forwarded")), None)
 
 
-def require_admin(request: Request, services: Annotated[Services, Depends(services)]) -> None:
+async def require_admin(request: Request, services: Annotated[Services, Depends(services)]) -> None:
     """Let the holder of the admin key in, or, where no key at all is set, a program on this machine.
 
     Without a key the server must be bound to loopback, and nothing may hint at a proxy or at a web page, whose requests
     would come from this machine, too. Raises AdminForbidden.
     """
-    caller: Caller = request.state.caller
-    if caller.is_admin:
+    access: Access = request.state.access
+    if access.is_admin:
         return
     if services.settings.admin_api_key is not None:
         raise AdminForbidden("the admin endpoints need GENAI_ADMIN_API_KEY as a bearer token")
-    if caller.key is not None:
+    if access.key is not None:
         raise AdminForbidden(f"with API keys the admin endpoints need one of their own; {_REMEDY}")
     reason = _not_local(request, services)
     if reason is not None:

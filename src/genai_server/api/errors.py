@@ -34,6 +34,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.RateLimitExceeded: (429, "rate_limit_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
+    errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")

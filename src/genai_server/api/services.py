@@ -1,4 +1,7 @@
-"""What the routes work with, passed in when the app is made."""
+"""What the routes work with, passed in when the app is made.
+
+What routes depend on is `async` throughout: FastAPI has threads for everything else, two a request.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +36,7 @@ class Services:
         return next(iter(self.codecs.values()))
 
 
-def services(request: Request) -> Services:
+async def services(request: Request) -> Services:
     """The app's services."""
     found: Services = request.app.state.services
     return found

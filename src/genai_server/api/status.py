@@ -32,7 +32,7 @@ async def about() -> dict[str, str]:
 async def healthz(request: Request, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """200 for as long as the API process lives, with the state of each device; strangers see no more of it."""
     settings = services.settings
-    if request.state.caller is None:
+    if request.state.access is None:
         states = {device: {"state": services.router.engines[device].status().state} for device in settings.devices}
         return {"status": "ok", "devices": states}
     return {

@@ -17,10 +17,11 @@ from pathlib import Path
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
-from genai_server.api.app import create_app
+from genai_server.api.app import Engines, create_app
 from genai_server.api.drain import Drain
 from genai_server.api.keys import ApiKeys, load_keys
 from genai_server.cli.exit_status import note_cut_off
+from genai_server.cli.process_limits import give_back_large_blocks, raise_file_limit
 from genai_server.cli.stop_signals import StopSignals
 from genai_server.config import Settings, engines_to_attach, environment_variable, load_settings
 from genai_server.engine.model_files import check_model_directory
@@ -129,8 +130,7 @@ def attached_app(settings: Settings, folder: Path) -> FastAPI:
         with _stop_signals(drain, folder):
             yield folder
 
-    keys = _live_keys(settings)
-    return create_app(settings, engines, load_codecs(settings), drain, keys, on_loopback=settings.on_loopback)
+    return _create(settings, engines, drain, on_loopback=settings.on_loopback)
 
 
 def standalone_app(settings: Settings) -> FastAPI:
@@ -153,13 +153,19 @@ def standalone_app(settings: Settings) -> FastAPI:
                 supervisor.stop()
 
     # Where uvicorn listens is its own option, which nobody tells the app.
-    return create_app(settings, engines, load_codecs(settings), drain, _live_keys(settings), on_loopback=False)
+    return _create(settings, engines, drain, on_loopback=False)
 
 
 def _stop_signals(drain: Drain, folder: Path) -> StopSignals:
     # Ctrl-C reaches the whole process group; the parent of an API process passes on what it means.
     ignored = (signal.SIGINT,) if multiprocessing.parent_process() is not None and sys.platform != "win32" else ()
     return StopSignals(drain, lambda: note_cut_off(folder, os.getpid()), ignored)
+
+
+def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: bool) -> FastAPI:
+    give_back_large_blocks()
+    raise_file_limit()
+    return create_app(settings, engines, load_codecs(settings), drain, _live_keys(settings), on_loopback=on_loopback)
 
 
 def _end_with_the_parent() -> None:

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from genai_server.engine.model_files import TOKENIZER
-from genai_server.errors import GenerationFailed, InvalidField
+from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import ModelInfo
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ class Guide:
     def allowed(self) -> NDArray[np.bool_]:
         """Which tokens [vocab_size] may come next; where the grammar may end, those that end an answer are among them.
 
-        Raises GenerationFailed when the grammar has become too complex.
+        Raises GrammarFailed when the grammar has become too complex.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         return np.unpackbits(mask, bitorder="little", count=self._vocab_size).view(np.bool_)
 
     def commit(self, token: int) -> None:
-        """Go on behind a token. Raises GenerationFailed if it does not fit, or when the grammar becomes too complex."""
+        """Go on behind a token. Raises GrammarFailed if it does not fit, or when the grammar becomes too complex."""
         self._matcher.consume_token(token)
         self._check()
 
@@ -61,7 +61,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GenerationFailed(f"the answer's grammar cannot be followed any further: {_reason(self._matcher)}")
+            raise GrammarFailed(f"the answer's grammar cannot be followed any further: {_reason(self._matcher)}")
 
 
 class Guidance:

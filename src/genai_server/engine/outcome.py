@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from genai_server.engine.logprobs import token_logprob, token_logprobs
 from genai_server.engine.runners.base import Logits
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import GenerationFailed
+from genai_server.errors import GrammarFailed
 from genai_server.generation import FinishReason, TokenLogprob
 
 
@@ -23,7 +23,7 @@ def next_outcome(sequence: Sequence, logits: Logits, eos: Tokens[int]) -> Outcom
     """Take a sequence whose tokens have all been read one further, by the logits [vocab_size] after the last of them.
 
     A token of `eos` ends the answer and is not part of it, unless the request ignores them. With a grammar the answer
-    ends as soon as nothing more can come. Raises GenerationFailed and InvalidField, which end it, too.
+    ends as soon as nothing more can come. Raises GrammarFailed and InvalidField, which end it, too.
     """
     if sequence.num_left == 0:
         return Outcome(reason=FinishReason.LENGTH)  # no token at all was wanted
@@ -67,5 +67,5 @@ def _choose(sequence: Sequence, logits: Logits, eos: Tokens[int]) -> int | None:
     if not allowed.any():
         if guide.may_end:
             return None
-        raise GenerationFailed("the answer's grammar has come to a place where no token of the model fits")
+        raise GrammarFailed("the answer's grammar has come to a place where no token of the model fits")
     return sequence.sampler.sample(logits, allowed=allowed)

@@ -1,0 +1,1 @@
+"""What the scripts under load and under attack are made of: soak, fuzz, many_connections."""

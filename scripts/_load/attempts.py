@@ -1,0 +1,93 @@
+"""Requests as they go over the wire: a body in a framing that may be wrong, too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .corpus import BODIES
+from .mutations import CONTENT_TYPES, mutated_body
+
+# A server gives up on a body that is so long, or on a header that is no HTTP, while it is still being sent.
+_DRAINED = 8 * 1024 * 1024
+_NO_HTTP = "authorization: Bearer \x01"
+_ODD_HEADERS = (
+    "x-request-id: ../../../x",
+    "x-request-id: " + "a" * 65,
+    "x-request-timeout: -1",
+    "x-request-timeout: nan",
+    _NO_HTTP,
+    "authorization: Basic",
+    "accept-encoding: gzip, br, *;q=0",
+    "accept: text/event-stream;q=x",
+    "expect: 100-continue",
+    "content-encoding: gzip",
+    "origin: null",
+    "cookie: " + "a=b; " * 500,
+    "x-forwarded-for: ,,,",
+    "range: bytes=0-1",
+    "x: é",
+)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The bytes to send, to which path; `is_whole` if the request is complete, so that there must be an answer."""
+
+    path: str
+    data: bytes
+    is_whole: bool
+
+
+def attempt(seed: int, number: int, paths: Sequence[str]) -> Attempt:
+    """The same for the same seed, number and paths."""
+    chance = random.Random(f"{seed}-{number}")
+    path = paths[number % len(paths)]
+    body = mutated_body(chance, chance.choice(BODIES.get(path) or [{}]))
+    target = path.replace("{", "").replace("}", "")
+    if chance.random() < 0.02:
+        target += chance.choice(("?a=1&a=2", "?%00", "/", "//..", "?" + "q" * 3000))
+    headers = ["host: 127.0.0.1", "connection: close"]
+    kind = CONTENT_TYPES[0] if chance.random() < 0.93 else chance.choice(CONTENT_TYPES)
+    headers.append(f"content-type: {kind}")
+    if chance.random() < 0.1:
+        headers.append(chance.choice(_ODD_HEADERS))
+    framing, sent, is_whole = _framed(chance, body)
+    head = f"POST {target} HTTP/1.1\r\n" + "".join(f"{line}\r\n" for line in [*headers, *framing]) + "\r\n"
+    is_whole = is_whole and len(body) < _DRAINED and _NO_HTTP not in headers
+    return Attempt(path, head.encode("latin-1") + sent, is_whole)
+
+
+def _framed(chance: random.Random, body: bytes) -> tuple[list[str], bytes, bool]:
+    """Headers, what follows them, and whether that is all that they announce."""
+    length = [f"content-length: {len(body)}"]
+    match chance.randrange(40):
+        case 0 | 1 | 2:
+            return ["transfer-encoding: chunked"], _chunked(chance, body) + b"0\r\n\r\n", True
+        case 3:
+            return (
+                ["transfer-encoding: chunked"],
+                _chunked(chance, body) + chance.choice((b"", b"-1\r\n", b"zz\r\n")),
+                False,
+            )
+        case 4:
+            return [f"content-length: {len(body) + 10}"], body, False
+        case 5:
+            return length, body[: len(body) // 2], not body
+        case 6:
+            return (
+                chance.choice((["content-length: -5"], ["content-length: x"], [*length, "content-length: 1"])),
+                body,
+                False,
+            )
+        case 7:
+            return [*length, "transfer-encoding: chunked"], body, False
+    return length, body, True
+
+
+def _chunked(chance: random.Random, body: bytes) -> bytes:
+    size = max(chance.choice((1, 7, 1000, 60_000)), len(body) // 500)
+    parts: list[Any] = [body[start : start + size] for start in range(0, len(body), size)]
+    return b"".join(b"%x%s\r\n%s\r\n" % (len(part), chance.choice((b"", b";a=b")), part) for part in parts)

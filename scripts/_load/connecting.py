@@ -1,0 +1,122 @@
+"""Many connections that are open at once, and whether a server still says how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import psutil
+
+from genai_server.bench.health import HealthProbe
+
+from .answers import WrongAnswer, read_answer
+from .asked import COUNTRIES
+from .http import BrokenAnswer, Exchange, ask_json
+from .server import HOST, Server
+
+HOLDERS = 16
+_PROBE_SECONDS = 0.05
+_SECONDS_TO_ANSWER = 240.0
+_HEADERS = {"content-type": "application/json", "connection": "keep-alive"}
+
+
+@dataclass
+class Seen:
+    """How the requests ended, how many sockets the server had at most, and the seconds that /healthz took."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+    most_open: int = 0
+    health: list[float] = field(default_factory=list)
+    health_failed: int = 0
+    seconds_to_open: float = 0.0
+    seconds_to_answer: float = 0.0
+
+
+class Connections:
+    """`number` connections, `rate` new ones a second, each with one request.
+
+    A batch of others, which do not count, is held with long answers, so that these wait until all are there.
+    """
+
+    def __init__(self, server: Server, number: int, rate: float) -> None:
+        self.seen = Seen()
+        self._server = server
+        self._number = number
+        self._rate = rate
+        self._opened, self._answered = asyncio.Event(), asyncio.Event()
+        self._left = number
+
+    async def run(self) -> Seen:
+        """Open all, and wait for all answers."""
+        probe = HealthProbe(f"http://{HOST}:{self._server.port}", "/healthz", _PROBE_SECONDS)
+        watch = asyncio.create_task(self._watch())
+        async with probe, asyncio.TaskGroup() as group:
+            for _ in range(HOLDERS):
+                group.create_task(self._hold())
+            while (await asyncio.to_thread(self._server.health))["cpu"]["running"] < HOLDERS:  # noqa: ASYNC110 - it is another process
+                await asyncio.sleep(0.1)
+            started = time.monotonic()
+            for index in range(self._number):
+                await asyncio.sleep(max(0.0, started + index / self._rate - time.monotonic()))
+                group.create_task(self._connect(index))
+            self.seen.seconds_to_open = time.monotonic() - started
+            self._opened.set()
+            await asyncio.wait_for(self._answered.wait(), _SECONDS_TO_ANSWER)
+            self.seen.seconds_to_answer = time.monotonic() - started
+        watch.cancel()
+        await probe.close()
+        self.seen.health, self.seen.health_failed = probe.samples, probe.failed
+        return self.seen
+
+    async def _hold(self) -> None:
+        """Keep a place of the batch until all are there."""
+        body = {"messages": _asked("Hello!"), "ignore_eos": True, "max_tokens": 1900, "priority": -1000}
+        opened = asyncio.create_task(self._opened.wait())
+        while not self._opened.is_set():
+            asking = asyncio.create_task(ask_json(self._server.port, "/v1/chat", body))
+            await asyncio.wait({asking, opened}, return_when=asyncio.FIRST_COMPLETED)
+            asking.cancel()
+
+    async def _connect(self, index: int) -> None:
+        """Ask, take the answer, and stay for as long as the server lets one."""
+        country = COUNTRIES[index % len(COUNTRIES)]
+        asked = {"messages": _asked(f"What is the capital of {country}?"), "max_tokens": 8}
+        body = json.dumps(asked).encode()
+        try:
+            async with Exchange(self._server.port) as exchange:
+                await exchange.send("POST", "/v1/chat/stream", body, _HEADERS)
+                response = await exchange.response()
+                async for piece in exchange.pieces():
+                    response.body += piece
+                answer = read_answer(response.status, bytes(response.body), streamed=True)
+                self.seen.ends[answer.end if answer.end == "finished" else f"{answer.end}: {answer.reason}"] += 1
+                if answer.end == "error":
+                    self.seen.broken.append(f"connection {index}: {answer}")
+                self._one_less()
+                await self._answered.wait()
+        except (BrokenAnswer, WrongAnswer, OSError) as error:
+            self.seen.ends["no answer"] += 1
+            self.seen.broken.append(f"connection {index}: {type(error).__name__}: {error}")
+            self._one_less()
+
+    def _one_less(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._answered.set()
+
+    async def _watch(self) -> None:
+        """The server's own sockets tell how many are open at its side."""
+        process = psutil.Process(self._server.pid)
+        while True:
+            sockets = await asyncio.to_thread(process.net_connections, "tcp")
+            now = sum(sock.status == psutil.CONN_ESTABLISHED for sock in sockets)
+            self.seen.most_open = max(self.seen.most_open, now)
+            await asyncio.sleep(0.5)
+
+
+def _asked(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]

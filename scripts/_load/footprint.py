@@ -1,0 +1,58 @@
+"""What a process holds of its machine, as Linux tells it (man 5 proc)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from statistics import median_low
+
+import psutil
+
+# A connection may just be being closed; and the event loop starts the threads of its pool when they are first needed.
+SPARE_HANDLES = 2
+SPARE_THREADS = min(32, (os.cpu_count() or 1) + 4)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of memory, what is shared by its part (PSS); `own` of them are no file's. Open files, threads."""
+
+    pss: int
+    own: int
+    handles: int
+    threads: int
+
+
+def footprint(pid: int) -> Footprint:
+    """A process now."""
+    sizes: dict[str, int] = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
+        name, size = line.split()[:2]
+        sizes[name.rstrip(":")] = int(size) * 1024
+    process = psutil.Process(pid)
+    return Footprint(sizes["Pss"], sizes["Pss_Anon"], process.num_fds(), process.num_threads())
+
+
+def usual(footprints: Sequence[Footprint]) -> Footprint:
+    """The median of each figure."""
+    columns = zip(*(astuple(one) for one in footprints), strict=True)
+    return Footprint(*(median_low(column) for column in columns))
+
+
+def growth(before: Footprint, after: Footprint) -> float:
+    """Of memory, as a share of it. Of what is mapped from files a process has more when others let go of them, so that
+    only what is its own can be said to grow.
+    """
+    return (after.own - before.own) / before.pss
+
+
+def grown(before: Footprint, after: Footprint, most_growth: float) -> list[str]:
+    """The promises that a process has broken in between."""
+    broken = []
+    if growth(before, after) >= most_growth:
+        broken.append("memory does not grow")
+    if after.handles > before.handles + SPARE_HANDLES or after.threads > before.threads + SPARE_THREADS:
+        broken.append("handles and threads stay level")
+    return broken

@@ -1,0 +1,88 @@
+"""A server in processes of its own, as an operator runs it, and what Linux tells of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEMO = REPOSITORY / "models" / "demo"
+HOST = "127.0.0.1"
+_OURS = ("GENAI_", "HOST", "PORT", "WORKERS", "RELOAD")
+_SECONDS_TO_START, _SECONDS_TO_STOP = 60.0, 45.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: the process that answers HTTP (and watches the engines), and its port."""
+
+    pid: int
+    port: int
+
+    def health(self) -> dict[str, Any]:
+        """The devices of /healthz."""
+        body: dict[str, Any] = httpx.get(f"http://{HOST}:{self.port}/healthz", timeout=10).json()
+        devices: dict[str, Any] = body["devices"]
+        return devices
+
+    def engine_pid(self) -> int | None:
+        """The engine of the first device, if it runs and takes work."""
+        first = next(iter(self.health().values()))
+        return first["pid"] if first["state"] == "ready" else None
+
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits, and all engines are there."""
+        return all(
+            device["state"] == "ready" and device["running"] == device["waiting"] == 0
+            for device in self.health().values()
+        )
+
+    def is_up(self) -> bool:
+        """Whether it takes work."""
+        try:
+            return self.is_idle()
+        except httpx.TransportError:
+            return False
+
+
+@contextmanager
+def run_server(folder: Path, settings: Mapping[str, str]) -> Iterator[Server]:
+    """Serve on a free port with these environment variables for settings; log, profiles and packed weights go to
+    `folder`. Raises RuntimeError, with the end of the log, if it does not start.
+    """
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    environment |= {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
+    environment |= {"HOST": HOST, "PORT": str(port), **settings}
+    log = folder / "server.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "genai_server", "serve"], cwd=REPOSITORY, env=environment, stdout=file, stderr=file
+        )
+    try:
+        server = Server(process.pid, port)
+        end = time.monotonic() + _SECONDS_TO_START
+        while not server.is_up():
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the server does not start:\n{log.read_text(encoding='utf-8')[-2000:]}")
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_SECONDS_TO_STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,168 @@
+"""A server under full load in four parts, and what its processes hold at rest between them.
+
+warm-up, so that caches are full and threads started; a part in which engines are killed; once more a warm-up, for the
+engine that is new; and a part in which nobody is killed. Memory is compared at rest, where it is not a matter of who
+happens to be answered just then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from .asked import full_length
+from .clients import ADMIN, Books, Clients, ask_references
+from .footprint import Footprint, footprint
+from .http import BrokenAnswer, ask_json
+from .server import Server
+
+QUESTIONS = 60
+# More than are run at once, so that there is always a queue.
+CLIENTS = 24
+SECONDS_TO_REST = 60.0
+_SECONDS_PER_PROFILING = 5.0
+# An engine that is killed before it counts as recovered is restarted later each time, and some day no more.
+_SECONDS_TO_RECOVER = 75.0
+_FEW_KILLS = 3
+_SAMPLING = 2.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Seconds of the parts."""
+
+    warm_up: float
+    with_kills: float
+    without_kills: float
+
+    @classmethod
+    def of(cls, seconds: float) -> Plan:
+        """The second part takes half of the time besides."""
+        warm_up = min(90.0, max(20.0, seconds / 5))
+        return cls(warm_up, seconds, seconds / 2)
+
+    @property
+    def between_kills(self) -> float:
+        """A fifteenth of the time, but no crash loop: in a short time a few only."""
+        return max(self.with_kills / 15, min(self.with_kills / _FEW_KILLS, _SECONDS_TO_RECOVER))
+
+
+@dataclass
+class Found:
+    """What the soak has seen: `api` and `engine` at rest after the warm-up that concerns them and at the end, and the
+    own bytes of each all the while.
+    """
+
+    books: Books = field(default_factory=Books)
+    api: tuple[Footprint, ...] = ()
+    engine: tuple[Footprint, ...] = ()
+    courses: dict[str, list[int]] = field(default_factory=lambda: {"API": [], "engine": []})
+    kills: int = 0
+    switches: int = 0
+    profiles: int = 0
+    seconds: float = 0.0
+
+
+class Soak:
+    """One run over a server with one engine, whose profiles go to `profiles`."""
+
+    def __init__(self, server: Server, profiles: Path, plan: Plan, seed: int) -> None:
+        self.found = Found()
+        self._server = server
+        self._profiles = profiles
+        self._plan = plan
+        self._chance = random.Random(seed)
+
+    async def run(self) -> Found:
+        """All parts. Raises WrongAnswer if the questions are not even answered alone, TimeoutError if the server does
+        not come to rest.
+        """
+        started = time.monotonic()
+        references = await ask_references(self._server.port, range(QUESTIONS))
+        clients = Clients(self._server.port, references, self.found.books, self._chance)
+        await self._warm_up(clients)
+        self.found.api += (await self._at_rest(self._server.pid),)
+        clients.deaths_expected = True
+        await self._part(clients, self._plan.with_kills, self._kill_engines)
+        await self._rest()
+        clients.deaths_expected = False
+        await self._warm_up(clients)
+        self.found.engine += (await self._at_rest(None),)
+        await self._part(clients, self._plan.without_kills)
+        self.found.engine += (await self._at_rest(None),)
+        self.found.api += (await self._at_rest(self._server.pid),)
+        self.found.seconds = time.monotonic() - started
+        return self.found
+
+    async def _warm_up(self, clients: Clients) -> None:
+        """Fill what fills up: each slot to its whole length, the caches and the pools of threads."""
+        await asyncio.gather(*(ask_json(self._server.port, "/v1/chat", full_length(index)) for index in range(CLIENTS)))
+        await self._part(clients, self._plan.warm_up)
+
+    async def _part(self, clients: Clients, seconds: float, *more: Callable[[], Coroutine[None, None, None]]) -> None:
+        """All clients, and what else goes on, for so long; the clients ask no more then, but wait for their answers."""
+        end = time.monotonic() + seconds
+        beside = [asyncio.create_task(work()) for work in (self._switch_profiling, self._watch_memory, *more)]
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CLIENTS):
+                group.create_task(clients.keep_asking(lambda: time.monotonic() > end))
+            await asyncio.sleep(seconds)
+            for task in beside:
+                task.cancel()
+        ended = await asyncio.gather(*beside, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _rest(self) -> None:
+        """Wait until nothing runs or waits, as everybody has had an answer or has left."""
+        async with asyncio.timeout(SECONDS_TO_REST):
+            while not await asyncio.to_thread(self._server.is_idle):  # noqa: ASYNC110 - it is another process
+                await asyncio.sleep(0.2)
+
+    async def _at_rest(self, pid: int | None) -> Footprint:
+        """What a process holds when nothing is asked, the engine if `pid` is None."""
+        with suppress(TimeoutError):
+            await self._rest()
+        if not await asyncio.to_thread(self._server.is_idle):
+            self.found.books.accuse("slots balance", f"at rest: {await asyncio.to_thread(self._server.health)}")
+        await asyncio.sleep(1.0)  # for closed connections to be seen by both sides
+        return footprint(pid or await asyncio.to_thread(self._server.engine_pid) or 0)
+
+    async def _kill_engines(self) -> None:
+        while True:
+            await asyncio.sleep(self._plan.between_kills)
+            pid = await asyncio.to_thread(self._server.engine_pid)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                self.found.kills += 1
+
+    async def _switch_profiling(self) -> None:
+        """On, and off again, for the device; what was written makes room, or profiling would stop at its limit."""
+        values: Sequence[str] = ("1", "0", "soak", "0")
+        while True:
+            for value in values:
+                await asyncio.sleep(_SECONDS_PER_PROFILING * self._chance.random())
+                with suppress(BrokenAnswer, OSError):
+                    answer = await ask_json(self._server.port, ADMIN, {"enable_profiling": value})
+                    self.found.switches += answer.status == 200
+            for folder in self._profiles.glob("*"):
+                self.found.profiles += len(list(folder.iterdir()))
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _watch_memory(self) -> None:
+        while True:
+            for name, pid in (("API", self._server.pid), ("engine", await asyncio.to_thread(self._server.engine_pid))):
+                with suppress(OSError, psutil.Error):  # it has just been killed
+                    self.found.courses[name].append(footprint(pid or 0).own)
+            await asyncio.sleep(_SAMPLING)

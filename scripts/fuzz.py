@@ -1,0 +1,101 @@
+"""Send a server what no client should, to all of its POST endpoints, and say which of its promises it has kept.
+
+Valid bodies with their values, bytes and framing changed go to the scripted runner: no answer may be a 500, take more
+than a second, or make the server hold more memory or files. What is found is told with the numbers that send it again.
+Linux only; ends with status 1 when a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from _load.attempts import attempt
+from _load.footprint import Footprint, grown, growth, usual
+from _load.fuzzing import LONGEST_SECONDS, Findings, Fuzzer, post_paths
+from _load.server import run_server
+from _models.table import table
+
+SETTINGS = {
+    "GENAI_DEVICE": "scripted",
+    "GENAI_MAX_LENGTH": "2000",
+    "GENAI_RESPONSE_STORE_BYTES": "1000000",  # full soon, so that what it keeps is no growth
+}
+MOST_GROWTH = 0.10
+_MOST_SHOWN = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100_000, help="attempts in all (100000)")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="this attempt of the seed, and show what it sends")
+    parser.add_argument("--growth", type=float, default=MOST_GROWTH, help="of memory that is allowed (0.1)")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
+    arguments = parser.parse_args()
+    numbers = range(arguments.count) if arguments.only is None else range(arguments.only, arguments.only + 1)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), SETTINGS) as server:
+        paths = post_paths(server)
+        if arguments.only is not None:
+            print(attempt(arguments.seed, arguments.only, paths))
+        found = asyncio.run(Fuzzer(server, arguments.seed, paths).run(numbers))
+        tracebacks = (Path(folder) / "server.log").read_text(errors="replace").count("Traceback")
+    broken = complaints(found, arguments.growth, arguments.seed)
+    print(table(report(found), markdown=arguments.markdown), end="\n\n")
+    seconds = time.monotonic() - started
+    print(f"{seconds:.0f} s, {len(paths)} endpoints, seed {arguments.seed}, {tracebacks} tracebacks in the log")
+    for name, course in courses(found):
+        tenths = [course[(len(course) - 1) * tenth // 10].own for tenth in range(11)]
+        print(f"{name}, its own MB every tenth of the time: {', '.join(f'{size / 1e6:.1f}' for size in tenths)}")
+    for complaint in broken[:_MOST_SHOWN]:
+        print(f"BROKEN: {complaint}")
+    print(f"broken promises: {len(broken) or 'none'}")
+    sys.exit(bool(broken))
+
+
+def complaints(found: Findings, most_growth: float, seed: int) -> list[str]:
+    """All that is wrong, with how to see it again."""
+    broken = [f"{what}\n  again: scripts/fuzz --seed {seed} --only {number}" for number, what in sorted(found.failures)]
+    if found.restarts:
+        broken.append(f"the engine died {found.restarts} times")
+    for name, course in courses(found):
+        before, after = compared(course)
+        broken += [f"{promise}: {name}: {before} to {after}" for promise in grown(before, after, most_growth)]
+    return broken
+
+
+def report(found: Findings) -> list[list[str]]:
+    """Figures."""
+    answered = sorted((status, number) for status, number in found.statuses.items())
+    statuses = ", ".join(f"{number} × {status or 'hung up'}" for status, number in answered)
+    rows = [["what", "figure"], ["attempts", f"{sum(found.by_path.values())}"], ["answers", statuses]]
+    rows.append([f"slowest answer (at most {LONGEST_SECONDS:g} s)", f"{found.slowest:.2f} s"])
+    for name, course in courses(found):
+        before, after = compared(course)
+        rows.append([f"{name}: PSS", f"{before.pss / 1e6:.1f} → {after.pss / 1e6:.1f} MB"])
+        rows.append([f"{name}: growth", f"{100 * growth(before, after):.1f} %"])
+        levels = f"{before.handles} → {after.handles}, {before.threads} → {after.threads}"
+        rows.append([f"{name}: handles, threads", levels])
+    return rows
+
+
+def courses(found: Findings) -> list[tuple[str, list[Footprint]]]:
+    """What each process held all the while."""
+    return [("API process", found.api), ("engine", found.engine)]
+
+
+def compared(course: list[Footprint]) -> tuple[Footprint, Footprint]:
+    """What was usual in the middle fifth, when caches are full, and in the last: the largest bodies and grammars come
+    and go in between.
+    """
+    fifth = max(1, len(course) // 5)
+    return usual(course[2 * fifth : 3 * fifth] or course), usual(course[-fifth:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Wrong requests are the same each time, and go over the wire as they are meant."""
+
+import json
+import random
+from collections import Counter
+
+from scripts._load.attempts import attempt
+from scripts._load.corpus import BODIES
+from scripts._load.fuzzing import complaint_about
+from scripts._load.http import Response
+from scripts._load.mutations import mutated_body, written
+
+PATHS = sorted(BODIES)
+
+
+def test_an_attempt_follows_from_seed_and_number_whatever_came_before() -> None:
+    first = [attempt(1, number, PATHS) for number in range(300)]
+    assert [attempt(1, number, PATHS) for number in reversed(range(300))] == first[::-1]
+    assert attempt(2, 0, PATHS) != first[0]
+
+
+def test_attempts_go_to_all_paths_and_some_are_valid_and_most_are_not() -> None:
+    attempts = [attempt(1, number, PATHS) for number in range(len(PATHS) * 20)]
+    assert set(Counter(made.path for made in attempts).values()) == {20}
+    valid = 0
+    for made in attempts:
+        try:
+            valid += isinstance(json.loads(made.data.partition(b"\r\n\r\n")[2]), dict)
+        except (ValueError, RecursionError):
+            continue
+    assert 0 < valid < len(attempts)
+
+
+def test_bodies_stay_valid_when_nothing_is_changed() -> None:
+    for bodies in BODIES.values():
+        for body in bodies:
+            assert json.loads(written(body)) == body
+
+
+def test_what_is_no_json_is_written_as_it_stands() -> None:
+    assert written({"a": "\x00raw:NaN", "b": ["\x00raw:[[[", 1]}) == b'{"a": NaN, "b": [[[[, 1]}'
+    assert written({"a": 1}, duplicates=True) == b'{"a": 1, "a": 1}'
+
+
+def test_mutations_leave_the_body_that_they_begin_with_alone() -> None:
+    before = json.dumps(BODIES["/v1/chat"])
+    for number in range(500):
+        mutated_body(random.Random(number), BODIES["/v1/chat"][number % 5])
+    assert json.dumps(BODIES["/v1/chat"]) == before
+
+
+def test_a_500_an_internal_error_in_a_stream_and_a_refusal_without_a_reason_are_complained_about() -> None:
+    told = bytearray(b'{"error": {"message": "no"}}')
+    for response in (Response(400, {}, told), Response(503, {}, told), Response(200, {}, bytearray(b"data: x"))):
+        assert complaint_about(response) is None
+    for response in (
+        Response(500, {}, told),
+        Response(200, {}, bytearray(b'data: {"error": {"message": "internal error; see"}}')),
+        Response(400, {}, bytearray(b"{}")),
+    ):
+        assert complaint_about(response) is not None

@@ -1,0 +1,36 @@
+"""The soak, the strangers' requests and the many connections, each for as long as a test suite may take.
+
+Bounds are wide where they depend on the machine: for memory, because caches still fill up in so short a time, and for
+/healthz, because whatever else runs here takes its cores.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.running_server import ROOT, clean_environment
+
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")]
+
+
+def run(script: str, *options: str) -> None:
+    command = [sys.executable, f"scripts/{script}.py", *options]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
+    assert "broken promises: none" in done.stdout
+
+
+@pytest.mark.timeout(400)
+def test_under_full_load_and_kills_each_request_has_one_answer_and_nothing_is_left_behind() -> None:
+    run("soak", "--minutes", "0.8", "--seed", "1", "--growth", "0.25")
+
+
+@pytest.mark.timeout(400)
+def test_no_body_and_no_framing_meets_a_500_or_a_hang() -> None:
+    run("fuzz", "--count", "2000", "--seed", "1", "--growth", "0.25")
+
+
+@pytest.mark.timeout(300)
+def test_two_hundred_connections_at_once_are_answered_or_refused_with_a_reason() -> None:
+    run("many_connections", "--connections", "200", "--health-limit", "5")

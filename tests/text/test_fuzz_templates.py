@@ -1,0 +1,93 @@
+"""Chat templates from elsewhere, changed at random: each is refused, or renders or refuses messages, in short time."""
+
+import os
+import re
+import time
+from typing import Any
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from genai_server.errors import InvalidField, ModelDirectoryError
+from genai_server.text.chat_template import SCRIPTED_TEMPLATE, ChatTemplate
+from tests.running_server import DEMO, ROOT
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
+# Far above what any takes on a busy machine, far below for ever.
+MOST_SECONDS = 20
+MOST_CHARACTERS = 20_000
+SOURCES = [
+    SCRIPTED_TEMPLATE,
+    (DEMO / "chat_template.jinja").read_text(encoding="utf-8"),
+    (ROOT / "scripts" / "_models" / "chat_template.jinja").read_text(encoding="utf-8"),
+]
+# Tags, expressions, comments and the text between them, as Jinja's lexer has them.
+PIECES = [re.findall(r"\{[%{#].*?[%}#]\}|[^{]+|\{", source, re.DOTALL) for source in SOURCES]
+HOSTILE = [
+    "{% for a in range(99999) %}{{ a }}{% endfor %}",
+    "{{ range(10**12) }}",
+    "{{ 'a' * 10**5 }}",
+    "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+    "{{ ''.__class__ }}{{ self._TemplateReference__context }}",
+    "{% macro m(a) %}{{ m(a) }}{% endmacro %}{{ m(1) }}",
+    "{% include 'x' %}",
+    "{% import 'os' as os %}{{ os.environ }}",
+    "{{ raise_exception(messages) }}",
+    "{{ strftime_now('%Q' * 99) }}",
+    "{{ messages | tojson(indent=9) }}",
+    "{{ messages.append(1) }}",
+    "{{ namespace(a=1).a / 0 }}",
+    "{{ 'x' | attr('__init__') }}{{ '%99999d' % 1 }}{{ '{0.__class__}'.format(1) }}",
+    "{% set messages = messages + messages %}",
+    "{% generation %}",
+    "{% endfor %}",
+    "{%- if",
+    "\x00\ud800",
+]
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Hello!"},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1]}}}]},
+    {"role": "tool", "content": "1", "tool_call_id": "c"},
+]
+VARIABLES: dict[str, Any] = {
+    "messages": MESSAGES,
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "add_generation_prompt": True,
+    "enable_thinking": True,
+}
+
+
+@st.composite
+def changed_templates(draw: st.DrawFn) -> str:
+    """A real template whose pieces were taken away, doubled, swapped, or joined by others."""
+    pieces = list(draw(st.sampled_from(PIECES)))
+    for _ in range(draw(st.integers(1, 6))):
+        at, other = (draw(st.integers(0, max(0, len(pieces) - 1))) for _ in range(2))
+        match draw(st.sampled_from(["drop", "double", "swap", "add", "cut"])):
+            case "drop":
+                del pieces[at : at + 1]
+            case "double":
+                pieces[at:at] = pieces[at : at + draw(st.integers(1, 4))]
+            case "swap" if pieces:
+                pieces[at], pieces[other] = pieces[other], pieces[at]
+            case "add":
+                pieces.insert(at, draw(st.sampled_from(HOSTILE) | st.sampled_from(PIECES[1]) | st.text(max_size=5)))
+            case _ if pieces:
+                pieces[at] = pieces[at][: draw(st.integers(0, 9))]
+    return "".join(pieces)
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+@given(changed_templates())
+@example("".join(HOSTILE[:3]))
+def test_a_changed_template_renders_or_is_refused_with_one_of_our_errors(source: str) -> None:
+    started = time.monotonic()
+    try:
+        text = ChatTemplate(source, {"bos_token": "<s>"}, max_characters=MOST_CHARACTERS).render(VARIABLES)
+        assert len(text) <= MOST_CHARACTERS
+    except ModelDirectoryError as error:
+        assert "chat template is not valid" in error.message
+    except (InvalidField, TypeError):
+        pass  # a TypeError makes the caller try messages of another form
+    assert time.monotonic() - started < MOST_SECONDS
