@@ -22,7 +22,7 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "generation", "parts", "timing", "messages"),
     ("config", "logs"),
-    ("text", "openai_api"),
+    ("text", "openai_api", "profiles"),
     ("engine", "engines", "anthropic_api"),
     ("api", "bench"),
     ("cli",),
@@ -35,7 +35,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "anthropic_api": ("text",),
     "api": ("engine",),
     # It measures servers of any kind, from outside.
-    "bench": ("engine", "engines", "text", "openai_api", "anthropic_api", "messages", "generation"),
+    "bench": ("engine", "engines", "text", "openai_api", "anthropic_api", "profiles", "messages", "generation"),
 }
 # Libraries, by pattern of their top module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {

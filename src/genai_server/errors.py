@@ -16,6 +16,7 @@ GenaiServerError
 │   ├── RequestNotFound         no such request is running or waiting
 │   ├── ThreadUnsupported       the request wants its conversation to be kept
 │   ├── ResponseNotFound        no such response is kept
+│   ├── ProfileNotFound         there is no such profile, or nothing of it can be read
 │   └── AdminForbidden          the caller may not use the admin endpoints
 ├── Unavailable                 nobody's fault; the same request may succeed later
 │   ├── QueueFull               as many requests wait as are allowed to
@@ -129,6 +130,12 @@ class ResponseNotFound(RequestError):
     """No such response is kept, or no more."""
 
     code = "response_not_found"
+
+
+class ProfileNotFound(RequestError):
+    """There is no such profile, or nothing of it can be read."""
+
+    code = "profile_not_found"
 
 
 class AdminForbidden(RequestError):

@@ -29,6 +29,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.ModelNotFound: (404, "invalid_request_error"),
     errors.RequestNotFound: (404, "invalid_request_error"),
     errors.ResponseNotFound: (404, "invalid_request_error"),
+    errors.ProfileNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),

@@ -110,6 +110,7 @@ class Supervisor:
             profile_dir=str(settings.profile_dir),
             profile_max_files=settings.profile_max_files,
             profile_max_bytes=settings.profile_max_bytes,
+            profile_max_age=settings.profile_max_age,
             profile_max_rows=settings.profile_max_rows,
             state_file=str(self.folder / f"{device.replace(':', '-')}.json"),
             log_level=settings.log_level,
