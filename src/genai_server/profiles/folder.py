@@ -22,9 +22,13 @@ def read_profile(path: Path, session: str | None = None) -> Profile:
     whole session of ONNX Runtime's writes, is a profile too. Raises ProfileNotFound.
     """
     if path.is_file():
-        return _without_manifest(path.name, [path])
+        return _without_manifest(path.name, path.parent, [path])
     manifest = find_session(path, session)
-    return _without_manifest(path.name, sorted(path.glob("*.json"))) if manifest is None else read_session(manifest)
+    return (
+        _without_manifest(path.resolve().name, path, list(path.glob("*.json")))
+        if manifest is None
+        else read_session(manifest)
+    )
 
 
 def find_session(root: Path, session: str | None = None) -> Manifest | None:
@@ -51,10 +55,10 @@ def read_session(manifest: Manifest) -> Profile:
         for run in _runs(manifest.path.parent / record.file, unread):
             start = round((record.started - manifest.session.started) * 1e6) + run.start
             passes.append(_pass(record.file, start, run, record))
-    return _profile(Profile(manifest.session.id, passes, manifest.session, unread))
+    return _profile(Profile(manifest.session.id, manifest.path.parent, passes, manifest.session, unread))
 
 
-def _without_manifest(name: str, files: list[Path]) -> Profile:
+def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
     """Files as they are: when each was begun, its name tells to the millisecond; otherwise one follows the other."""
     unread: dict[str, str] = {}
     passes: list[ForwardPass] = []
@@ -64,7 +68,7 @@ def _without_manifest(name: str, files: list[Path]) -> Profile:
         origin = begun if origin is None else origin
         offset = after if begun is None or origin is None else max(after, begun - origin)
         passes += [_pass(path.name, offset + run.start, run, None) for run in _runs(path, unread)]
-    return _profile(Profile(name, passes, None, unread))
+    return _profile(Profile(name, folder, passes, None, unread))
 
 
 def _profile(profile: Profile) -> Profile:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from genai_server.profiles.manifest import PassRecord, Session
 
@@ -76,9 +77,10 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class Profile:
-    """The passes of a session in order; `unread` are the files that could not be read, with the reason."""
+    """The passes of a session in order, of files in `folder`; `unread` are those that cannot be read, with reasons."""
 
     name: str
+    folder: Path
     passes: list[ForwardPass]
     session: Session | None = None
     unread: dict[str, str] = field(default_factory=dict)

@@ -57,12 +57,18 @@ def read_events(path: Path) -> list[Event]:
         raise ValueError(f"not a profile of ONNX Runtime's: {error}") from None
 
 
+def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
+    """The runs of a file in order, each with the other events in it. Raises OSError and ValueError."""
+    events = read_events(path)
+    found = _runs(events)
+    lasting = [event for event in events if event.ph == "X" and event.name != _RUN]
+    return [(run, [event for event in lasting if _is_within(event.ts, run)]) for run in found]
+
+
 def read_runs(path: Path) -> list[Run]:
     """The runs of a file in order. Raises OSError and ValueError."""
     events = read_events(path)
-    runs = sorted((event for event in events if event.name == _RUN), key=lambda event: event.ts)
-    if not runs:
-        raise ValueError("no run of a model is in it")
+    runs = _runs(events)
     nodes = sorted((e for e in events if e.cat == "Node" and e.name.endswith(_KERNEL)), key=lambda e: (e.ts, -e.dur))
     try:
         kernels = list(_kernels((node, msgspec.json.decode(node.args, type=Arguments)) for node in nodes))
@@ -71,8 +77,19 @@ def read_runs(path: Path) -> list[Run]:
     return [_run(run, kernels) for run in runs]
 
 
+def _runs(events: list[Event]) -> list[Event]:
+    runs = sorted((event for event in events if event.name == _RUN), key=lambda event: event.ts)
+    if not runs:
+        raise ValueError("no run of a model is in it")
+    return runs
+
+
+def _is_within(moment: int, run: Event) -> bool:
+    return run.ts <= moment < run.ts + max(1, run.dur)
+
+
 def _run(run: Event, kernels: list[tuple[Kernel, int | None]]) -> Run:
-    within = [pair for pair in kernels if run.ts <= pair[0].start < run.ts + max(1, run.dur)]
+    within = [pair for pair in kernels if _is_within(pair[0].start, run)]
     # The file's times are cut to whole microseconds, so that the last kernel may seem to outlast its run.
     end = max([run.ts + run.dur, *(kernel.start + kernel.duration for kernel, _ in within)])
     nested = _nest(replace(kernel, start=kernel.start - run.ts) for kernel, _ in within)
