@@ -10,7 +10,18 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from genai_server import __version__
-from genai_server.api import admin, chat, chat_completions, completions, messages, models, responses, status, tokens
+from genai_server.api import (
+    admin,
+    chat,
+    chat_completions,
+    completions,
+    messages,
+    models,
+    profiles,
+    responses,
+    status,
+    tokens,
+)
 from genai_server.api.choices import ClientLeft
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.middleware import BodyLimit, RequestId
@@ -56,7 +67,7 @@ def create_app(
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(RequestId)
     install_error_handlers(app)
-    for module in (chat, chat_completions, completions, responses, messages, models, tokens, admin, status):
+    for module in (chat, chat_completions, completions, responses, messages, models, tokens, admin, profiles, status):
         app.include_router(module.router)
 
     @app.exception_handler(ClientLeft)
