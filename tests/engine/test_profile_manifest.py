@@ -111,9 +111,13 @@ def test_only_sessions_under_other_prefixes_end(writer: Writer) -> None:
     assert ended == {"slow": True, "other": False}
 
 
-def test_an_empty_file_is_an_error_for_so_it_looks_when_the_disk_is_full(writer: Writer) -> None:
+@pytest.mark.parametrize("content", ["", '[{"name": "a", "ts'])
+def test_a_file_that_is_not_whole_is_an_error_for_so_it_looks_when_the_disk_is_full(
+    writer: Writer, content: str
+) -> None:
     with pytest.raises(OSError, match=r"could not write slow_1\.json"):
-        writer.run("slow_1.json", content="")
+        writer.run("slow_1.json", content=content)
+    assert [each.file for each in writer.read().passes] == ["slow_1.json"]
 
 
 def test_an_engine_tells_its_model_threads_and_versions(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Recorder:
     def prefill(self, sequence: int, tokens: Iterable[int], *, positions: bool = False) -> Logits:
         if self._prefix[sequence] != "0":
             self.files += 1
-            Path(f"{self._prefix[sequence]}_{self.files}.json").write_text("{}", encoding="utf-8")
+            Path(f"{self._prefix[sequence]}_{self.files}.json").write_text("[]", encoding="utf-8")
         return np.zeros(10, np.float32)
 
     def decode(self, sequences: Iterable[int], tokens: Iterable[int]) -> Logits:

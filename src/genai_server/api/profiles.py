@@ -59,13 +59,13 @@ FoundManifest = Annotated[Manifest, Depends(_manifest)]
 @router.post("/start_profile")
 async def start_profile(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """What load tools call: `enable_profiling` "1" on all devices."""
-    return await set_runtime_options(RuntimeOptionsRequest(enable_profiling="1"), services)
+    return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "1"}), services)
 
 
 @router.post("/stop_profile")
 async def stop_profile(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """The end of it: `enable_profiling` "0" on all devices."""
-    return await set_runtime_options(RuntimeOptionsRequest(enable_profiling="0"), services)
+    return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "0"}), services)
 
 
 @router.get("/v1/admin/profiles")

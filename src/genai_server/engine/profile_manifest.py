@@ -86,14 +86,12 @@ class ProfileManifest:
         self._before = _Before(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
 
     def after_pass(self, sequence: Sequence) -> None:
-        """Write down what the pass has left. Raises OSError if that fails, or if ONNX Runtime left an empty file."""
+        """Write down what the pass has left. Raises OSError if that fails, or if a file is not whole."""
         before, self._before = self._before, None
         if before is None:
             return
         seconds, cpu_seconds = time.perf_counter() - before.clock, time.process_time() - before.cpu_clock
         for name in sorted(self._files() - before.files):
-            if (self._directory / name).stat().st_size == 0:
-                raise OSError(f"ONNX Runtime could not write {name}")
             record = PassRecord(
                 file=name,
                 request_id=sequence.request.request_id,
@@ -106,6 +104,8 @@ class ProfileManifest:
                 cpu_seconds=cpu_seconds,
             )
             _write(self._session(sequence.active_profile, before.started), record)
+            if not _is_whole(self._directory / name):
+                raise OSError(f"ONNX Runtime could not write {name} to its end")
 
     def _session(self, prefix: str, started: float) -> Path:
         """The open session under a prefix, begun if there is none."""
@@ -119,6 +119,13 @@ class ProfileManifest:
 
     def _files(self) -> set[str]:
         return {path.name for path in self._directory.glob("*.json")}
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a list is written to its end: on a full disk ONNX Runtime writes what it can, and is silent."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4))
+        return file.read().rstrip().endswith(b"]")
 
 
 def _write(path: Path, line: Line) -> None:
