@@ -51,6 +51,7 @@ def test_it_opens_at_the_slow_token_with_the_node_that_is_to_blame(opened: OpenP
     assert opened.page.locator("#passes rect.slow").count() == 1
     assert DOWN in titles(opened, "passes")[12]
     assert DOWN in opened.page.locator("#slow-tokens").inner_text()
+    assert "the slowest token, token 13 of req-1, took 6.7 times" in opened.page.locator("#findings").inner_text()
 
 
 def test_bars_are_as_high_as_their_passes_took_long(opened: OpenPage) -> None:

@@ -6,6 +6,7 @@
 
 import argparse
 import json
+import os
 import sys
 import urllib.error
 import urllib.parse
@@ -60,9 +61,9 @@ def run_report(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigurationError(f"--html={arguments.html}: cannot be written: {error.strerror}") from None
     elif arguments.json:
-        print(msgspec.json.encode(report).decode())
+        _print(msgspec.json.encode(report).decode())
     else:
-        print(as_text(report, arguments.top))
+        _print(as_text(report, arguments.top))
     return 0
 
 
@@ -103,6 +104,13 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return str(json.loads(error.read())["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return f"{error.url}: {error.code} {error.reason}"
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, `head` say, has had enough, and Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(command: str, message: str) -> int:

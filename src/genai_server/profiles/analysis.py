@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
+from genai_server.profiles.findings import find
 from genai_server.profiles.forward_pass import ForwardPass, Kernel, Profile
 from genai_server.profiles.manifest import DECODE
 from genai_server.profiles.report import (
@@ -28,18 +29,21 @@ def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
     passes = profile.passes
     decodes = [(index, one) for index, one in enumerate(passes) if one.phase == DECODE]
     nodes = _nodes(passes)
+    phases = [_phase(name, passes) for name in dict.fromkeys(one.phase for one in passes)]
+    slow = _slow_tokens(decodes, slow_at)
     return Report(
         name=profile.name,
         session=profile.session,
         unread=profile.unread,
-        phases=[_phase(name, passes) for name in dict.fromkeys(one.phase for one in passes)],
+        findings=find(profile.session, phases, slow),
+        phases=phases,
         operators=_shares(passes, lambda kernel: kernel.operator),
         layers=_shares(passes, _layer_name),
         nodes_by_time=_shares(passes, lambda kernel: kernel.node),
         threads=_threads(passes),
         median_decode_us=round(median(one.duration for _, one in decodes)) if decodes else None,
         slow_at=slow_at,
-        slow_tokens=_slow_tokens(decodes, slow_at),
+        slow_tokens=slow,
         nodes=list(nodes),
         passes=[_pass_time(one, nodes) for one in passes],
     )

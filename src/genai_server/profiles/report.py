@@ -91,14 +91,16 @@ class NodeName(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """All that is known of a profile; lists of shares have the largest first. `unread` are files with the reason.
+    """All that is known of a profile; lists of shares have the largest first.
 
-    `slow_at` is the multiple of the median from which a token counts as slow.
+    `findings` are sentences, `unread` files with the reason. `slow_at` is the multiple of the median from which a token
+    counts as slow.
     """
 
     name: str
     session: Session | None
     unread: dict[str, str]
+    findings: list[str]
     phases: list[PhaseTime]
     operators: list[TimeShare]
     layers: list[TimeShare]

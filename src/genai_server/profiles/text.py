@@ -11,7 +11,12 @@ _MOST_LAYERS = 8
 
 def as_text(report: Report, most: int = 10) -> str:
     """The tables, each of at most `most` lines."""
-    parts = [_heading(report), _phases(report), _shares("operator", report.operators[:most], report)]
+    parts = [
+        _heading(report),
+        "\n".join(f"* {finding}" for finding in report.findings),
+        _phases(report),
+        _shares("operator", report.operators[:most], report),
+    ]
     parts.append(_shares("node", report.nodes_by_time[:most], report))
     parts.append(_shares("layer", report.layers[:_MOST_LAYERS], report))
     if report.threads:
