@@ -39,7 +39,7 @@ def _of_session(session: Session, phases: Sequence[PhaseTime]) -> Iterator[str]:
     weight = sum(time for _, time in measured)
     at_work = sum(cores * time for cores, time in measured) / weight if weight else None
     if at_work is not None and at_work < _STARVED * session.threads:
-        yield f"only {at_work:.2f} cores were at work where {session.threads} could be: other programs had them meanwhile"
+        yield f"only {at_work:.2f} cores were at work where {session.threads} could be: others had them meanwhile"
 
 
 def _percent(part: int, whole: int) -> str:
