@@ -31,8 +31,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 # Rooms further down that a room must not know nevertheless.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine": ("text", "openai_api"),
-    "engines": ("text", "openai_api"),
-    "anthropic_api": ("text",),
+    "engines": ("text", "openai_api", "profiles"),
+    "anthropic_api": ("text", "profiles"),
     "api": ("engine",),
     # It measures servers of any kind, from outside.
     "bench": ("engine", "engines", "text", "openai_api", "anthropic_api", "profiles", "messages", "generation"),

@@ -14,8 +14,8 @@ def test_it_names_the_session_the_operators_and_the_slow_token_with_its_node(tmp
     assert text.startswith("mine_1700000000\nmodel demo on cpu, 2 threads of an operator on 2 cores\nonnxruntime 1\n")
     assert "21 passes of 1 request, 18.70 ms, 89 % kernels" in text
     assert "1 of 20 decode tokens took more than 1.5 times the median of 0.70 ms." in text
-    line = next(line for line in text.splitlines() if line.startswith("13 of req-1"))
-    assert line.split() == ["13", "of", "req-1", "4.70", "6.7", DOWN, "(MatMulNBits)", "4.30", "+4.00"]
+    line = next(line for line in text.splitlines() if line.startswith("token 13 of req-1"))
+    assert line.split() == ["token", "13", "of", "req-1", "4.70", "6.7", DOWN, "(MatMulNBits)", "4.30", "+4.00"]
 
 
 def test_where_all_tokens_are_alike_it_says_so(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ ONNX Runtime names its files by prefix and time alone. Which of them are a pass'
 there before it.
 """
 
+import os
 import platform
 import time
 from collections.abc import Collection
@@ -118,7 +119,7 @@ class ProfileManifest:
         return self._open[prefix]
 
     def _files(self) -> set[str]:
-        return {path.name for path in self._directory.glob("*.json")}
+        return {name for name in os.listdir(self._directory) if name.endswith(".json")}
 
 
 def _is_whole(path: Path) -> bool:

@@ -23,10 +23,8 @@ def find(session: Session | None, phases: Sequence[PhaseTime], slow: Sequence[Sl
             found.append(f"{_percent(phase.total_us, total)} of the time is the prompt ({phase.tokens} tokens)")
     if slow and slow[0].because:
         worst = slow[0]
-        which = worst.file if worst.token is None else f"token {worst.token} of {worst.request_id}"
-        found.append(
-            f"the slowest token, {which}, took {worst.ratio:.1f} times the median, most in {worst.because[0].name}"
-        )
+        times, node = f"{worst.ratio:.1f} times the median", worst.because[0].name
+        found.append(f"the slowest token, {worst.name}, took {times}, most in {node}")
     return found
 
 

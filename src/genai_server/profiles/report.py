@@ -62,6 +62,13 @@ class SlowToken(Struct, frozen=True):
     ratio: float
     because: list[NodeExcess]
 
+    @property
+    def name(self) -> str:
+        """Which token of whom, or else which pass of the profile."""
+        if self.token is None:
+            return f"pass {self.index} ({self.file})"
+        return f"token {self.token} of {self.request_id}"
+
 
 class PassTime(Struct, frozen=True):
     """One pass, and its kernels as [node, start, duration, depth], where `node` counts in the report's `nodes`.

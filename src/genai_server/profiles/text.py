@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from genai_server.profiles.analysis import OTHER
 from genai_server.profiles.manifest import DECODE
-from genai_server.profiles.report import Report, SlowToken, TimeShare
+from genai_server.profiles.report import Report, TimeShare
 
 _MOST_LAYERS = 8
 
@@ -87,9 +87,9 @@ def _slow(report: Report, most: int) -> str:
     limit = f"{report.slow_at:g} times the median of {_ms(report.median_decode_us)} ms"
     if not report.slow_tokens:
         return f"No decode token took more than {limit}."
-    rows = [["slow token", "ms", "× median", "because of", "ms", "more than usual"]]
+    rows = [["slow", "ms", "× median", "because of", "ms", "more than usual"]]
     for token in report.slow_tokens[:most]:
-        first = [_token_name(token), _ms(token.duration_us), f"{token.ratio:.1f}"]
+        first = [token.name, _ms(token.duration_us), f"{token.ratio:.1f}"]
         for node in token.because[:3]:
             name = node.name if node.name == OTHER else f"{node.name} ({node.operator})"
             rows.append([*first, name, _ms(node.duration_us), f"+{_ms(node.excess_us)}"])
@@ -97,10 +97,6 @@ def _slow(report: Report, most: int) -> str:
     decodes = sum(phase.passes for phase in report.phases if phase.phase == DECODE)
     count = f"{len(report.slow_tokens)} of {_count(decodes, 'decode token')} took more than {limit}."
     return f"{count}\n\n{_table(rows)}"
-
-
-def _token_name(token: SlowToken) -> str:
-    return token.file if token.token is None else f"{token.token} of {token.request_id}"
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
