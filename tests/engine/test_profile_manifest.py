@@ -1,5 +1,6 @@
 """Writing manifests: which files a pass has left, and what is written of it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,14 @@ def test_a_file_that_is_not_whole_is_an_error_for_so_it_looks_when_the_disk_is_f
     with pytest.raises(OSError, match=r"could not write slow_1\.json"):
         writer.run("slow_1.json", content=content)
     assert [each.file for each in writer.read().passes] == ["slow_1.json"]
+
+
+def test_a_folder_that_an_operator_has_removed_harms_no_pass(writer: Writer) -> None:
+    writer.run("slow_1.json")
+    shutil.rmtree(writer.folder)
+    writer.run()
+    writer.manifest.end("slow")
+    assert not writer.folder.exists()
 
 
 def test_an_engine_tells_its_model_threads_and_versions(tmp_path: Path) -> None:

@@ -119,7 +119,10 @@ class ProfileManifest:
         return self._open[prefix]
 
     def _files(self) -> set[str]:
-        return {name for name in os.listdir(self._directory) if name.endswith(".json")}
+        try:
+            return {name for name in os.listdir(self._directory) if name.endswith(".json")}
+        except FileNotFoundError:  # removed meanwhile, and ONNX Runtime writes nothing either
+            return set()
 
 
 def _is_whole(path: Path) -> bool:

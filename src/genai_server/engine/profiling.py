@@ -1,9 +1,11 @@
 """The folder of per-token profiles and its limits; ONNX Runtime writes the files, one for each forward pass."""
 
 import math
+import os
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from genai_server.profiles.retention import make_room, removable
@@ -37,12 +39,7 @@ class ProfileFolder:
 
     def usage(self) -> tuple[int, int]:
         """Number and total bytes of the profiles of all devices."""
-        sizes = []
-        for path in self._root.glob("*/*.json"):
-            try:
-                sizes.append(path.stat().st_size)
-            except OSError:  # removed meanwhile, or not ours to look at
-                continue
+        sizes = [size for folder in self._root.glob("*") for size in _sizes(folder)]
         return len(sizes), sum(sizes)
 
     def limit_reached(self) -> str | None:
@@ -75,6 +72,15 @@ class ProfileFolder:
             older_than=-math.inf,
         )
         return self.limit_reached()
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """The sizes of the profiles in a folder, if it is one; without a Path for each, for this is asked at every pass."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # removed meanwhile, or not ours to look at
+                if entry.name.endswith(".json"):
+                    yield entry.stat().st_size
 
 
 def wait_for_next_file_name() -> None:
