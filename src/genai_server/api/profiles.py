@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import IO, Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
@@ -110,7 +110,7 @@ def trace_of_profile(manifest: FoundManifest) -> Response:
 def download_profile(manifest: FoundManifest) -> Response:
     """All files of a session with its manifest, as zip."""
 
-    def write(out: BinaryIO) -> None:
+    def write(out: IO[bytes]) -> None:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             for path in [manifest.path, *manifest.files]:
                 if path.is_file():
@@ -159,7 +159,7 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _download(name: str, media_type: str, write: Callable[[BinaryIO], object]) -> Response:
+def _download(name: str, media_type: str, write: Callable[[IO[bytes]], object]) -> Response:
     """An answer with what is written, by way of a file: it may be large."""
     with ExitStack() as stack:
         file = stack.enter_context(tempfile.TemporaryFile())

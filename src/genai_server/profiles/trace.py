@@ -7,7 +7,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import msgspec
 from msgspec import Struct
@@ -56,7 +56,7 @@ class _Tracks:
         return self._threads[pid, name]
 
 
-def write_trace(profile: Profile, out: BinaryIO) -> int:
+def write_trace(profile: Profile, out: IO[bytes]) -> int:
     """Write the trace; returns the number of its events. Raises OSError and ValueError if a file has changed since."""
     about = {} if profile.session is None else {"otherData": msgspec.to_builtins(profile.session)}
     head = msgspec.json.encode({"displayTimeUnit": "ms"} | about)
