@@ -115,7 +115,7 @@ def test_profiling_in_the_middle_of_a_generation_writes_exactly_the_files_of_tho
         # Terminated afterwards, so that nothing but these passes can have written a file.
         server.options(terminate_session="1")
         thread.join(20)
-        files = sorted((own_folder / "profiles" / "cpu").iterdir())
+        files = sorted((own_folder / "profiles" / "cpu").glob("*.json"))
         assert len(on["requests"]) == 1
         assert on["requests"][0]["from_token"] > 0
         assert len(files) == off["profile_files"] >= 10

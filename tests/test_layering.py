@@ -22,7 +22,7 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "generation", "parts", "timing", "messages", "heartbeat"),
     ("config", "logs"),
-    ("text", "openai_api"),
+    ("text", "openai_api", "profiles"),
     ("engine", "engines", "anthropic_api"),
     ("api", "bench"),
     ("cli",),
@@ -31,11 +31,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 # Rooms further down that a room must not know nevertheless.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine": ("text", "openai_api"),
-    "engines": ("text", "openai_api"),
-    "anthropic_api": ("text",),
+    "engines": ("text", "openai_api", "profiles"),
+    "anthropic_api": ("text", "profiles"),
     "api": ("engine",),
     # It measures servers of any kind, from outside.
-    "bench": ("engine", "engines", "text", "openai_api", "anthropic_api", "messages", "generation"),
+    "bench": ("engine", "engines", "text", "openai_api", "anthropic_api", "profiles", "messages", "generation"),
 }
 # Libraries, by pattern of their top module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {

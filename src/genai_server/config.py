@@ -243,10 +243,18 @@ class Settings(BaseModel):
         Path("./profiles"), alias="GENAI_PROFILE_DIR", description="Folder for the per-token profiles."
     )
     profile_max_files: Positive = Field(
-        1000, alias="GENAI_PROFILE_MAX_FILES", description="Most files in that folder; at the limit profiling stops."
+        1000,
+        alias="GENAI_PROFILE_MAX_FILES",
+        description="Most files in that folder; the oldest sessions make room, and "
+        "when only the running ones are left profiling stops.",
     )
     profile_max_bytes: Positive = Field(
         256 * 1024 * 1024, alias="GENAI_PROFILE_MAX_BYTES", description="Most bytes in that folder, likewise."
+    )
+    profile_max_age: Positive = Field(
+        30 * 24 * 3600,
+        alias="GENAI_PROFILE_MAX_AGE",
+        description="Seconds after which a profile session is removed, at the start and when profiling is switched on.",
     )
     profile_max_rows: Positive = Field(
         1,

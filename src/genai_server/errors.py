@@ -20,6 +20,7 @@ GenaiServerError
 │   ├── NestedTooDeep           lists and objects of the body lie within each other by too many
 │   ├── InvalidApiKey           the caller has no key, or a wrong one
 │   ├── RateLimitExceeded       the caller's key has no more requests for now
+│   ├── ProfileNotFound         there is no such profile, or nothing of it can be read
 │   └── AdminForbidden          the caller may not use the admin endpoints
 ├── Unavailable                 nobody's fault; the same request may succeed later
 │   ├── QueueFull               as many requests, or tokens of prompts, wait as are allowed to
@@ -163,6 +164,12 @@ class RateLimitExceeded(RequestError):
     """The caller's key has as many requests running, or has begun as many within a minute, as it may."""
 
     code = "rate_limit_exceeded"
+
+
+class ProfileNotFound(RequestError):
+    """There is no such profile, or nothing of it can be read."""
+
+    code = "profile_not_found"
 
 
 class AdminForbidden(RequestError):

@@ -234,8 +234,8 @@ class EngineSpec(Struct, frozen=True):
     """What an engine process is started with, one line of JSON on its standard input.
 
     `address` is a path for a Unix socket, or "" for a free TCP port on loopback. `threads` 0 means the physical cores
-    that the process may use. Sizes are in bytes, `prefill_chunk` and `max_queue_tokens` in tokens. `state_file` keeps
-    what the operator has set over a restart of the engine, into `heartbeat_file` go its heartbeats.
+    that the process may use. Sizes are in bytes, ages in seconds, `prefill_chunk` and `max_queue_tokens` in tokens.
+    `state_file` keeps what the operator has set over a restart of the engine, into `heartbeat_file` go its heartbeats.
     """
 
     device: str
@@ -254,6 +254,7 @@ class EngineSpec(Struct, frozen=True):
     profile_dir: str
     profile_max_files: int
     profile_max_bytes: int
+    profile_max_age: int
     profile_max_rows: int
     state_file: str
     heartbeat_file: str

@@ -19,7 +19,7 @@ from tests.running_server import DEMO
 
 def spec(max_length: int, *, max_queue: int = 4, kv_cache_bytes: int = 0) -> EngineSpec:
     values = (4, max_queue, 0, 64, max_length, "auto", kv_cache_bytes)
-    return EngineSpec("cpu", str(DEMO), "", "", 0, *values, "", "", 0, 0, 0, "", "", "info")
+    return EngineSpec("cpu", str(DEMO), "", "", 0, *values, "", "", 0, 0, 0, 0, "", "", "info")
 
 
 def slot_bytes(max_length: int) -> int:

@@ -1,11 +1,15 @@
 """The folder of profiles: where the files go, what counts, and when it is full."""
 
+import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from genai_server.engine.profiling import ProfileFolder, wait_for_next_file_name
+from genai_server.engine.profiling import LEAST_FREE, ProfileFolder, wait_for_next_file_name
+from genai_server.profiles.manifest import find_manifests
+from tests.profiles.files import write_session
 
 
 def _folder(root: Path, device: str = "cpu", max_files: int = 100, max_bytes: int = 10_000) -> ProfileFolder:
@@ -88,3 +92,39 @@ def test_a_clock_that_is_set_back_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "time_ns", lambda: next(moments))
     wait_for_next_file_name()
     assert next(moments, None) is None
+
+
+def test_on_a_disk_that_is_nearly_full_there_is_no_further_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _folder(tmp_path)
+    folder.prepare()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=LEAST_FREE - 1))
+    assert str(LEAST_FREE - 1) in (folder.limit_reached() or "")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=LEAST_FREE))
+    assert folder.limit_reached() is None
+
+
+def test_sessions_of_all_devices_make_room_the_oldest_first(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, max_files=12, max_bytes=10**6)
+    write_session(tmp_path / "cuda-1", decodes=4, began=1.0)
+    write_session(tmp_path / "cpu", decodes=4, began=2.0)
+    write_session(tmp_path / "cpu", decodes=4, began=3.0)
+    assert folder.make_room(()) is None
+    assert [manifest.session.id for manifest in find_manifests(tmp_path)] == ["mine_2", "mine_3"]
+
+
+def test_while_there_is_room_nothing_goes(tmp_path: Path) -> None:
+    write_session(tmp_path / "cpu", decodes=4, began=1.0)
+    assert _folder(tmp_path, max_bytes=10**6).make_room(()) is None
+    assert len(find_manifests(tmp_path)) == 1
+
+
+def test_sessions_that_are_older_than_their_most_age_go(tmp_path: Path) -> None:
+    now = time.time()
+    write_session(tmp_path / "cpu", began=now - 1000)
+    write_session(tmp_path / "cpu", began=now - 100)
+    ProfileFolder(tmp_path, "cpu", max_files=1, max_bytes=1, max_age=500).remove_old()
+    assert [manifest.session.started for manifest in find_manifests(tmp_path)] == [now - 100]
+    _folder(tmp_path).remove_old()
+    assert len(find_manifests(tmp_path)) == 1

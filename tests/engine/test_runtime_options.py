@@ -1,5 +1,6 @@
 """The runtime options of a device: who is profiled, under which name, and how it ends."""
 
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from genai_server.engine import profile_manifest
 from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.runners.base import Logits, Opening
 from genai_server.engine.runners.batched import BatchedRunner
@@ -17,6 +19,7 @@ from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest, ModelInfo, Sampling
 from genai_server.messages import ProfiledRequest
+from genai_server.profiles.manifest import find_manifests
 
 PROMPT = [1, 2, 3]
 
@@ -39,7 +42,7 @@ class Recorder:
     def prefill(self, sequence: int, tokens: Iterable[int], *, positions: bool = False) -> Logits:
         if self._prefix[sequence] != "0":
             self.files += 1
-            Path(f"{self._prefix[sequence]}_{self.files}.json").write_text("{}", encoding="utf-8")
+            Path(f"{self._prefix[sequence]}_{self.files}.json").write_text("[]", encoding="utf-8")
         return np.zeros(10, np.float32)
 
     def decode(self, sequences: Iterable[int], tokens: Iterable[int]) -> Logits:
@@ -182,7 +185,8 @@ def test_a_prefix_can_be_changed_while_profiling(device: Device) -> None:
     for prefix in ("before", "after"):
         device.profile(prefix)
         device.run(device.sequences[0])
-    assert sorted(path.name for path in device.folder.directory.iterdir()) == ["after_2.json", "before_1.json"]
+    files = sorted(path.name for path in device.folder.directory.glob("*.json"))
+    assert files == ["after_2.json", "before_1.json"]
 
 
 def test_profiling_ends_for_present_and_future_requests_alike(device: Device) -> None:
@@ -215,16 +219,69 @@ def test_at_a_limit_profiling_ends_for_all_and_the_limit_is_named(
     assert named in (options.profile_stopped or "")
 
 
-def test_in_a_full_folder_profiling_does_not_begin(tmp_path: Path) -> None:
-    full = Device(tmp_path, max_files=1)
-    full.profile("1")
-    full.run(full.sequences[0])
+def test_in_a_folder_full_of_files_without_a_manifest_profiling_does_not_begin(tmp_path: Path) -> None:
     device = Device(tmp_path, max_files=1)
+    device.folder.prepare()
+    (device.folder.directory / "mine.json").write_text("{}", encoding="utf-8")
     device.profile("1")
     device.run(device.sequences[0])
     options = device.state.describe(device.sequences)
     assert (options.enable_profiling, options.requests, options.profile_files) == ("0", [], 1)
     assert "GENAI_PROFILE_MAX_FILES" in (options.profile_stopped or "")
+
+
+def test_a_session_that_has_ended_makes_room_for_the_next(tmp_path: Path) -> None:
+    device = Device(tmp_path, max_files=2)
+    for prefix in ("first", "second"):
+        device.profile(prefix)
+        device.run(device.sequences[0])
+        device.run(device.sequences[0])
+    assert sorted(path.name for path in device.folder.directory.glob("*.json")) == ["second_3.json", "second_4.json"]
+    (manifest,) = find_manifests(tmp_path)
+    assert manifest.session.prefix == "second"
+    assert "GENAI_PROFILE_MAX_FILES (2)" in ((manifest.end and manifest.end.reason) or "")
+
+
+def test_an_open_session_does_not_make_room_for_another(tmp_path: Path) -> None:
+    device = Device(tmp_path, max_files=2)
+    one, other = device.sequences
+    device.profile("first", one)
+    device.profile("second", other)
+    device.run(one)
+    device.run(other)
+    assert len(list(device.folder.directory.glob("*.json"))) == 2
+    assert "GENAI_PROFILE_MAX_FILES" in (device.state.describe(device.sequences).profile_stopped or "")
+
+
+def test_what_is_profiled_for_one_request_is_over_when_the_request_is(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    device.profile("mine", device.sequences[0])
+    device.run(device.sequences[0])
+    device.runners.close(device.sequences.pop(0))
+    device.run(device.sequences[0])
+    (manifest,) = find_manifests(tmp_path)
+    assert manifest.end is not None
+    assert [record.request_id for record in manifest.passes] == ["r0"]
+
+
+@pytest.mark.parametrize("where", ["manifest", "profile"])
+def test_a_full_disk_ends_profiling_and_no_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    device = Device(tmp_path)
+    device.profile("1")
+    device.run(device.sequences[0])
+    if where == "manifest":
+        full = OSError(errno.ENOSPC, "No space left on device")
+        monkeypatch.setattr(profile_manifest, "_write", lambda *_: (_ for _ in ()).throw(full))
+    else:
+        monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.touch())
+    device.run(device.sequences[0])
+    device.run(device.sequences[0])
+    options = device.state.describe(device.sequences)
+    assert (options.enable_profiling, options.profile_files) == ("0", 2)
+    assert "cannot be written" in (options.profile_stopped or "")
+    assert device.sequences[0].num_produced == 3
 
 
 def test_when_there_is_room_again_profiling_begins_again(tmp_path: Path) -> None:

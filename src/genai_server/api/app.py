@@ -18,6 +18,7 @@ from genai_server.api import (
     completions,
     messages,
     models,
+    profiles,
     requests,
     responses,
     status,
@@ -78,7 +79,19 @@ def create_app(
         app, settings, keys, RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, clock), on_loopback
     )
     install_error_handlers(app)
-    for module in (chat, chat_completions, completions, responses, messages, models, tokens, admin, requests, status):
+    for module in (
+        chat,
+        chat_completions,
+        completions,
+        responses,
+        messages,
+        models,
+        tokens,
+        admin,
+        requests,
+        profiles,
+        status,
+    ):
         app.include_router(module.router)
 
     @app.exception_handler(ClientLeft)

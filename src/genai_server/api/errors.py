@@ -32,6 +32,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.BodyTooSlow: (408, "invalid_request_error"),
     errors.InvalidApiKey: (401, "invalid_request_error"),
     errors.RateLimitExceeded: (429, "rate_limit_error"),
+    errors.ProfileNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.GrammarFailed: (400, "invalid_request_error"),

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from genai_server import __version__
-from genai_server.cli import bench, key, serve
+from genai_server.cli import bench, key, profile, serve
 from genai_server.errors import ConfigurationError
 
 
@@ -16,6 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     serve.add_parser(subparsers)
     key.add_parser(subparsers)
     bench.add_parser(subparsers)
+    profile.add_parser(subparsers)
     options = parser.parse_args(arguments)
     try:
         status: int = options.run(options)

@@ -20,6 +20,7 @@ from genai_server.engine.lifeline import Lifeline, ignore_group_signals
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.memory import free_memory
 from genai_server.engine.prepacked import prepacked_model
+from genai_server.engine.profile_manifest import about_engine
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
 from genai_server.engine.runners.generator import GeneratorRunner
@@ -65,12 +66,24 @@ def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, guidance: G
     """Take connections and run the generator worker, until the process ends."""
     connections = Connections(listener, spec.secret, runners.generator.model, runners.batching, runners.interrupt)
     profiles = ProfileFolder(
-        Path(spec.profile_dir), spec.device, max_files=spec.profile_max_files, max_bytes=spec.profile_max_bytes
+        Path(spec.profile_dir),
+        spec.device,
+        max_files=spec.profile_max_files,
+        max_bytes=spec.profile_max_bytes,
+        max_age=spec.profile_max_age,
+    )
+    profiles.remove_old()
+    options = RuntimeOptionState(
+        runners,
+        profiles,
+        state_file=Path(spec.state_file),
+        max_rows=spec.profile_max_rows,
+        about=about_engine(spec.device, Path(spec.model_dir), spec.threads),
     )
     loop = EngineLoop(
         runners,
         make_scheduler(spec, runners.batching.num_slots or spec.max_batch_size),
-        RuntimeOptionState(runners, profiles, state_file=Path(spec.state_file), max_rows=spec.profile_max_rows),
+        options,
         guidance,
         inbox=connections.inbox,
         send=connections.send,

@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from genai_server.engine.profile_manifest import ProfileManifest
 from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder, wait_for_next_file_name
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sequence import Sequence
 from genai_server.messages import ProfiledRequest, RuntimeOptions
+from genai_server.profiles.manifest import Session
 
 log = logging.getLogger(__name__)
 TERMINATE = "terminate_session"
@@ -32,15 +34,22 @@ class RuntimeOptionState:
     so that not a whole batch falls apart into them, a switch for the device concerns at most `max_rows` sequences at a
     time, those that have run longest. Where all are on Generators anyway, it concerns all. With a `state_file`, an
     engine that is started anew goes on with what was set before: a device that an operator has terminated does not come
-    back to life by a crash.
+    back to life by a crash. `about` says what the manifests say of every session.
     """
 
     def __init__(
-        self, runners: RunnerPair, folder: ProfileFolder, *, max_rows: int = 1, state_file: Path | None = None
+        self,
+        runners: RunnerPair,
+        folder: ProfileFolder,
+        *,
+        max_rows: int = 1,
+        state_file: Path | None = None,
+        about: Session | None = None,
     ) -> None:
         self._runners = runners
         self._max_rows = max_rows if runners.batched is not None else sys.maxsize
         self._folder = folder
+        self._manifest = ProfileManifest(folder.directory, about or Session(id="", prefix="", started=0))
         self._stopped: str | None = None
         self._state_file = state_file
         self._kept = _read(state_file)
@@ -70,7 +79,9 @@ class RuntimeOptionState:
         prefix = DEFAULT_PREFIX if value == "1" else value
         if prefix != "0":
             self._folder.prepare()
-            self._stopped = self._folder.limit_reached()
+            self._folder.remove_old()
+            self._manifest.end(prefix)
+            self._stopped = self._folder.make_room(self._manifest.open_sessions)
             if self._stopped:
                 prefix = "0"
         if whole_device:
@@ -86,6 +97,7 @@ class RuntimeOptionState:
 
     def choose(self, running: list[Sequence]) -> None:
         """While the device is profiled, let the next ones take the places of those that have ended."""
+        self._manifest.end_others({self._kept.profile, *(sequence.profile for sequence in running)})
         if self._kept.profile != "0":
             free = self._max_rows - sum(sequence.profile != "0" for sequence in running)
             able = [
@@ -107,7 +119,7 @@ class RuntimeOptionState:
         """Switch the library's profiling for a sequence's next forward pass, but not where it reads its past anew."""
         if sequence.batched:
             return
-        if sequence.profile != "0" and (reached := self._folder.limit_reached()):
+        if sequence.profile != "0" and (reached := self._folder.make_room(self._manifest.open_sessions)):
             self._stop(reached, [sequence])
         reads_anew = sequence.is_prefilling and sequence.num_produced > 0
         profile = "0" if reads_anew else sequence.profile
@@ -115,16 +127,24 @@ class RuntimeOptionState:
             value = "0" if profile == "0" else self._folder.path_prefix(profile)
             self._runners.set_runtime_option(sequence, PROFILING, value)
             sequence.active_profile = profile
+        if profile != "0":
+            self._manifest.before_pass(sequence)
 
     def after_pass(self, sequence: Sequence, running: Iterable[Sequence]) -> None:
-        """Account for the file that a profiled pass has written; at a limit all profiling stops."""
+        """Account for the file that a profiled pass has written; at a limit or on a full disk all profiling stops."""
         if sequence.batched or sequence.active_profile == "0":
             return
         wait_for_next_file_name()
-        if reached := self._folder.limit_reached():
+        try:
+            self._manifest.after_pass(sequence)
+            reached = self._folder.make_room(self._manifest.open_sessions)
+        except OSError as error:
+            reached = f"a profile cannot be written: {error}"
+        if reached:
             self._stop(reached, running)
 
     def _stop(self, reason: str, sequences: Iterable[Sequence]) -> None:
+        self._manifest.end_others((), reason)
         self.set_profiling("0", sequences, whole_device=True)
         self._stopped = reason
 

@@ -109,6 +109,7 @@ class Supervisor:
             profile_dir=str(settings.profile_dir),
             profile_max_files=settings.profile_max_files,
             profile_max_bytes=settings.profile_max_bytes,
+            profile_max_age=settings.profile_max_age,
             profile_max_rows=settings.profile_max_rows,
             state_file=f"{file}.json",
             heartbeat_file=f"{file}.beat",

@@ -1,0 +1,132 @@
+"""`genai-server profile`: what the profiles of a server say, from its folder or from its address.
+
+`report` tells which operators, nodes and layers the time went to, and which tokens were slow because of which node.
+`trace` merges a session's files into one for https://ui.perfetto.dev, each token on a track of its own.
+"""
+
+import argparse
+import json
+import os
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import msgspec
+
+from genai_server.errors import ConfigurationError, ProfileNotFound
+from genai_server.profiles.analysis import SLOW_AT, analyse
+from genai_server.profiles.folder import read_profile
+from genai_server.profiles.page import as_page
+from genai_server.profiles.report import Report
+from genai_server.profiles.text import as_text
+from genai_server.profiles.trace import write_trace
+
+_PATIENCE = 60.0
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its own."""
+    parser = subparsers.add_parser("profile", help="read the profiles of a server", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    report = commands.add_parser("report", help="where the time went, and which tokens were slow because of what")
+    report.add_argument("source", metavar="DIR|URL", help="a folder or file of profiles, or a server's address")
+    report.add_argument("--session", metavar="ID", help="which session of them (default: the last one)")
+    report.add_argument(
+        "--slow", type=_multiple, default=SLOW_AT, metavar="X", help=f"times the median is slow (default: {SLOW_AT})"
+    )
+    report.add_argument("--top", type=_positive, default=10, metavar="N", help="lines of a table (default: 10)")
+    report.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY")
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all figures as JSON")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write a page to look at in a browser")
+    report.set_defaults(run=run_report)
+    trace = commands.add_parser("trace", help="merge a session's files into one trace for https://ui.perfetto.dev")
+    trace.add_argument("source", type=Path, metavar="DIR", help="a folder or file of profiles")
+    trace.add_argument("out", type=Path, metavar="OUT.json")
+    trace.add_argument("--session", metavar="ID", help="which session of them (default: the last one)")
+    trace.set_defaults(run=run_trace)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Print or write the report; status 1 if there is no such profile. Raises ConfigurationError."""
+    try:
+        report = _report(arguments)
+    except ProfileNotFound as error:
+        return _fail("report", error.message)
+    if arguments.html is not None:
+        try:
+            arguments.html.write_text(as_page(report), encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--html={arguments.html}: cannot be written: {error.strerror}") from None
+    elif arguments.json:
+        _print(msgspec.json.encode(report).decode())
+    else:
+        _print(as_text(report, arguments.top))
+    return 0
+
+
+def run_trace(arguments: argparse.Namespace) -> int:
+    """Write the trace; status 1 if there is no such profile. Raises ConfigurationError."""
+    try:
+        profile = read_profile(arguments.source, arguments.session)
+        if arguments.out.exists() and any(arguments.out.samefile(profile.folder / one.file) for one in profile.passes):
+            raise ConfigurationError(f"{arguments.out} is one of the profiles")
+        with arguments.out.open("wb") as out:
+            events = write_trace(profile, out)
+    except ProfileNotFound as error:
+        return _fail("trace", error.message)
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
+    print(f"{arguments.out}: {len(profile.passes)} passes, {events} events; open it with https://ui.perfetto.dev")
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> Report:
+    """The report on a folder, or the one that a server gives. Raises ProfileNotFound and ConfigurationError."""
+    if not arguments.source.startswith(("http://", "https://")):
+        return analyse(read_profile(Path(arguments.source), arguments.session), arguments.slow)
+    session = urllib.parse.quote(arguments.session or "latest", safe="")
+    url = f"{arguments.source.rstrip('/')}/v1/admin/profiles/{session}/report?slow={arguments.slow}"
+    headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_PATIENCE) as response:
+            return msgspec.json.decode(response.read(), type=Report)
+    except urllib.error.HTTPError as error:
+        raise ProfileNotFound(_reason(error)) from None
+    except (OSError, ValueError) as error:
+        raise ProfileNotFound(f"{arguments.source}: {error}") from None
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"{error.url}: {error.code} {error.reason}"
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, `head` say, has had enough, and Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(command: str, message: str) -> int:
+    print(f"genai-server profile {command}: {message}", file=sys.stderr)
+    return 1
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _multiple(text: str) -> float:
+    number = float(text)
+    if not 1 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number

@@ -1,0 +1,157 @@
+"""From a profile to its report: shares of the time, and decode tokens set against one another."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+from genai_server.profiles.findings import find
+from genai_server.profiles.forward_pass import ForwardPass, Kernel, Profile
+from genai_server.profiles.manifest import DECODE
+from genai_server.profiles.report import (
+    NodeExcess,
+    NodeName,
+    PassTime,
+    PhaseTime,
+    Report,
+    SlowToken,
+    ThreadShare,
+    TimeShare,
+)
+
+# What is not in kernels, as the name of a node.
+OTHER = "(not in kernels)"
+SLOW_AT = 1.5
+_MOST_REASONS = 5
+
+
+def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
+    """The report on a profile; decode tokens that took `slow_at` times the median are slow."""
+    passes = profile.passes
+    decodes = [(index, one) for index, one in enumerate(passes) if one.phase == DECODE]
+    nodes = _nodes(passes)
+    phases = [_phase(name, passes) for name in dict.fromkeys(one.phase for one in passes)]
+    slow = _slow_tokens(decodes, slow_at)
+    return Report(
+        name=profile.name,
+        session=profile.session,
+        unread=profile.unread,
+        findings=find(profile.session, phases, slow),
+        phases=phases,
+        operators=_shares(passes, lambda kernel: kernel.operator),
+        layers=_shares(passes, _layer_name),
+        nodes_by_time=_shares(passes, lambda kernel: kernel.node),
+        threads=_threads(passes),
+        median_decode_us=round(median(one.duration for _, one in decodes)) if decodes else None,
+        slow_at=slow_at,
+        slow_tokens=slow,
+        nodes=list(nodes),
+        passes=[_pass_time(one, nodes) for one in passes],
+    )
+
+
+def _phase(name: str, passes: Iterable[ForwardPass]) -> PhaseTime:
+    own = [one for one in passes if one.phase == name]
+    read = [one.num_tokens for one in own if one.num_tokens is not None]
+    records = [one.record for one in own if one.record is not None]
+    seconds = sum(record.seconds for record in records)
+    return PhaseTime(
+        phase=name,
+        passes=len(own),
+        tokens=sum(read) if len(read) == len(own) else None,
+        total_us=sum(one.duration for one in own),
+        median_us=round(median(one.duration for one in own)),
+        other_us=sum(one.other_time for one in own),
+        cores=sum(record.cpu_seconds for record in records) / seconds if seconds else None,
+    )
+
+
+def _shares(passes: Sequence[ForwardPass], name: Callable[[Kernel], str]) -> list[TimeShare]:
+    calls: Counter[str] = Counter()
+    times: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in passes:
+        for kernel in one.kernels:
+            calls[name(kernel)] += 1
+            times[name(kernel)][one.phase] += kernel.self_time
+    shares = [TimeShare(key, calls[key], by_phase.total(), dict(by_phase)) for key, by_phase in times.items()]
+    return sorted(shares, key=lambda share: -share.total_us)
+
+
+def _threads(passes: Iterable[ForwardPass]) -> list[ThreadShare]:
+    found: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for kernel in (kernel for one in passes for kernel in one.kernels):
+        if (use := kernel.threads) is not None:
+            found[kernel.operator].append((use.num_shared > 0, kernel.self_time, use.run, use.wait))
+    sums = {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+    shares = [ThreadShare(name, len(found[name]), *columns) for name, columns in sums.items()]
+    return sorted(shares, key=lambda share: -share.total_us)
+
+
+def _slow_tokens(decodes: Sequence[tuple[int, ForwardPass]], slow_at: float) -> list[SlowToken]:
+    if not decodes:
+        return []
+    times = [_node_times(one) for _, one in decodes]
+    usual = {name: median(each[name] for each in times) for name in {name for each in times for name in each}}
+    typical = median(one.duration for _, one in decodes)
+    slow = [
+        SlowToken(
+            index=index,
+            request_id=one.record.request_id if one.record else None,
+            token=one.record.token if one.record else None,
+            file=one.file,
+            duration_us=one.duration,
+            ratio=one.duration / typical,
+            because=_excess(one, own, usual),
+        )
+        for (index, one), own in zip(decodes, times, strict=True)
+        if one.duration > slow_at * typical > 0
+    ]
+    return sorted(slow, key=lambda token: -token.ratio)
+
+
+def _excess(one: ForwardPass, own: Counter[str], usual: dict[str, float]) -> list[NodeExcess]:
+    operators = {kernel.node: kernel.operator for kernel in one.kernels}
+    found = [
+        NodeExcess(name, operators.get(name, ""), spent, excess)
+        for name, spent in own.items()
+        if (excess := round(spent - usual[name])) > 0
+    ]
+    return sorted(found, key=lambda node: -node.excess_us)[:_MOST_REASONS]
+
+
+def _node_times(one: ForwardPass) -> Counter[str]:
+    times: Counter[str] = Counter({OTHER: one.other_time})
+    for kernel in one.kernels:
+        times[kernel.node] += kernel.self_time
+    return times
+
+
+def _nodes(passes: Iterable[ForwardPass]) -> dict[NodeName, int]:
+    """Each node's place in the order in which they first ran."""
+    names: dict[NodeName, int] = {}
+    for kernel in (kernel for one in passes for kernel in one.kernels):
+        names.setdefault(_name(kernel), len(names))
+    return names
+
+
+def _name(kernel: Kernel) -> NodeName:
+    return NodeName(kernel.node, kernel.operator, kernel.provider, kernel.layer)
+
+
+def _layer_name(kernel: Kernel) -> str:
+    return "outside the layers" if kernel.layer is None else f"layer {kernel.layer}"
+
+
+def _pass_time(one: ForwardPass, nodes: dict[NodeName, int]) -> PassTime:
+    record = one.record
+    return PassTime(
+        file=one.file,
+        request_id=record.request_id if record else None,
+        phase=one.phase,
+        token=record.token if record else None,
+        num_tokens=one.num_tokens,
+        start_us=one.start,
+        duration_us=one.duration,
+        other_us=one.other_time,
+        cpu_us=round(record.cpu_seconds * 1e6) if record else None,
+        kernels=[(nodes[_name(kernel)], kernel.start, kernel.duration, kernel.depth) for kernel in one.kernels],
+    )

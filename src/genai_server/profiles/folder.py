@@ -1,0 +1,103 @@
+"""Reading a folder of profiles, with a manifest or without."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from genai_server.errors import ProfileNotFound
+from genai_server.profiles.forward_pass import ForwardPass, Profile
+from genai_server.profiles.manifest import DECODE, PREFILL, Manifest, PassRecord, find_manifests
+from genai_server.profiles.trace_file import Run, read_runs
+
+UNKNOWN = "unknown"
+_STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")
+
+
+def read_profile(path: Path, session: str | None = None) -> Profile:
+    """The profile in a folder: the session of this id or else the last one, of those in it or in a folder right below.
+
+    Where no session has a manifest, all the folder's files are taken together. A single file, such as the one that a
+    whole session of ONNX Runtime's writes, is a profile too. Raises ProfileNotFound.
+    """
+    if path.is_file():
+        return _without_manifest(path.name, path.parent, [path])
+    manifest = find_session(path, session)
+    return (
+        _without_manifest(path.resolve().name, path, list(path.glob("*.json")))
+        if manifest is None
+        else read_session(manifest)
+    )
+
+
+def find_session(root: Path, session: str | None = None) -> Manifest | None:
+    """The manifest of this session, or of the last one; None if no session is named and there is none.
+
+    Raises ProfileNotFound.
+    """
+    try:
+        manifests = find_manifests(root)
+    except OSError as error:
+        raise ProfileNotFound(f"{root}: {error.strerror}") from None
+    found = [manifest for manifest in manifests if session in (None, manifest.session.id)]
+    if session is not None and not found:
+        known = ", ".join(manifest.session.id for manifest in manifests) or "none"
+        raise ProfileNotFound(f"no session {session!r} is in {root}; there are: {known}", param="session")
+    return found[-1] if found else None
+
+
+def read_session(manifest: Manifest) -> Profile:
+    """The profile that a manifest describes. Raises ProfileNotFound if none of its files can be read."""
+    unread: dict[str, str] = {}
+    passes = []
+    for record in manifest.passes:
+        for run in _runs(manifest.path.parent / record.file, unread):
+            start = round((record.started - manifest.session.started) * 1e6) + run.start
+            passes.append(_pass(record.file, start, run, record))
+    return _profile(Profile(manifest.session.id, manifest.path.parent, passes, manifest.session, unread))
+
+
+def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
+    """Files as they are: when each was begun, its name tells to the millisecond; otherwise one follows the other."""
+    unread: dict[str, str] = {}
+    passes: list[ForwardPass] = []
+    origin: int | None = None
+    for path in sorted(files, key=lambda path: (_begun(path) or 0, path.name)):
+        begun, after = _begun(path), passes[-1].start + passes[-1].duration if passes else 0
+        origin = begun if origin is None else origin
+        offset = after if begun is None or origin is None else max(after, begun - origin)
+        passes += [_pass(path.name, offset + run.start, run, None) for run in _runs(path, unread)]
+    return _profile(Profile(name, folder, passes, None, unread))
+
+
+def _profile(profile: Profile) -> Profile:
+    """The profile with its first pass at 0. Raises ProfileNotFound if it has none."""
+    if not profile.passes:
+        reason = "; ".join(f"{name}: {why}" for name, why in list(profile.unread.items())[:3])
+        raise ProfileNotFound(f"{profile.name} has no profile of a forward pass{f' ({reason})' if reason else ''}")
+    first = min(one.start for one in profile.passes)
+    return replace(profile, passes=[replace(one, start=one.start - first) for one in profile.passes])
+
+
+def _runs(path: Path, unread: dict[str, str]) -> Iterator[Run]:
+    try:
+        yield from read_runs(path)
+    except (OSError, ValueError) as error:
+        unread[path.name] = str(error)
+
+
+def _pass(file: str, start: int, run: Run, record: PassRecord | None) -> ForwardPass:
+    if record is not None:
+        return ForwardPass(file, start, run.duration, run.kernels, record.phase, record.num_tokens, record)
+    phase = UNKNOWN if run.num_tokens is None else PREFILL if run.num_tokens > 1 else DECODE
+    return ForwardPass(file, start, run.duration, run.kernels, phase, run.num_tokens)
+
+
+def _begun(path: Path) -> int | None:
+    """When a file was begun, in microseconds, as its name says."""
+    found = _STAMP.search(path.name)
+    if found is None:
+        return None
+    moment = datetime.strptime(found[1], "%Y-%m-%d_%H-%M-%S")
+    return round((moment - datetime(1970, 1, 1)).total_seconds()) * 1_000_000 + int(found[2]) * 1000

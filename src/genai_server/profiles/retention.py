@@ -1,0 +1,42 @@
+"""Which profile sessions go when there is no more room, or when they are old: whole ones, the oldest first.
+
+Only what a manifest names is ever removed. Other files in the folder count, but are somebody's.
+"""
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from genai_server.profiles.manifest import Manifest, find_manifests
+
+# A session without an end whose last line is this old was left by an engine that died, in seconds.
+ABANDONED_AFTER = 3600.0
+
+
+def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Manifest]:
+    """The sessions of all devices that nobody writes to any more, oldest first; `keep` are manifests that stay."""
+    try:
+        manifests = find_manifests(root)
+    except OSError:  # there is no folder yet
+        return []
+    return [manifest for manifest in manifests if manifest.path not in keep and not is_open(manifest, now)]
+
+
+def is_open(manifest: Manifest, now: float) -> bool:
+    """Whether an engine may still write to a session."""
+    return manifest.end is None and now - manifest.changed < ABANDONED_AFTER
+
+
+def remove(manifest: Manifest) -> None:
+    """Remove a session: its files, and then what names them. Raises OSError if one cannot be removed."""
+    for path in [*manifest.files, manifest.path]:
+        path.unlink(missing_ok=True)
+
+
+def make_room(sessions: list[Manifest], is_full: Callable[[], bool], older_than: float) -> None:
+    """Remove the sessions that ended before `older_than`, and then the oldest ones for as long as it `is_full`."""
+    for manifest in sessions:
+        ended = manifest.changed if manifest.end is None else manifest.end.ended
+        if ended < older_than or is_full():
+            with suppress(OSError):  # not ours to remove: the limit holds all the same
+                remove(manifest)

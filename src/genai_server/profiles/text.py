@@ -1,0 +1,131 @@
+"""A report as tables for a terminal."""
+
+from collections.abc import Iterable, Sequence
+
+from genai_server.profiles.analysis import OTHER
+from genai_server.profiles.manifest import DECODE
+from genai_server.profiles.report import Report, TimeShare
+
+_MOST_LAYERS = 8
+
+
+def as_text(report: Report, most: int = 10) -> str:
+    """The tables, each of at most `most` lines."""
+    parts = [
+        _heading(report),
+        "\n".join(f"* {finding}" for finding in report.findings),
+        _phases(report),
+        _shares("operator", report.operators[:most], report),
+    ]
+    parts.append(_shares("node", report.nodes_by_time[:most], report))
+    parts.append(_shares("layer", report.layers[:_MOST_LAYERS], report))
+    if report.threads:
+        parts.append(_threads(report, most))
+    parts.append(_slow(report, most))
+    parts += [f"not read: {name}: {reason}" for name, reason in report.unread.items()]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _heading(report: Report) -> str:
+    requests = {one.request_id for one in report.passes} - {None}
+    of = f" of {_count(len(requests), 'request')}" if requests else ""
+    share = 100 * (1 - report.other_us / report.total_us) if report.total_us else 0
+    lines = [report.name]
+    session = report.session
+    if session is not None:
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(session.versions.items()))
+        lines.append(f"model {session.model} on {session.device}, {_count(session.threads, 'thread')} of an operator")
+        lines[-1] += f" on {_count(session.cores, 'core')}"
+        lines.append(versions)
+    lines.append(
+        f"{_count(len(report.passes), 'pass', 'passes')}{of}, {_ms(report.total_us)} ms, {share:.0f} % kernels"
+    )
+    return "\n".join(lines)
+
+
+def _phases(report: Report) -> str:
+    rows = [["phase", "passes", "tokens", "ms", "ms/pass median", "tokens/s", "not kernels", "cores at work"]]
+    for phase in report.phases:
+        rate = phase.tokens / phase.total_us * 1e6 if phase.tokens and phase.total_us else None
+        rows.append(
+            [
+                phase.phase,
+                str(phase.passes),
+                _maybe(phase.tokens, "{}"),
+                _ms(phase.total_us),
+                _ms(phase.median_us),
+                _maybe(rate, "{:.0f}"),
+                _percent(phase.other_us, phase.total_us),
+                _maybe(phase.cores, "{:.2f}"),
+            ]
+        )
+    return _table(rows)
+
+
+def _shares(title: str, shares: Sequence[TimeShare], report: Report) -> str:
+    phases = [phase.phase for phase in report.phases]
+    rows = [[title, "calls", "ms", "share", *(f"{phase} ms" for phase in phases)]]
+    for share in shares:
+        parts = [_ms(share.by_phase.get(phase, 0)) for phase in phases]
+        rows.append(
+            [share.name, str(share.calls), _ms(share.total_us), _percent(share.total_us, report.total_us), *parts]
+        )
+    return _table(rows)
+
+
+def _threads(report: Report, most: int) -> str:
+    rows = [["threads of", "calls", "shared", "ms", "own share ms", "waiting ms"]]
+    for share in report.threads[:most]:
+        cells = (str(share.calls), _percent(share.shared_calls, share.calls))
+        rows.append([share.name, *cells, *map(_ms, (share.total_us, share.run_us, share.wait_us))])
+    return _table(rows)
+
+
+def _slow(report: Report, most: int) -> str:
+    if report.median_decode_us is None:
+        return ""
+    limit = f"{report.slow_at:g} times the median of {_ms(report.median_decode_us)} ms"
+    if not report.slow_tokens:
+        return f"No decode token took more than {limit}."
+    rows = [["slow", "ms", "× median", "because of", "ms", "more than usual"]]
+    for token in report.slow_tokens[:most]:
+        first = [token.name, _ms(token.duration_us), f"{token.ratio:.1f}"]
+        for node in token.because[:3]:
+            name = node.name if node.name == OTHER else f"{node.name} ({node.operator})"
+            rows.append([*first, name, _ms(node.duration_us), f"+{_ms(node.excess_us)}"])
+            first = ["", "", ""]
+    decodes = sum(phase.passes for phase in report.phases if phase.phase == DECODE)
+    count = f"{len(report.slow_tokens)} of {_count(decodes, 'decode token')} took more than {limit}."
+    return f"{count}\n\n{_table(rows)}"
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    """Columns two blanks apart; numbers flush right."""
+    cells = list(rows)
+    columns = list(zip(*cells, strict=True))
+    right = [all(not cell or cell[0] in "0123456789+–" for cell in column[1:]) for column in columns]
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _ms(microseconds: float) -> str:
+    return f"{microseconds / 1000:.2f}"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def _maybe(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

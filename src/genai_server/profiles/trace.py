@@ -1,0 +1,123 @@
+"""The files of a profile merged into one trace of Chrome's event format, which https://ui.perfetto.dev opens.
+
+Each request is a process there and each of its tokens a thread, so that tokens lie below one another.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import msgspec
+from msgspec import Struct
+
+from genai_server.profiles.forward_pass import ForwardPass, Profile
+from genai_server.profiles.manifest import PREFILL
+from genai_server.profiles.trace_file import Event, events_of_runs
+
+_MOST_THREADS = 1000
+
+
+class _Event(Struct, omit_defaults=True):
+    """An event as it is written: "X" lasts, "M" names its track. Times in microseconds."""
+
+    name: str
+    ph: str
+    pid: int
+    tid: int = 0
+    ts: int | None = None
+    dur: int | None = None
+    cat: str = ""
+    args: dict[str, Any] | msgspec.Raw | None = None
+
+
+@dataclass
+class _Tracks:
+    """The numbers of processes and threads, and the events that name those which are new."""
+
+    fresh: list[_Event] = field(default_factory=list)
+    _processes: dict[str, int] = field(default_factory=dict)
+    _threads: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def process(self, name: str) -> int:
+        """The number of a process."""
+        if name not in self._processes:
+            pid = self._processes[name] = len(self._processes) + 1
+            self.fresh.append(_Event("process_name", "M", pid, args={"name": name}))
+        return self._processes[name]
+
+    def thread(self, pid: int, name: str, place: int) -> int:
+        """The number of a thread, which is shown at this place."""
+        if (pid, name) not in self._threads:
+            tid = self._threads[pid, name] = len(self._threads) + 1
+            self.fresh.append(_Event("thread_name", "M", pid, tid, args={"name": name}))
+            self.fresh.append(_Event("thread_sort_index", "M", pid, tid, args={"sort_index": place}))
+        return self._threads[pid, name]
+
+
+def write_trace(profile: Profile, out: IO[bytes]) -> int:
+    """Write the trace; returns the number of its events. Raises OSError and ValueError if a file has changed since."""
+    about = {} if profile.session is None else {"otherData": msgspec.to_builtins(profile.session)}
+    head = msgspec.json.encode({"displayTimeUnit": "ms"} | about)
+    out.write(head[:-1] + b',"traceEvents":[')
+    count = 0
+    for event in _events(profile):
+        out.write((b",\n" if count else b"\n") + msgspec.json.encode(event))
+        count += 1
+    out.write(b"\n]}\n")
+    return count
+
+
+def _events(profile: Profile) -> Iterator[_Event]:
+    tracks = _Tracks()
+    by_file: dict[str, list[tuple[int, ForwardPass]]] = defaultdict(list)
+    for index, one in enumerate(profile.passes):
+        by_file[one.file].append((index, one))
+    for file, passes in by_file.items():
+        runs = events_of_runs(profile.folder / file)
+        for (index, one), (run, events) in zip(passes, runs, strict=True):
+            yield from _of_pass(index, one, [run, *events], tracks)
+
+
+def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks) -> Iterator[_Event]:
+    """The events of a pass, of which the first is the pass itself."""
+    run = events[0]
+    name, place = _track(index, one)
+    pid = tracks.process("profile" if one.record is None else f"request {one.record.request_id}")
+    others = {tid: number for number, tid in enumerate(sorted({event.tid for event in events} - {run.tid}), 2)}
+    within: dict[int, list[int]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: (event.ts, event is not run, -event.dur)):
+        track = name if event.tid == run.tid else f"{name}, thread {others[event.tid]}"
+        tid = tracks.thread(pid, track, place * _MOST_THREADS + others.get(event.tid, 0))
+        yield from tracks.fresh
+        tracks.fresh.clear()
+        begin = event.ts - run.ts + one.start
+        if event is run:
+            yield _Event(name, "X", pid, tid, begin, _fit(within[tid], begin, one.duration), event.cat, _about(one))
+        else:
+            yield _Event(event.name, "X", pid, tid, begin, _fit(within[tid], begin, event.dur), event.cat, event.args)
+
+
+def _track(index: int, one: ForwardPass) -> tuple[str, int]:
+    """The name of a pass's track and its place among the others."""
+    if one.record is None:
+        return f"pass {index}", index
+    return ("prompt", 0) if one.phase == PREFILL else (f"token {one.record.token}", one.record.token + 1)
+
+
+def _fit(ends: list[int], begin: int, duration: int) -> int:
+    """The duration within what lies around: cut to whole microseconds, an event may seem to outlast that, and such a
+    trace is not taken. `ends` are when the open events end.
+    """
+    while ends and ends[-1] <= begin:
+        ends.pop()
+    end = min([begin + duration, *ends])
+    ends.append(end)
+    return end - begin
+
+
+def _about(one: ForwardPass) -> dict[str, Any]:
+    """What is known of a pass, as arguments of its event."""
+    known = {"file": one.file, "phase": one.phase, "tokens read": one.num_tokens, "not in kernels (µs)": one.other_time}
+    return known if one.record is None else known | {"position": one.record.position}

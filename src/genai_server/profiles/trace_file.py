@@ -1,0 +1,152 @@
+"""ONNX Runtime's own files: events of the Chrome trace format, one run of the model or (for a session) many.
+
+A run is told by its event `model_run`; the events of category Node whose names end in `_kernel_time` are the kernels.
+https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from genai_server.profiles.forward_pass import Kernel, ThreadUse
+
+_KERNEL = "_kernel_time"
+_RUN = "model_run"
+
+
+class Arguments(Struct):
+    """What ONNX Runtime says of a kernel, as far as it is read here. Thread statistics are "" in a run's profile."""
+
+    op_name: str = ""
+    provider: str = ""
+    input_type_shape: list[dict[str, list[int]]] = []
+    thread_scheduling_stats: Any = ""
+
+
+class Event(Struct):
+    """An event; `args` is decoded when it is needed."""
+
+    name: str
+    cat: str = ""
+    ph: str = "X"
+    ts: int = 0
+    dur: int = 0
+    tid: int = 0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the model in a file: `start` and `duration` in the file's time, and what it read if that can be told."""
+
+    start: int
+    duration: int
+    kernels: tuple[Kernel, ...]
+    num_tokens: int | None
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a file. Raises OSError, and ValueError if it is not such a file or was not written to its end."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Event])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not a profile of ONNX Runtime's: {error}") from None
+
+
+def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
+    """The runs of a file in order, each with the other events in it. Raises OSError and ValueError."""
+    events = read_events(path)
+    found = _runs(events)
+    lasting = [event for event in events if event.ph == "X" and event.name != _RUN]
+    return [(run, [event for event in lasting if _is_within(event.ts, run)]) for run in found]
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The runs of a file in order. Raises OSError and ValueError."""
+    events = read_events(path)
+    runs = _runs(events)
+    nodes = sorted((e for e in events if e.cat == "Node" and e.name.endswith(_KERNEL)), key=lambda e: (e.ts, -e.dur))
+    try:
+        kernels = list(_kernels((node, msgspec.json.decode(node.args, type=Arguments)) for node in nodes))
+    except msgspec.DecodeError as error:
+        raise ValueError(f"a kernel's arguments are not as expected: {error}") from None
+    return [_run(run, kernels) for run in runs]
+
+
+def _runs(events: list[Event]) -> list[Event]:
+    runs = sorted((event for event in events if event.name == _RUN), key=lambda event: event.ts)
+    if not runs:
+        raise ValueError("no run of a model is in it")
+    return runs
+
+
+def _is_within(moment: int, run: Event) -> bool:
+    return run.ts <= moment < run.ts + max(1, run.dur)
+
+
+def _run(run: Event, kernels: list[tuple[Kernel, int | None]]) -> Run:
+    within = [pair for pair in kernels if _is_within(pair[0].start, run)]
+    # The file's times are cut to whole microseconds, so that the last kernel may seem to outlast its run.
+    end = max([run.ts + run.dur, *(kernel.start + kernel.duration for kernel, _ in within)])
+    nested = _nest(replace(kernel, start=kernel.start - run.ts) for kernel, _ in within)
+    num_tokens = next((number for _, number in within if number is not None), None)
+    return Run(run.ts, end - run.ts, tuple(nested), num_tokens)
+
+
+def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel, int | None]]:
+    """The kernels of a file, with the tokens that an embedding read."""
+    shared_before = 0
+    for event, args in nodes:
+        use, shared_before = _thread_use(args.thread_scheduling_stats, shared_before)
+        kernel = Kernel(
+            node=event.name.removesuffix(_KERNEL),
+            operator=args.op_name or "unknown",
+            provider=args.provider,
+            start=event.ts,
+            duration=event.dur,
+            self_time=event.dur,
+            thread=event.tid,
+            threads=use,
+        )
+        yield kernel, _num_tokens(args)
+
+
+def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Find who lies in whom, by thread; `kernels` are in order of their start, the longer first."""
+    found: list[Kernel] = []
+    open_ones: dict[int, list[int]] = {}
+    for kernel in kernels:
+        around = open_ones.setdefault(kernel.thread, [])
+        while around and found[around[-1]].start + found[around[-1]].duration < kernel.start + max(1, kernel.duration):
+            around.pop()
+        if around:
+            outer = found[around[-1]]
+            found[around[-1]] = replace(outer, self_time=max(0, outer.self_time - kernel.duration))
+        found.append(replace(kernel, depth=len(around)))
+        around.append(len(found) - 1)
+    return found
+
+
+def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
+    """What the statistics say, and what the other threads have taken up to now: they count on and on."""
+    try:
+        main = stats["main_thread"]
+        shared = sum(int(other["num_run"]) for other in stats["sub_threads"].values())
+        wait = int(main["Wait"]) + int(main["WaitRevoke"])
+        return ThreadUse(int(main["Run"]), wait, max(0, shared - shared_before)), shared
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return None, shared_before
+
+
+def _num_tokens(args: Arguments) -> int | None:
+    """What an embedding looks up: the columns of its two-dimensional indices [batch, tokens]."""
+    if args.op_name.startswith("Gather"):
+        for shapes in args.input_type_shape:
+            for kind, shape in shapes.items():
+                if kind in ("int64", "int32") and len(shape) == 2:
+                    return shape[1]
+    return None

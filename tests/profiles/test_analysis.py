@@ -1,0 +1,92 @@
+"""The analysis: the shares of the time, and who was slow because of what."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.profiles.analysis import OTHER, analyse
+from genai_server.profiles.folder import read_profile
+from genai_server.profiles.report import Report
+from tests.profiles.files import DOWN, EMBEDDING, event, kernel, run_events, write, write_session
+
+
+def report_on(folder: Path, **session: object) -> Report:
+    write_session(folder, **session)  # type: ignore[arg-type]
+    return analyse(read_profile(folder))
+
+
+def test_time_is_shared_out_by_operator_node_layer_and_phase(tmp_path: Path) -> None:
+    report = report_on(tmp_path, decodes=8)
+    assert [(share.name, share.calls, share.total_us, share.by_phase) for share in report.operators] == [
+        ("MatMulNBits", 9, 2700, {"prefill": 300, "decode": 2400}),
+        ("GroupQueryAttention", 9, 1800, {"prefill": 200, "decode": 1600}),
+        ("Gather", 9, 900, {"prefill": 100, "decode": 800}),
+    ]
+    assert [share.name for share in report.layers] == ["layer 1", "layer 0", "outside the layers"]
+    assert [share.name for share in report.nodes_by_time][::2] == [DOWN, EMBEDDING]
+    prefill, decode = report.phases
+    assert (prefill.passes, prefill.tokens, prefill.total_us, prefill.other_us) == (1, 12, 700, 100)
+    assert (decode.passes, decode.tokens, decode.total_us, decode.other_us) == (8, 8, 5600, 800)
+    assert decode.median_us == report.median_decode_us == 700
+    assert decode.cores == pytest.approx(1.5)
+
+
+def test_all_shares_and_what_is_not_kernels_are_the_whole(tmp_path: Path) -> None:
+    report = report_on(tmp_path)
+    for shares in (report.operators, report.layers, report.nodes_by_time):
+        assert sum(share.total_us for share in shares) + report.other_us == report.total_us
+
+
+def test_a_slow_token_is_found_with_the_node_that_made_it_slow(tmp_path: Path) -> None:
+    report = report_on(tmp_path, decodes=20, slow={13: 4300})
+    (slow,) = report.slow_tokens
+    assert (slow.token, slow.request_id, slow.duration_us) == (13, "req-1", 4700)
+    assert slow.ratio == pytest.approx(4700 / 700)
+    (reason,) = slow.because
+    assert (reason.name, reason.operator, reason.excess_us) == (DOWN, "MatMulNBits", 4000)
+    assert report.passes[slow.index].token == 13
+
+
+def test_time_outside_the_kernels_can_be_the_reason(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path / f"{number}.json", run_events(other=5000 if number == 3 else 100))
+    (slow,) = analyse(read_profile(tmp_path)).slow_tokens
+    assert (slow.file, slow.token) == ("3.json", None)
+    assert [(reason.name, reason.excess_us) for reason in slow.because] == [(OTHER, 4900)]
+
+
+def test_the_slowest_comes_first_and_a_long_prompt_is_not_a_slow_token(tmp_path: Path) -> None:
+    report = report_on(tmp_path, decodes=12, slow={0: 90_000, 2: 1300, 9: 2300})
+    assert [token.token for token in report.slow_tokens] == [9, 2]
+
+
+def test_who_is_slow_depends_on_the_multiple_that_is_asked_for(tmp_path: Path) -> None:
+    write_session(tmp_path, slow={2: 600})
+    profile = read_profile(tmp_path)
+    assert [len(analyse(profile, limit).slow_tokens) for limit in (1.2, 1.5)] == [1, 0]
+
+
+def test_a_prompt_alone_has_no_slow_tokens(tmp_path: Path) -> None:
+    report = report_on(tmp_path, decodes=0)
+    assert (report.median_decode_us, report.slow_tokens) == (None, [])
+
+
+def test_kernels_that_overlap_count_once_for_what_is_not_kernels(tmp_path: Path) -> None:
+    events = [kernel("/a", "Mul", 0, 60), kernel("/b", "Mul", 40, 40, thread=2), event("model_run", 0, 100)]
+    write(tmp_path / "a.json", events)
+    (phase,) = analyse(read_profile(tmp_path)).phases
+    assert (phase.phase, phase.other_us, phase.tokens, phase.cores) == ("unknown", 20, None, None)
+
+
+def test_thread_use_is_told_where_onnx_runtime_tells_it(tmp_path: Path) -> None:
+    main = {"Run": 30, "Wait": 12, "WaitRevoke": 0}
+    shared = {"main_thread": main, "sub_threads": {"9": {"num_run": 2}}}
+    events = [
+        kernel("/a", "MatMulNBits", 0, 50, stats=shared),
+        kernel("/b", "MatMulNBits", 50, 50, stats=shared),
+        kernel("/c", "Mul", 100, 5),
+        event("model_run", 0, 110),
+    ]
+    write(tmp_path / "a.json", events)
+    (share,) = analyse(read_profile(tmp_path)).threads
+    assert (share.name, share.calls, share.shared_calls, share.run_us, share.wait_us) == ("MatMulNBits", 2, 1, 60, 24)

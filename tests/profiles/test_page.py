@@ -1,0 +1,122 @@
+"""The page of a profile, looked at in a real browser."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from genai_server.profiles.analysis import analyse
+from genai_server.profiles.folder import read_profile
+from genai_server.profiles.page import as_page
+from tests.profiles.browser import OpenPage, launched
+from tests.profiles.files import DOWN, event, kernel, write, write_session
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> OpenPage:
+    """A session of a prompt and 20 tokens, of which the 13th was slow in one node."""
+    folder = tmp_path_factory.mktemp("page")
+    write_session(folder, decodes=20, slow={13: 4300})
+    path = folder / "page.html"
+    path.write_text(as_page(analyse(read_profile(folder))), encoding="utf-8")
+    return OpenPage(browser, path)
+
+
+def titles(opened: OpenPage, svg: str) -> list[str]:
+    """What each box of a drawing says of itself."""
+    found: list[str] = opened.page.locator(f"#{svg} rect title").all_text_contents()
+    return found
+
+
+def test_it_needs_nothing_but_itself_and_nothing_goes_wrong(opened: OpenPage) -> None:
+    assert len(opened.requests) == 1
+    assert opened.requests[0].startswith("file:")
+    assert opened.errors == []
+    assert opened.page.title() == "mine_1700000000"
+    assert "model demo on cpu, 2 threads on 2 cores" in opened.page.locator("#about").inner_text()
+
+
+def test_it_opens_at_the_slow_token_with_the_node_that_is_to_blame(opened: OpenPage) -> None:
+    assert opened.page.locator("#timeline-title").inner_text() == "Timeline of token 13 of req-1 (decode): 4.70 ms"
+    bars = opened.page.locator("#passes rect")
+    assert bars.count() == 20
+    assert opened.page.locator("#passes rect.slow").count() == 1
+    assert DOWN in titles(opened, "passes")[12]
+    assert DOWN in opened.page.locator("#slow-tokens").inner_text()
+    assert "the slowest token, token 13 of req-1, took 6.7 times" in opened.page.locator("#findings").inner_text()
+
+
+def test_bars_are_as_high_as_their_passes_took_long(opened: OpenPage) -> None:
+    boxes = [bar.bounding_box() for bar in opened.page.locator("#passes rect").all()]
+    heights = [box["height"] for box in boxes if box]
+    assert heights.index(max(heights)) == 12
+    assert max(heights) / min(heights) == pytest.approx(4700 / 700, rel=0.1)
+
+
+def test_the_timeline_has_the_kernels_side_by_side_below_their_layers(opened: OpenPage) -> None:
+    found = titles(opened, "timeline")
+    assert [text.split(":")[0] for text in found[1:3]] == ["layer 0", "layer 1"]
+    assert found[-1] == f"{DOWN} (MatMulNBits, CPUExecutionProvider): 4.30 ms, from 0.35 ms on"
+    last, before = (opened.page.locator("#timeline rect").nth(number).bounding_box() for number in (-1, -2))
+    assert last is not None
+    assert before is not None
+    assert last["x"] >= before["x"] + before["width"] - 1
+    assert last["width"] > 10 * before["width"]
+
+
+def test_a_click_on_a_bar_shows_that_pass(opened: OpenPage) -> None:
+    opened.page.locator("#passes rect").nth(4).click()
+    assert opened.page.locator("#timeline-title").inner_text().startswith("Timeline of token 5 of req-1")
+    opened.page.locator("#slow-tokens tr.link").click()
+    assert "token 13" in opened.page.locator("#timeline-title").inner_text()
+
+
+def test_pointing_at_a_box_says_what_it_is(opened: OpenPage) -> None:
+    opened.page.locator("#timeline rect").nth(-1).hover()
+    assert opened.page.locator("#told").inner_text().startswith(DOWN)
+
+
+def test_the_flame_shows_a_box_whole_on_a_click_and_goes_back(opened: OpenPage) -> None:
+    everything = titles(opened, "flame")
+    assert everything[0] == "decode: 18.00 ms, 100.0 % of the phase"
+    opened.page.locator("#flame rect").filter(has_text="layer 0").first.click()
+    assert titles(opened, "flame")[0] == "back to decode"
+    assert not any("layer 1" in text for text in titles(opened, "flame"))
+    opened.page.locator("#flame rect").first.click()
+    assert titles(opened, "flame") == everything
+
+
+def test_another_phase_can_be_chosen(opened: OpenPage) -> None:
+    opened.page.select_option("#phase", "prefill")
+    assert opened.page.locator("#passes rect").count() == 1
+    assert opened.page.locator("#timeline-title").inner_text().startswith("Timeline of prompt of req-1")
+    opened.page.select_option("#phase", "all")
+    assert opened.page.locator("#passes rect").count() == 21
+    opened.page.select_option("#phase", "decode")
+
+
+def test_names_that_look_like_html_stay_names(browser: Browser, tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    events = [kernel(evil, evil, 0, 60), event("model_run", 0, 100)]
+    write(tmp_path / "a.json", events)
+    path = tmp_path / "page.html"
+    path.write_text(as_page(analyse(read_profile(tmp_path))), encoding="utf-8")
+    opened = OpenPage(browser, path)
+    assert evil in opened.page.locator("#operators").inner_text()
+    assert opened.page.locator("img").count() == 0
+    assert opened.errors == []
+
+
+def test_the_report_in_the_page_is_the_report(tmp_path: Path) -> None:
+    write_session(tmp_path)
+    page = as_page(analyse(read_profile(tmp_path)))
+    data = page.partition('id="report">')[2].partition("</script>")[0]
+    assert json.loads(data)["name"] == "mine_1700000000"

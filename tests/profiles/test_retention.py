@@ -1,0 +1,75 @@
+"""Which sessions go: whole ones, the oldest first, and never one that is written to or a file that nobody named."""
+
+import os
+from pathlib import Path
+
+from genai_server.profiles.manifest import find_manifests
+from genai_server.profiles.retention import ABANDONED_AFTER, is_open, make_room, removable, remove
+from tests.profiles.files import write_session
+
+NOW = 1_000_000.0
+
+
+def ids(root: Path) -> list[str]:
+    return [manifest.session.id for manifest in find_manifests(root)]
+
+
+def test_a_session_goes_with_its_files_and_nothing_else(tmp_path: Path) -> None:
+    write_session(tmp_path, began=1.0)
+    write_session(tmp_path, began=50.0)
+    (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
+    remove(find_manifests(tmp_path)[0])
+    assert ids(tmp_path) == ["mine_50"]
+    assert len(list(tmp_path.glob("mine_50_*.json"))) == 9
+    assert (tmp_path / "notes.json").exists()
+    assert len(list(tmp_path.iterdir())) == 11
+
+
+def test_a_session_some_of_whose_files_are_gone_can_be_removed(tmp_path: Path) -> None:
+    write_session(tmp_path)
+    next(iter(tmp_path.glob("mine_*_3.json"))).unlink()
+    remove(find_manifests(tmp_path)[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_oldest_go_until_there_is_room(tmp_path: Path) -> None:
+    for began in (3.0, 1.0, 2.0):
+        write_session(tmp_path / f"device-{began}", began=began)
+    make_room(removable(tmp_path, NOW), lambda: len(ids(tmp_path)) >= 2, older_than=0.0)
+    assert ids(tmp_path) == ["mine_3"]
+
+
+def test_those_that_ended_too_long_ago_go_whether_there_is_room_or_not(tmp_path: Path) -> None:
+    for began in (100.0, 200.0, 300.0):
+        write_session(tmp_path, began=began)
+    make_room(removable(tmp_path, NOW), lambda: False, older_than=250.0)
+    assert ids(tmp_path) == ["mine_300"]
+
+
+def test_a_session_that_is_written_to_stays(tmp_path: Path) -> None:
+    manifest = write_session(tmp_path, end=False)
+    write_session(tmp_path, began=5.0)
+    os.utime(manifest, (NOW, NOW))
+    assert [each.session.id for each in removable(tmp_path, NOW + 60)] == ["mine_5"]
+    assert removable(tmp_path, NOW + 60, keep=[tmp_path / "mine_5.manifest.jsonl"]) == []
+
+
+def test_a_session_that_a_dead_engine_has_left_open_goes_in_time(tmp_path: Path) -> None:
+    path = write_session(tmp_path, end=False)
+    os.utime(path, (NOW, NOW))
+    (manifest,) = find_manifests(tmp_path)
+    assert [is_open(manifest, NOW + age) for age in (ABANDONED_AFTER - 1, ABANDONED_AFTER)] == [True, False]
+
+
+def test_without_a_folder_nothing_can_be_removed(tmp_path: Path) -> None:
+    assert removable(tmp_path / "nowhere", NOW) == []
+
+
+def test_a_session_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path) -> None:
+    write_session(tmp_path, began=1.0)
+    write_session(tmp_path, began=50.0)
+    stubborn = next(iter(tmp_path.glob("mine_1_2.json")))
+    stubborn.unlink()
+    stubborn.mkdir()
+    make_room(removable(tmp_path, NOW), lambda: True, older_than=0.0)
+    assert ids(tmp_path) == ["mine_1"]

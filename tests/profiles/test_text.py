@@ -1,0 +1,42 @@
+"""The report as text."""
+
+from pathlib import Path
+
+from genai_server.profiles.analysis import analyse
+from genai_server.profiles.folder import read_profile
+from genai_server.profiles.text import as_text
+from tests.profiles.files import DOWN, event, kernel, run_events, write, write_session
+
+
+def test_it_names_the_session_the_operators_and_the_slow_token_with_its_node(tmp_path: Path) -> None:
+    write_session(tmp_path, decodes=20, slow={13: 4300})
+    text = as_text(analyse(read_profile(tmp_path)))
+    assert text.startswith("mine_1700000000\nmodel demo on cpu, 2 threads of an operator on 2 cores\nonnxruntime 1\n")
+    assert "21 passes of 1 request, 18.70 ms, 89 % kernels" in text
+    assert "1 of 20 decode tokens took more than 1.5 times the median of 0.70 ms." in text
+    line = next(line for line in text.splitlines() if line.startswith("token 13 of req-1"))
+    assert line.split() == ["token", "13", "of", "req-1", "4.70", "6.7", DOWN, "(MatMulNBits)", "4.30", "+4.00"]
+
+
+def test_where_all_tokens_are_alike_it_says_so(tmp_path: Path) -> None:
+    write_session(tmp_path)
+    assert as_text(analyse(read_profile(tmp_path))).endswith(
+        "No decode token took more than 1.5 times the median of 0.70 ms."
+    )
+
+
+def test_tables_have_as_many_lines_as_asked_for(tmp_path: Path) -> None:
+    write_session(tmp_path)
+    report = analyse(read_profile(tmp_path))
+    assert "Gather" not in as_text(report, 2)
+    assert "Gather" in as_text(report, 3)
+
+
+def test_files_that_were_not_read_and_threads_are_told(tmp_path: Path) -> None:
+    stats = {"main_thread": {"Run": 30, "Wait": 12, "WaitRevoke": 0}, "sub_threads": {"9": {"num_run": 2}}}
+    write(tmp_path / "a.json", [kernel("/a", "Mul", 0, 50, stats=stats), event("model_run", 0, 110)])
+    write(tmp_path / "b.json", run_events())
+    (tmp_path / "c.json").write_text("[", encoding="utf-8")
+    text = as_text(analyse(read_profile(tmp_path)))
+    assert "not read: c.json: not a profile" in text
+    assert ["Mul", "1", "100.0", "%", "0.05", "0.03", "0.01"] in [line.split() for line in text.splitlines()]
