@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 
 # From the bottom up.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "generation", "parts", "timing", "messages"),
+    ("errors", "generation", "parts", "timing", "options", "messages"),
     ("config", "logs"),
     ("text", "openai_api"),
     ("engine", "engines", "anthropic_api"),
@@ -42,6 +42,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "onnxruntime*": ("engine.*",),
     "llguidance": ("engine.guidance", "text.grammar"),
     "tokenizers": ("text.tokenizer",),
+    "google": ("options.pbtxt",),
     "jinja2": ("text.chat_template",),
     "fastapi": ("api.*", "cli.*"),
     "starlette": ("api.*", "cli.*"),
