@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from genai_server.errors import ConfigurationError
@@ -39,17 +40,15 @@ class DeviceOptions(Struct, frozen=True):
     providers: list[ProviderOptions] = []
     warnings: list[str] = []
 
-    @property
-    def is_default(self) -> bool:
-        """Whether nothing that changes a graph was asked for."""
-        return not (self.session or self.entries or self.run or self.custom_op_libraries or self.providers)
 
-
+DEFAULT_OPTIONS = DeviceOptions()
 SECTIONS = ("session", "provider", "providers")
 _SESSION_ROWS = names(session.SESSION)
 _ENTRY_ROWS = names(session.ENTRIES)
 _RUN_ROWS = names(session.RUN)
 _CUDA_DEVICES = ("cuda", "tensorrt")
+# They number the same cards.
+_NVIDIA = ("cuda", "tensorrt", "nv_tensorrt_rtx")
 _PLACES = ("library", "package")
 # What providers call the number of a device.
 _INDICES = ("device_id", "device_index", "deviceId")
@@ -154,7 +153,13 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
     if kind in PROVIDERS and kind != CPU and kind not in order:
         raise ConfigurationError(f"providers={order!r}: {kind} is missing, and device {device} is on it")
     found = [read.get(name, ProviderOptions(name)) for name in order if name != CPU]
-    return [_with_index(one, index) for one in found] if index else found
+    family = _NVIDIA if kind in _NVIDIA else (kind,)
+    return [_with_index(one, index) if index and one.name in family else one for one in found]
+
+
+def on_providers(options: DeviceOptions, device: str) -> DeviceOptions:
+    """The options with the device's own providers, if they name none."""
+    return msgspec.structs.replace(options, providers=options.providers or _providers(None, {}, device))
 
 
 def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
@@ -221,6 +226,20 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
             if _misses(rows[key], runner):
                 return f"[provider.{given.name}] {key} reaches only {_where(rows[key].reach)}"
     return None
+
+
+def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
+    """The options without those that do not reach a runner."""
+    providers = []
+    for given in options.providers:
+        known = provider(given.name)
+        if known.genai is None and runner is Reach.GENERATOR:
+            continue
+        rows = names(known.rows)
+        kept = {key: value for key, value in given.options.items() if key not in rows or not _misses(rows[key], runner)}
+        providers.append(msgspec.structs.replace(given, options=kept))
+    kept = {name: value for name, value in options.session.items() if not _misses(_SESSION_ROWS[name], runner)}
+    return msgspec.structs.replace(options, session=kept, providers=providers)
 
 
 def _misses(row: Row, runner: Reach) -> bool:
