@@ -23,7 +23,8 @@ class Shapes(ScriptedRunner):
         self.decoded: list[int] = []
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        self.prefilled.append(len(tokens))
+        if len(tokens) > 1:  # its decode is a prefill of one
+            self.prefilled.append(len(tokens))
         return super().prefill(sequence, tokens, positions=positions)
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:

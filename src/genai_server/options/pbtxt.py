@@ -4,6 +4,7 @@ protobuf's own parser wants the message's schema and leaves out, without a word,
 field must be seen, so that those which are not translated can be named. The words are found by protobuf's tokenizer.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from genai_server.errors import ConfigurationError
 # Every value of a field, in order: numbers and words as text.
 Message = dict[str, list["str | Message"]]
 
+_WORD = re.compile(r"-?[\w.+-]+")
 _CLOSED_BY = {"{": "}", "<": ">"}
 
 
@@ -67,7 +69,7 @@ def _value(tokenizer: Any, *, colon: bool) -> "str | Message":
         text: str = tokenizer.ConsumeString()
         return text
     word: str = ("-" if tokenizer.TryConsume("-") else "") + tokenizer.token
-    if not word.strip("-"):
+    if not _WORD.fullmatch(word):
         raise tokenizer.ParseError("expected a value")
     tokenizer.NextToken()
     return word

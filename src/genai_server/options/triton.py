@@ -11,6 +11,7 @@ from genai_server.options.device import flat, provider_options
 from genai_server.options.pbtxt import Message, messages
 from genai_server.options.session import ENTRIES, RUN, SESSION
 from genai_server.options.table import names, nearest
+from genai_server.options.toml import toml_key, toml_value
 from genai_server.options.values import number
 
 BACKEND = "onnxruntime"
@@ -50,26 +51,35 @@ def translate(config: Message, backend_config: Sequence[str] = ()) -> Translatio
     """The same in our names and ONNX Runtime's values. Raises ConfigurationError for what Triton would refuse, too."""
     found = Translation()
     for name, values in config.items():
-        match name:
-            case "parameters":
-                _parameters(found, values)
-            case "optimization":
-                _optimization(found, values)
-            case "model_operations":
-                for operations in messages(values):
-                    found.libraries += [str(path) for path in operations.get("op_library_filename", [])]
-            case "max_batch_size":
-                _max_batch_size(found, name, str(values[-1]))
-            case "name":
-                found.settings["model_name"] = str(values[-1])
-            case "instance_group":
-                _instances(found, values)
-            case _:
-                why = _OF_THE_MODEL.get(name, "it has no counterpart here")
-                if why:
-                    found.notes.append(f"{name} is left out: {why}")
+        _field(found, name, values)
     _backend(found, backend_config)
+    if set(found.devices) == {"cpu"}:
+        for name in [name for name in _order(found) if name != "openvino"]:
+            found.provider.pop(name, None)
+            found.providers = [kept for kept in found.providers if kept != name]
+            found.notes.append(f"{name} is left out: all instances are on the CPU")
     return found
+
+
+def _field(found: Translation, name: str, values: list[Any]) -> None:
+    match name:
+        case "name":
+            found.settings["model_name"] = str(values[-1])
+        case "max_batch_size":
+            _max_batch_size(found, name, str(values[-1]))
+        case "instance_group":
+            _instances(found, values)
+        case "parameters":
+            _parameters(found, values)
+        case "optimization":
+            _optimization(found, values)
+        case "model_operations":
+            for operations in messages(values):
+                found.libraries += [str(path) for path in operations.get("op_library_filename", [])]
+        case _:
+            why = _OF_THE_MODEL.get(name, "it has no counterpart here")
+            if why:
+                found.notes.append(f"{name} is left out: {why}")
 
 
 def _max_batch_size(found: Translation, name: str, value: str) -> None:
@@ -175,34 +185,28 @@ def _backend(found: Translation, backend_config: Sequence[str]) -> None:
 def as_toml(found: Translation) -> str:
     """The configuration file's text."""
     lines = [f"# {note}" for note in found.notes]
-    lines += [f"{name} = {_toml(value)}" for name, value in found.settings.items()]
-    order = list(dict.fromkeys([*found.providers, *(["cuda"] if "cuda" in found.provider else [])]))
-    on_gpu = any(name != "openvino" for name in order)
-    devices = ",".join(dict.fromkeys(found.devices)) or ("cuda" if on_gpu else "cpu" if order else "")
+    lines += [f"{name} = {toml_value(value)}" for name, value in found.settings.items()]
+    order = _order(found)
+    devices = ",".join(dict.fromkeys(found.devices)) or ("cuda" if "cuda" in order else "cpu" if order else "")
     if devices:
         lines.append(f'device = "{devices}"')
     if order:
-        lines.append(f"providers = [{', '.join(_toml(name) for name in [*order, 'cpu'])}]")
+        lines.append(f"providers = [{', '.join(toml_value(name) for name in [*order, 'cpu'])}]")
     if found.session or found.libraries:
         lines += ["", "[session]"]
-        lines += [f"{_key(name)} = {_toml(value)}" for name, value in flat(found.session).items()]
+        lines += [f"{toml_key(name)} = {toml_value(value)}" for name, value in flat(found.session).items()]
         if found.libraries:
-            lines.append(f"{session.LIBRARIES} = [{', '.join(_toml(path) for path in found.libraries)}]")
+            lines.append(f"{session.LIBRARIES} = [{', '.join(toml_value(path) for path in found.libraries)}]")
     for name in order:
         if found.provider.get(name):
             lines += ["", f"[provider.{name}]"]
-            lines += [f"{_key(key)} = {_toml(value)}" for key, value in found.provider[name].items()]
+            lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in found.provider[name].items()]
     return "\n".join(lines).strip() + "\n"
 
 
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else f'"{name}"'
-
-
-def _toml(value: Any) -> str:
-    """A value; numbers without quotes, texts with TOML's escapes."""
-    text = str(value)
-    if text.removeprefix("-").isdigit() and (text == "0" or not text.startswith("0")):
-        return text
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+def _order(found: Translation) -> list[str]:
+    """The accelerators as they were given; on a GPU, CUDA takes what they leave."""
+    order = list(dict.fromkeys([*found.providers, *found.provider]))
+    if any(name != "openvino" for name in order) and "cuda" not in order:
+        order.append("cuda")
+    return order
