@@ -15,7 +15,7 @@ from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
-from genai_server.options.device import DeviceOptions
+from genai_server.options.device import DeviceOptions, ProviderOptions
 from tests.running_server import DEMO
 
 
@@ -58,6 +58,18 @@ def test_it_is_written_once(packed: Path) -> None:
 def test_other_session_options_have_a_folder_of_their_own(packed: Path, tmp_path: Path) -> None:
     other = prepacked_model(DEMO, tmp_path, DeviceOptions({"graph_optimization_level": "basic"}))
     assert other.name != packed.name
+
+
+def test_options_of_threads_and_memory_share_the_folder(packed: Path) -> None:
+    options = DeviceOptions({"intra_op_num_threads": "1"}, {"session.intra_op.allow_spinning": "0"})
+    assert prepacked_model(DEMO, packed.parent, options) == packed
+
+
+@pytest.mark.parametrize(
+    "options", [DeviceOptions(custom_op_libraries=["ops.so"]), DeviceOptions(providers=[ProviderOptions("openvino")])]
+)
+def test_what_other_libraries_have_a_part_in_is_not_packed(options: DeviceOptions, tmp_path: Path) -> None:
+    assert prepacked_model(DEMO, tmp_path, options) == DEMO
 
 
 @pytest.mark.parametrize("damage", ["shorter", "lost", "no manifest"])

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
 from genai_server.api.app import create_app
-from genai_server.config import Settings, engines_to_attach, load_settings
+from genai_server.config import Settings, device_options, engines_to_attach, load_settings
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError, ModelDirectoryError
@@ -35,6 +35,7 @@ def load_codecs(settings: Settings) -> dict[str, TextCodec]:
 
     Raises ConfigurationError.
     """
+    device_options(settings)
     model_dir = Path(settings.model_dir)
     try:
         if not all(device.startswith("scripted") for device in settings.devices):

@@ -21,9 +21,11 @@ from filelock import FileLock
 from genai_server.engine.model_files import external_files, read_config
 from genai_server.engine.session_options import session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.options.session import LEVEL
 
 log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
+_OF_THREADS = ("session.intra_op", "session.inter_op", "session.force_spinning_stop")
 _ERRORS = 3  # ONNX Runtime's level of severity
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -36,7 +38,7 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOpti
     """
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return model_dir
-    target = cache_dir / _key(model_dir, {**options.session, **options.entries})
+    target = cache_dir / _key(model_dir, _packing(options))
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
@@ -108,6 +110,12 @@ def _key(model_dir: Path, options: dict[str, str]) -> str:
     parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), options]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{model_dir.resolve().name}-{digest[:16]}"
+
+
+def _packing(options: DeviceOptions) -> dict[str, str]:
+    """The options that what is packed depends on: not those of threads and memory."""
+    level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
+    return level | {name: value for name, value in options.entries.items() if not name.startswith(_OF_THREADS)}
 
 
 def _processor() -> str:

@@ -121,6 +121,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
             raise
         _check_reach(spec, Reach.GENERATOR, str(reason))
         log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
+        log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
         return RunnerPair(generator, reason=str(reason), nodes=generator.nodes)
     _check_reach(spec, Reach.BATCHED, "requests run in a batch")
     nodes = batched.nodes
