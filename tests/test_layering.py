@@ -49,7 +49,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "uvicorn": ("cli.*",),
     # With an extra only: whoever serves does not have them.
     "aiohttp": ("bench.*",),
-    "rich": ("cli.bench",),
+    "rich": ("cli.bench", "cli.tune"),
     "matplotlib": ("bench.plot",),
 }
 # What may be named in these modules only.

@@ -23,4 +23,4 @@ def test_settings_are_replaced_or_put_at_the_top_and_all_else_stays() -> None:
     text = "# why\nthreads = 1\nport = 3\n\n[session]\nthreads = 9 # not a setting\n"
     found = with_settings(text, {"threads": 2, "max_batch_size": 8})
     assert found == "max_batch_size = 8\n# why\nthreads = 2\nport = 3\n\n[session]\nthreads = 9 # not a setting\n"
-    assert tomllib.loads(with_settings("", {"threads": 2})) == {"threads": 2}
+    assert with_settings("", {"threads": 2, "port": 1}) == "threads = 2\nport = 1\n"

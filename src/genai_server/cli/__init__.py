@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from genai_server import __version__
-from genai_server.cli import bench, doctor, import_triton, serve
+from genai_server.cli import bench, doctor, import_triton, serve, tune
 from genai_server.errors import ConfigurationError
 
 
@@ -16,6 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     serve.add_parser(subparsers)
     bench.add_parser(subparsers)
     doctor.add_parser(subparsers)
+    tune.add_parser(subparsers)
     import_triton.add_parser(subparsers)
     options = parser.parse_args(arguments)
     try:

@@ -27,13 +27,14 @@ def with_settings(text: str, settings: dict[str, Any]) -> str:
     """
     lines = text.splitlines()
     top = next((number for number, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
+    added = 0
     for name, value in settings.items():
         new = f"{name} = {toml_value(value)}"
         old = re.compile(rf"\s*{re.escape(name)}\s*=")
         place = next((number for number, line in enumerate(lines[:top]) if old.match(line)), None)
         if place is None:
-            lines.insert(0, new)
-            top += 1
+            lines.insert(added, new)
+            added, top = added + 1, top + 1
         else:
             lines[place] = new
     return "\n".join(lines) + "\n"
