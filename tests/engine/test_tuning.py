@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from genai_server.engine import tuning
+from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.runners.base import Logits
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.generator import GeneratorRunner
@@ -56,9 +58,6 @@ def test_what_is_measured_is_what_would_serve(tmp_path: Path, monkeypatch: pytes
 
     def unfit(model_dir: Path) -> None:
         raise DoesNotFit("it is another kind")
-
-    from genai_server.engine import tuning
-    from genai_server.engine.decoder_graph import DoesNotFit
 
     monkeypatch.setattr(tuning, "read_decoder_graph", unfit)
     alone = tuned.open(1, 4)
