@@ -12,7 +12,7 @@ from genai_server.options.triton import BACKEND
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "from-triton.md"
 
-DEVICE = "tests/options/test_device.py"
+DEVICE = "tests/options/test_check.py"
 LIBRARIES = "tests/engine/test_session_options.py"
 TRITON = "tests/options/test_triton.py"
 NO_GPU = "what the provider makes of it: no machine with its hardware was at hand"

@@ -16,7 +16,8 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.generation import GenerationRequest
 from genai_server.messages import EngineSpec
-from genai_server.options.device import DeviceOptions, ProviderOptions, check_device, unreachable
+from genai_server.options.check import check_device
+from genai_server.options.device import DeviceOptions, ProviderOptions, unreachable
 from genai_server.options.table import Reach
 from tests.running_server import DEMO, ROOT, clean_environment
 
@@ -131,7 +132,7 @@ def test_a_global_pool_is_shared_by_all_sessions() -> None:
 import msgspec, psutil
 from genai_server.engine.process import load_runners
 from genai_server.engine.warm_up import warm_up
-from genai_server.options.device import check_device
+from genai_server.options.check import check_device
 from tests.engine.test_process import spec
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}

@@ -19,7 +19,8 @@ from genai_server.engine.session_options import (
     session_options,
 )
 from genai_server.errors import ConfigurationError
-from genai_server.options.device import DeviceOptions, ProviderOptions, check_device
+from genai_server.options.check import check_device
+from genai_server.options.device import DeviceOptions, ProviderOptions
 from tests.running_server import DEMO
 
 MODEL = DEMO / "model.onnx"

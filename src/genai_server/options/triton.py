@@ -6,8 +6,8 @@ from typing import Any
 
 from genai_server.errors import ConfigurationError
 from genai_server.options import session
+from genai_server.options.check import flat, provider_options
 from genai_server.options.cuda import DEPRECATED, SEARCHES, STRATEGIES
-from genai_server.options.device import flat, provider_options
 from genai_server.options.pbtxt import Message, messages
 from genai_server.options.session import ENTRIES, RUN, SESSION
 from genai_server.options.table import names, nearest

@@ -18,7 +18,8 @@ from genai_server.engine.runners.base import Logits, Opening, Terminated
 from genai_server.engine.session_options import configure_providers, genai_overlay
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
-from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, on_providers, reaching
+from genai_server.options.check import on_providers
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, reaching
 from genai_server.options.providers import CPU
 from genai_server.options.table import Reach
 

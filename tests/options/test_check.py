@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from genai_server.errors import ConfigurationError
-from genai_server.options.device import check_device, reaching, unreachable
+from genai_server.options.check import check_device
+from genai_server.options.device import reaching, unreachable
 from genai_server.options.providers import PROVIDERS
 from genai_server.options.session import ENTRIES, SESSION
 from genai_server.options.table import Reach, Row
