@@ -16,6 +16,7 @@ DEVICE = "tests/options/test_check.py"
 LIBRARIES = "tests/engine/test_session_options.py"
 TRITON = "tests/options/test_triton.py"
 NO_GPU = "what the provider makes of it: no machine with its hardware was at hand"
+OPENVINO = "tests/engine/test_openvino.py"
 REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Reach.BATCHED: "the batched session"}
 
 # Triton's name, ours and the tests that show it, of what has a row in the table of session options.
@@ -53,7 +54,8 @@ not batched yet, so there an option that reaches only the batched session is ref
 
 What could not be checked: there was no GPU and no other accelerator where this was written. For every option of a
 provider the tests show that its name is known, that its value is checked, and what the libraries are told; what the
-provider makes of it they do not show.
+provider makes of it they do not show. OpenVINO was tried on a CPU, with onnxruntime-ep-openvino 1.8.1, a package that
+itself takes unknown options without a word; its tests skip where that is not installed.
 
 ## Session options
 
@@ -100,9 +102,12 @@ test_providers_are_told_in_their_order_with_their_options` |
 |---|---|---|---|
 """
 
-PROVIDER_TEST = (
-    f"`{DEVICE}::test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checked`. Not checked: {NO_GPU}"
-)
+PROVIDER_TEST = f"`{DEVICE}::test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checked`"
+# A session was opened with them.
+OPENED = {
+    *("device_type", "precision", "num_of_threads", "num_streams", "cache_dir", "load_config", "model_priority"),
+    *("enable_opencl_throttling", "enable_qdq_optimizer", "enable_causallm", "disable_dynamic_shapes"),
+}
 
 
 def code(*names: str) -> str:
@@ -128,7 +133,13 @@ def provider_rows(name: str) -> list[str]:
     rows = []
     for row in PROVIDERS[name].rows:
         values = f"cannot be set: {row.impossible}" if row.impossible else row.kind.expected
-        tests = PROVIDER_TEST
+        tests = f"{PROVIDER_TEST}. Not checked: {NO_GPU}"
+        if row.impossible:
+            tests = PROVIDER_TEST
+        elif name == "openvino" and row.name in OPENED:
+            tests = f"{PROVIDER_TEST}, `{OPENVINO}::test_a_session_opens_with_an_option`. Not checked: what it does"
+        elif name == "openvino":
+            tests = f"{PROVIDER_TEST}. Not checked: what the provider makes of it"
         if row.means:
             tests = f"`{DEVICE}::test_a_precision_mode_is_a_switch_of_tensorrt`. Not checked: {NO_GPU}"
         elif row.name in DEPRECATED and name == "cuda":
@@ -150,11 +161,15 @@ def render() -> str:
         if known.genai is None:
             test = f"`{DEVICE}::test_an_option_that_does_not_reach_a_runner_is_found`"
         border = "" if known.name == "cpu" else f". Not checked: {NO_GPU}"
+        if known.name == "openvino":
+            test += f", `{OPENVINO}::test_the_batch_and_the_generator_answer_as_on_the_cpu_alone`"
+            border = ". Not checked: GPUs and NPUs, and how fast it is"
         lines.append(f"| `{known.name}` | {genai} | `{known.onnxruntime}` | {test}{border} |")
     lines.append(
         "| any other name, with `library` or `package` in `[provider.NAME]` | the same | the same | "
         f"`{DEVICE}::test_a_provider_from_outside_takes_any_option`, "
-        f"`{LIBRARIES}::test_a_library_that_is_no_provider_is_refused`. Not checked: a library that loads |"
+        f"`{LIBRARIES}::test_a_library_that_is_no_provider_is_refused`; one of a package that loads: "
+        f"`{OPENVINO}::test_the_shares_of_both_providers_are_told` |"
     )
     for known in PROVIDERS.values():
         if known.rows:
