@@ -93,7 +93,7 @@ in the model directory or below the working directory. Not checked: a library th
 `{TRITON}::test_an_option_of_tensorrt_and_cuda_behind_it`, `{LIBRARIES}::\
 test_providers_are_told_in_their_order_with_their_options` |
 | `model_warmup` | nothing to say: an engine warms up before it is ready | \
-`tests/engine/test_warm_up.py::test_each_chunk_is_read_and_tokens_are_decoded` |
+`tests/engine/test_warm_up.py::test_a_chunk_is_read_and_tokens_are_decoded` |
 | all others | left out, and named above the translation | `{TRITON}::test_what_has_no_place_is_named` |
 
 ## Providers

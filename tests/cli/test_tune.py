@@ -1,5 +1,6 @@
 """What tune measures, chooses and writes."""
 
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -81,3 +82,13 @@ def test_threads_that_are_fixed_by_an_option_leave_nothing_to_tune(
 def test_a_model_that_is_not_there_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", str(tmp_path / "none")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_run_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(DEMO, tmp_path / "model")
+    with (tmp_path / "model" / "model.onnx.data").open("r+b") as file:
+        file.truncate(1000)
+    assert main(["tune", str(tmp_path / "model"), "--cache-dir", "none", "--dry-run"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "cannot be run" in lines[-1]
+    assert "genai-server doctor says more" in lines[-1]

@@ -137,7 +137,7 @@ from tests.engine.test_process import spec
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
 runners = load_runners(msgspec.structs.replace(spec(128), options=check_device({"session": pool}, "cpu")))
-warm_up(runners, [64], 128)
+warm_up(runners, 64, 128)
 before = psutil.Process().num_threads()
 options = onnxruntime.SessionOptions()
 options.use_per_session_threads = False

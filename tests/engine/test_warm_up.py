@@ -32,22 +32,22 @@ class Shapes(ScriptedRunner):
         return super().decode(sequences, tokens)
 
 
-def test_each_chunk_is_read_and_tokens_are_decoded() -> None:
+def test_a_chunk_is_read_and_tokens_are_decoded() -> None:
     runner = Shapes()
-    warm_up(RunnerPair(runner, reason="scripted"), [128, 256], 2048)
-    assert runner.prefilled == [128, 256, 2]
-    assert runner.decoded == [1] * 6
+    warm_up(RunnerPair(runner, reason="scripted"), 128, 2048)
+    assert runner.prefilled == [128]
+    assert runner.decoded == [1, 1]
 
 
 def test_a_chunk_is_no_longer_than_what_is_served() -> None:
     runner = Shapes()
-    warm_up(RunnerPair(runner, reason="scripted"), [128], 40)
-    assert runner.prefilled == [38, 2]
+    warm_up(RunnerPair(runner, reason="scripted"), 128, 40)
+    assert runner.prefilled == [38]
 
 
 def test_where_almost_nothing_fits_nothing_is_run() -> None:
     runner = Shapes()
-    warm_up(RunnerPair(runner, reason="scripted"), [128], 3)
+    warm_up(RunnerPair(runner, reason="scripted"), 128, 3)
     assert runner.prefilled == []
 
 
@@ -61,7 +61,7 @@ def test_a_batch_is_decoded_alone_and_with_all_rows_and_forgets_it(monkeypatch: 
 
     monkeypatch.setattr(BatchedRunner, "decode", recorded)
     runners = load_runners(spec(128))
-    warm_up(runners, [64], 128)
+    warm_up(runners, 64, 128)
     assert decoded == [1, 1, 4, 4]
     assert runners.batched is not None
     assert runners.forget() == 0
@@ -75,4 +75,4 @@ def test_a_model_that_cannot_be_run_is_not_ready() -> None:
             raise RunnerFailed("no kernel")
 
     with pytest.raises(RunnerFailed, match="no kernel"):
-        warm_up(RunnerPair(Failing(), reason="scripted"), [64], 128)
+        warm_up(RunnerPair(Failing(), reason="scripted"), 64, 128)

@@ -82,8 +82,15 @@ def run(arguments: argparse.Namespace) -> int:
     target = target or Path(settings.config or DEFAULT_FILE)
     check_model_directory(Path(settings.model_dir))
     text = _text_to_change(target, settings)
-    with _progress() as show:
-        measured = measure(settings, arguments.seconds, show)
+    try:
+        with _progress() as show:
+            measured = measure(settings, arguments.seconds, show)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
+        raise ConfigurationError(
+            f"{settings.model_dir} cannot be run: {error}; genai-server doctor says more"
+        ) from error
     best = measured.best()
     print(table(measured, best))
     print(_blocks(Path(settings.model_dir)))

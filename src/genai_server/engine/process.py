@@ -58,7 +58,7 @@ def main() -> None:
     try:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
-        warm_up(runners, [spec.prefill_chunk, IDLE_CHUNK], spec.max_length)
+        warm_up(runners, spec.prefill_chunk, spec.max_length)
         guidance = load_guidance(spec, runners.generator.model)
     except Exception as error:  # whatever the library raises: the operator must read it
         failed.set()

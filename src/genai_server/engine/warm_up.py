@@ -6,7 +6,6 @@ a graph: the first client would wait for it.
 
 import logging
 import time
-from collections.abc import Sequence
 from itertools import count
 
 from genai_server.engine.runners.base import Opening, Runner
@@ -19,18 +18,20 @@ _SHORT = 2
 _IDS = count(-1, -1)
 
 
-def warm_up(runners: RunnerPair, chunks: Sequence[int], max_length: int) -> None:
-    """Read a prompt in each of the `chunks` of tokens, and decode alone and with all rows; nothing of it is kept.
+def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
+    """Read a chunk of a prompt where requests run, and decode alone and with all rows; nothing of it is kept.
 
-    Raises what a runner raises: a model that cannot be run is not ready.
+    The generator beside a batch, which only profiled requests use, reads next to nothing. Raises what a runner raises:
+    a model that cannot be run is not ready.
     """
     started = time.perf_counter()
     length = min(max_length, runners.generator.model.context_length)
-    for runner in (runners.generator, runners.batched):
-        if runner is not None:
-            for chunk in sorted(set(chunks)):
-                _run(runner, 1, chunk, length)
-            _run(runner, runner.max_rows, _SHORT, length)
+    if runners.batched is None:
+        _run(runners.generator, 1, chunk, length)
+    else:
+        _run(runners.generator, 1, _SHORT, length)
+        _run(runners.batched, 1, chunk, length)
+        _run(runners.batched, runners.batched.max_rows, _SHORT, length)
     runners.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
 
