@@ -8,20 +8,19 @@ import pytest
 from tests.running_server import ROOT
 
 TEXT = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
-NAMED = re.findall(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`", TEXT)
 
 
-def _references() -> list[tuple[Path, str]]:
-    """Files and functions; a function without a file is in the one named before."""
+def references(text: str) -> list[tuple[Path, str]]:
+    """Files and functions that a text names; a function without a file is in the one named before."""
     found, file = [], ""
-    for path, function in NAMED:
+    for path, function in re.findall(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`", text):
         file = path or file
         if path or function:
             found.append((ROOT / file, function))
     return found
 
 
-@pytest.mark.parametrize(("path", "function"), _references(), ids=lambda part: getattr(part, "name", part))
+@pytest.mark.parametrize(("path", "function"), references(TEXT), ids=lambda part: getattr(part, "name", part))
 def test_a_test_that_is_named_exists(path: Path, function: str) -> None:
     assert path.is_file()
     if function:

@@ -122,7 +122,7 @@ def test_the_error_names_the_key_as_it_was_written(dotenv: Path) -> None:
 
 
 def test_an_unknown_device_is_told_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="unknown device 'tpu'; known are cpu, cuda, directml"):
+    with pytest.raises(ConfigurationError, match="unknown device 'tpu'; known are cpu, cuda, tensorrt"):
         _load(device="cpu,tpu")
 
 

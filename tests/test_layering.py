@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 
 # From the bottom up.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "generation", "parts", "timing", "messages", "heartbeat"),
+    ("errors", "generation", "parts", "timing", "options", "messages", "heartbeat"),
     ("config", "logs"),
     ("text", "openai_api", "profiles"),
     ("engine", "engines", "anthropic_api"),
@@ -42,6 +42,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "onnxruntime*": ("engine.*",),
     "llguidance": ("engine.guidance", "text.grammar"),
     "tokenizers": ("text.tokenizer",),
+    "google": ("options.pbtxt",),
     "jinja2": ("text.chat_template", "text.template_sandbox"),
     "fastapi": ("api.*", "cli.*"),
     "starlette": ("api.*", "cli.*"),
@@ -49,7 +50,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "uvicorn": ("cli.*",),
     # With an extra only: whoever serves does not have them.
     "aiohttp": ("bench.*",),
-    "rich": ("cli.bench",),
+    "rich": ("cli.bench", "cli.tune"),
     "matplotlib": ("bench.plot",),
 }
 # What may be named in these modules only.

@@ -41,7 +41,7 @@ def main() -> None:
 
 def load(spec: EngineSpec) -> RunnerPair:
     """The batched runner as in an engine; in the generator's place something that only knows the model."""
-    directory = prepacked_model(Path(spec.model_dir), Path(spec.cache_dir) if spec.cache_dir else None, {})
+    directory = prepacked_model(Path(spec.model_dir), Path(spec.cache_dir) if spec.cache_dir else None, spec.options)
     model = check_model_directory(directory)
     return RunnerPair(cast(ExportingRunner, SimpleNamespace(model=model)), load_batched(spec, directory, model))
 

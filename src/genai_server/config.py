@@ -1,4 +1,4 @@
-"""The settings: command line > environment > .env > default, each checked before anything starts.
+"""The settings: command line > environment > .env > configuration file > default, each checked before anything starts.
 
 The only module that reads the process's environment. A field's alias is its environment variable; its command-line
 option follows from the field's name (`max_length` becomes `--max-length`).
@@ -17,8 +17,12 @@ from dotenv import dotenv_values
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from genai_server.errors import ConfigurationError
+from genai_server.options import file
+from genai_server.options.device import DeviceOptions
+from genai_server.options.providers import PROVIDERS
+from genai_server.options.session import THREADS
 
-DEVICE_KINDS = ("cpu", "cuda", "directml", "scripted")
+DEVICE_KINDS = (*PROVIDERS, "scripted")
 # Set by `genai-server serve` for its API processes: the folder of the engines that are running already.
 ATTACH_VARIABLE = "GENAI_ENGINES_DIR"
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
@@ -50,7 +54,8 @@ class Settings(BaseModel):
     device: str = Field(
         "cpu",
         alias="GENAI_DEVICE",
-        description="`cpu`, `cuda`, `directml`, or a list such as `cpu,cuda:1`; one engine process for each.",
+        description="`cpu`, `cuda`, `directml` or another execution provider, or a list such as `cpu,cuda:1`; one "
+        "engine process for each.",
     )
     max_length: Positive = Field(
         2048,
@@ -261,6 +266,18 @@ class Settings(BaseModel):
         alias="GENAI_PROFILE_MAX_ROWS",
         description="Requests of a batch that a switch for the whole device profiles at a time.",
     )
+    config: str = Field(
+        "",
+        alias="GENAI_CONFIG",
+        description="Configuration file with these settings by their options' names and the session options of each "
+        "device; empty takes `genai-server.toml` here, if it is there.",
+    )
+    options: str = Field(
+        "",
+        alias="GENAI_OPTIONS",
+        repr=False,
+        description="Session and provider options as TOML, over those of the file.",
+    )
     log_level: str = Field(
         "info",
         alias="GENAI_LOG_LEVEL",
@@ -274,7 +291,7 @@ class Settings(BaseModel):
         names = _listed(value)
         for name in names:
             if not _DEVICE.fullmatch(name):
-                raise ValueError(f"unknown device {name!r}; known are {', '.join(DEVICE_KINDS[:3])}")
+                raise ValueError(f"unknown device {name!r}; known are {', '.join(PROVIDERS)}")
         if len(set(names)) < len(names):
             raise ValueError("a device is named twice")
         return ",".join(names)
@@ -363,25 +380,30 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     dotenv: Path | None = Path(".env"),
 ) -> Settings:
-    """Merge command line, environment and .env into settings; an empty value counts as not given.
+    """Merge command line, environment, .env and configuration file into settings; an empty value counts as not given.
 
     Raises ConfigurationError, whose message names the key as the user wrote it and the value.
     """
     environ = os.environ if environ is None else environ
-    from_file = dotenv_values(dotenv) if dotenv is not None else {}
-    values: dict[str, Any] = {}
-    written_as: dict[str, str] = {}
-    for name in Settings.model_fields:
+    dotenv_variables = dotenv_values(dotenv) if dotenv is not None else {}
+
+    def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
         variable = environment_variable(name)
         candidates = (
             (option(name), (options or {}).get(name)),
             (variable, environ.get(variable)),
-            (f"{variable} in {dotenv}", from_file.get(variable)),
+            (f"{variable} in {dotenv}", dotenv_variables.get(variable)),
+            (f"{name} in the configuration file", in_file.get(name)),
         )
-        for key, value in candidates:
-            if value:
-                values[name], written_as[name] = value, key
-                break
+        return next(((key, value) for key, value in candidates if value), None)
+
+    path = (given("config", {}) or ("", ""))[1]
+    in_file = file.file_settings(file.read_file(path), Settings.model_fields, path)
+    values: dict[str, Any] = {}
+    written_as: dict[str, str] = {}
+    for name in Settings.model_fields:
+        if found := given(name, in_file):
+            written_as[name], values[name] = found
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
@@ -391,6 +413,23 @@ def load_settings(
         shown = "(hidden)" if field in ("admin_api_key", "api_keys") else repr(values[field])
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
+
+
+def device_options(settings: Settings) -> dict[str, DeviceOptions]:
+    """The session and provider options of each device, from the configuration file and `options` over it.
+
+    Raises ConfigurationError.
+    """
+    sources = [file.read_file(settings.config), file.read_text(settings.options, environment_variable("options"))]
+    devices = [device for device in settings.devices if not device.startswith("scripted")]
+    found = file.device_options(sources, settings.model_name, devices)
+    for device, options in found.items():
+        threads = options.session.get(THREADS, "0")
+        if settings.threads and threads not in ("0", str(settings.threads)):
+            raise ConfigurationError(
+                f"[session] {THREADS}={threads}: {environment_variable('threads')} says {settings.threads} for {device}"
+            )
+    return found
 
 
 def export_settings(settings: Settings, environ: MutableMapping[str, str] | None = None) -> None:

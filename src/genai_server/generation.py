@@ -101,13 +101,16 @@ class Batching(Struct, frozen=True):
     """How an engine runs several sequences.
 
     `scheduler` is "batched" or "generator", `reason` why it is the latter. `num_slots` run at once. `exact` says
-    whether a sequence alone gives bit for bit what it gives in a batch as it is; None where nothing is batched.
+    whether a sequence alone gives bit for bit what it gives in a batch as it is; None where nothing is batched. `nodes`
+    says how many nodes of the graph each execution provider runs, in the order of their share, or None for each where
+    the library does not tell.
     """
 
     scheduler: str = "generator"
     reason: str | None = None
     num_slots: int = 0
     exact: bool | None = None
+    nodes: dict[str, int | None] = {}
 
 
 class ModelInfo(Struct, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, TokenLogprob
+from genai_server.options.device import DeviceOptions
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _PREFIX_BYTES = 4
@@ -259,6 +260,7 @@ class EngineSpec(Struct, frozen=True):
     state_file: str
     heartbeat_file: str
     log_level: str
+    options: DeviceOptions = DeviceOptions()
 
 
 class EngineReport(Struct, frozen=True):

@@ -49,7 +49,7 @@ def is_ready(url: str) -> bool:
         ({"WORKERS": "0"}, "WORKERS='0': "),
         ({"RELOAD": "perhaps"}, "RELOAD='perhaps': "),
         ({"RELOAD": "true", "WORKERS": "2"}, "RELOAD=true WORKERS=2: reloading works with one API process only"),
-        ({"GENAI_DEVICE": "tpu"}, "GENAI_DEVICE='tpu': unknown device 'tpu'; known are cpu, cuda, directml"),
+        ({"GENAI_DEVICE": "tpu"}, "GENAI_DEVICE='tpu': unknown device 'tpu'; known are cpu, cuda, tensorrt"),
         ({"GENAI_DEVICE": "cpu,cpu"}, "GENAI_DEVICE='cpu,cpu': a device is named twice"),
         ({"GENAI_MAX_LENGTH": "-1"}, "GENAI_MAX_LENGTH='-1': "),
         (

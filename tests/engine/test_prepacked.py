@@ -15,12 +15,13 @@ from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.options.device import DeviceOptions, ProviderOptions
 from tests.running_server import DEMO
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepacked_model(DEMO, tmp_path_factory.mktemp("cache"), {})
+    return prepacked_model(DEMO, tmp_path_factory.mktemp("cache"))
 
 
 def copy_of(packed: Path, cache: Path) -> Path:
@@ -50,13 +51,25 @@ def test_the_packed_model_is_a_whole_directory_that_gives_the_same_logits(packed
 
 def test_it_is_written_once(packed: Path) -> None:
     before = written(packed)
-    assert prepacked_model(DEMO, packed.parent, {}) == packed
+    assert prepacked_model(DEMO, packed.parent) == packed
     assert written(packed) == before
 
 
 def test_other_session_options_have_a_folder_of_their_own(packed: Path, tmp_path: Path) -> None:
-    other = prepacked_model(DEMO, tmp_path, {"session.some_option": "1"})
+    other = prepacked_model(DEMO, tmp_path, DeviceOptions({"graph_optimization_level": "basic"}))
     assert other.name != packed.name
+
+
+def test_options_of_threads_and_memory_share_the_folder(packed: Path) -> None:
+    options = DeviceOptions({"intra_op_num_threads": "1"}, {"session.intra_op.allow_spinning": "0"})
+    assert prepacked_model(DEMO, packed.parent, options) == packed
+
+
+@pytest.mark.parametrize(
+    "options", [DeviceOptions(custom_op_libraries=["ops.so"]), DeviceOptions(providers=[ProviderOptions("openvino")])]
+)
+def test_what_other_libraries_have_a_part_in_is_not_packed(options: DeviceOptions, tmp_path: Path) -> None:
+    assert prepacked_model(DEMO, tmp_path, options) == DEMO
 
 
 @pytest.mark.parametrize("damage", ["shorter", "lost", "no manifest"])
@@ -67,18 +80,18 @@ def test_what_is_not_whole_is_written_anew(packed: Path, tmp_path: Path, damage:
             file.truncate(1000)
     else:
         (copy / ("tokenizer.json" if damage == "lost" else "manifest.json")).unlink()
-    assert prepacked_model(DEMO, tmp_path, {}) == copy
+    assert prepacked_model(DEMO, tmp_path) == copy
     assert sorted(written(copy)) == sorted(written(packed))
     assert (copy / "model.onnx.data").stat().st_size == (packed / "model.onnx.data").stat().st_size
 
 
 def test_without_a_cache_the_model_is_used_as_it_is() -> None:
-    assert prepacked_model(DEMO, None, {}) == DEMO
+    assert prepacked_model(DEMO, None) == DEMO
 
 
 def test_where_nothing_can_be_written_the_model_is_used_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    assert prepacked_model(DEMO, tmp_path / "file" / "cache", {}) == DEMO
+    assert prepacked_model(DEMO, tmp_path / "file" / "cache") == DEMO
 
 
 def test_what_onnx_runtime_cannot_write_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +99,7 @@ def test_what_onnx_runtime_cannot_write_is_done_without(tmp_path: Path, monkeypa
         raise Fail("Failed to write external initializers to file")
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", full)
-    assert prepacked_model(DEMO, tmp_path, {}) == DEMO
+    assert prepacked_model(DEMO, tmp_path) == DEMO
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -96,5 +109,5 @@ def test_what_a_killed_process_has_left_half_made_is_removed(packed: Path, tmp_p
     (left / "model.onnx.data").write_bytes(b"half")
     others = tmp_path / ".making-other-0123456789abcdef-x7"
     others.mkdir()
-    prepacked_model(DEMO, tmp_path, {})
+    prepacked_model(DEMO, tmp_path)
     assert (left.exists(), others.exists()) == (False, True)

@@ -1,5 +1,7 @@
 """What an engine process loads; what it does with it is tested with the supervisor and the server."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, read_dec
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import QueueFull, RunnerFailed
+from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.generation import GenerationRequest
 from genai_server.messages import EngineSpec
-from tests.running_server import DEMO
+from genai_server.options.check import check_device
+from genai_server.options.device import DeviceOptions, ProviderOptions, unreachable
+from genai_server.options.table import Reach
+from tests.running_server import DEMO, ROOT, clean_environment
 
 
 def spec(max_length: int, *, max_queue: int = 4, kv_cache_bytes: int = 0) -> EngineSpec:
@@ -77,3 +82,69 @@ def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_t
     assert "shapes differ" in (runners.batching.reason or "")
     with pytest.raises(DoesNotFit, match="shapes differ"):
         process.load_runners(msgspec.structs.replace(spec(128), scheduler="batched"))
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "message"),
+    [
+        (
+            "cpu",
+            {"scheduler": "generator"},
+            "execution_mode reaches only the batched session, .*SCHEDULER is generator",
+        ),
+        ("cuda", {"device": "cuda"}, "execution_mode reaches only .* it runs on CPUs, not yet on cuda"),
+    ],
+)
+def test_an_option_that_does_not_reach_the_runner_in_use_is_refused_before_the_model_is_loaded(
+    device: str, changes: dict[str, str], message: str
+) -> None:
+    options = check_device({"session": {"execution_mode": "parallel"}}, device)
+    given = msgspec.structs.replace(spec(128), model_dir="/none", options=options, **changes)
+    with pytest.raises(ConfigurationError, match=message):
+        process.load_runners(given)
+
+
+def test_an_option_of_the_generator_alone_is_refused_where_requests_are_batched() -> None:
+    options = DeviceOptions(providers=[ProviderOptions("cuda", {"max_mem": "1"})])
+    assert (unreachable(options, Reach.BATCHED) or "").endswith("reaches only onnxruntime-genai's model")
+
+
+def test_warnings_of_the_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    options = check_device({"session": {"inter_op_num_threads": 2}}, "cpu")
+    process.load_runners(msgspec.structs.replace(spec(128), options=options))
+    assert "inter_op_num_threads has no effect" in caplog.text
+
+
+def test_the_batched_runner_tells_which_provider_runs_how_many_nodes() -> None:
+    runners = process.load_runners(spec(128))
+    assert list(runners.batching.nodes) == ["cpu"]
+    assert (runners.batching.nodes["cpu"] or 0) > 50
+
+
+def test_without_a_batch_the_providers_are_told_and_their_shares_are_not_known() -> None:
+    runners = process.load_runners(msgspec.structs.replace(spec(128), scheduler="generator"))
+    assert runners.batching.nodes == {"cpu": None}
+
+
+def test_a_global_pool_is_shared_by_all_sessions() -> None:
+    """In a process of its own, for the pool is there once and for all."""
+    script = """
+import msgspec, psutil
+from genai_server.engine.process import load_runners
+from genai_server.engine.warm_up import warm_up
+from genai_server.options.check import check_device
+from tests.engine.test_process import spec
+import onnxruntime
+pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
+runners = load_runners(msgspec.structs.replace(spec(128), options=check_device({"session": pool}, "cpu")))
+warm_up(runners, 64, 128)
+before = psutil.Process().num_threads()
+options = onnxruntime.SessionOptions()
+options.use_per_session_threads = False
+options.intra_op_num_threads = 9
+session = onnxruntime.InferenceSession("models/demo/model.onnx", options, providers=["CPUExecutionProvider"])
+print(psutil.Process().num_threads() - before)
+"""
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
+    assert result.stdout.split()[-1] == "0"

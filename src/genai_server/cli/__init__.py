@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from genai_server import __version__
-from genai_server.cli import bench, key, profile, serve
+from genai_server.cli import bench, doctor, import_triton, key, profile, serve, tune
 from genai_server.errors import ConfigurationError
 
 
@@ -17,6 +17,9 @@ def main(arguments: list[str] | None = None) -> int:
     key.add_parser(subparsers)
     bench.add_parser(subparsers)
     profile.add_parser(subparsers)
+    doctor.add_parser(subparsers)
+    tune.add_parser(subparsers)
+    import_triton.add_parser(subparsers)
     options = parser.parse_args(arguments)
     try:
         status: int = options.run(options)

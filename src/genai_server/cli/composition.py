@@ -23,7 +23,7 @@ from genai_server.api.keys import ApiKeys, load_keys
 from genai_server.cli.exit_status import note_cut_off
 from genai_server.cli.process_limits import give_back_large_blocks, raise_file_limit
 from genai_server.cli.stop_signals import StopSignals
-from genai_server.config import Settings, engines_to_attach, environment_variable, load_settings
+from genai_server.config import Settings, device_options, engines_to_attach, environment_variable, load_settings
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError, ModelDirectoryError
@@ -46,6 +46,7 @@ def load_codecs(settings: Settings) -> dict[str, TextCodec]:
 
     Raises ConfigurationError.
     """
+    device_options(settings)
     model_dir = Path(settings.model_dir)
     try:
         if not all(device.startswith("scripted") for device in settings.devices):

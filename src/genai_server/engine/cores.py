@@ -15,7 +15,7 @@ from genai_server.engine.control_groups import control_groups
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Physical cores within the process's CPU affinity and its control groups' quotas, at least 1."""
-    return max(1, math.floor(min(_physical_cores(root), _quota(root))))
+    return max(1, math.floor(min(_physical_cores(root), cpu_quota(root))))
 
 
 def _physical_cores(root: Path) -> int:
@@ -30,7 +30,7 @@ def _physical_cores(root: Path) -> int:
         return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
-def _quota(root: Path) -> float:
+def cpu_quota(root: Path = Path("/")) -> float:
     """CPUs that the tightest control group above the process grants; infinity without a limit."""
     groups = control_groups(root, "cpu")
     return min(quota(group) for group in groups for quota in (_quota_v1, _quota_v2))

@@ -116,6 +116,12 @@ def external_files(onnx_file: Path) -> list[str]:
     return sorted({name.decode(errors="replace") for name in found})
 
 
+def weight_bytes(directory: Path) -> int:
+    """Size of the decoder's graph and weights on disk. Raises ModelDirectoryError, OSError or KeyError."""
+    decoder = directory / str(read_config(directory)["model"]["decoder"]["filename"])
+    return sum(file.stat().st_size for file in (decoder, *(directory / name for name in external_files(decoder))))
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

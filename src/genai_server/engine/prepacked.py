@@ -14,40 +14,44 @@ import platform
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import onnxruntime
 from filelock import FileLock
 
 from genai_server.engine.model_files import external_files, read_config
+from genai_server.engine.session_options import session_options
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.options.session import LEVEL
 
 log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
+_OF_THREADS = ("session.intra_op", "session.inter_op", "session.force_spinning_stop")
 _ERRORS = 3  # ONNX Runtime's level of severity
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
-def prepacked_model(model_dir: Path, cache_dir: Path | None, session_options: dict[str, Any]) -> Path:
+def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
     """A directory like `model_dir` whose weights are packed; `model_dir` itself if that cannot be had.
 
-    `session_options` are those that change what is packed. The model directory is never written to.
+    What is packed fits the kernels of the CPU, and the device's options of sessions. The model directory is never
+    written to.
     """
-    if cache_dir is None:
+    if cache_dir is None or options.providers or options.custom_op_libraries:
         return model_dir
-    target = cache_dir / _key(model_dir, session_options)
+    target = cache_dir / _key(model_dir, _packing(options))
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
             if not _is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
-                _write(model_dir, target)
+                _write(model_dir, target, options)
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         log.warning("weights are not shared, for they cannot be kept in %s: %s", cache_dir, error)
         return model_dir
     return target
 
 
-def _write(model_dir: Path, target: Path) -> None:
+def _write(model_dir: Path, target: Path, given: DeviceOptions) -> None:
     """Pack beside the target, and put it in its place when it is whole."""
     log.info("packing the weights of %s once, into %s", model_dir, target)
     decoder = str(read_config(model_dir)["model"]["decoder"]["filename"])
@@ -62,7 +66,7 @@ def _write(model_dir: Path, target: Path) -> None:
         for file in model_dir.iterdir():
             if file.is_file() and file.name not in left_out:
                 shutil.copy(file, fresh)
-        options = onnxruntime.SessionOptions()
+        options = session_options(given, 0)
         options.log_severity_level = _ERRORS  # it warns that the graph is for this processor only, which is the aim
         options.optimized_model_filepath = str(fresh / decoder)
         for name, value in (
@@ -100,12 +104,18 @@ def _fingerprint(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _key(model_dir: Path, session_options: dict[str, Any]) -> str:
+def _key(model_dir: Path, options: dict[str, str]) -> str:
     """Names the folder by all that what is packed depends on."""
     files = {f.name: (f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model_dir.iterdir()) if f.is_file()}
-    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), session_options]
+    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), options]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{model_dir.resolve().name}-{digest[:16]}"
+
+
+def _packing(options: DeviceOptions) -> dict[str, str]:
+    """The options that what is packed depends on: not those of threads and memory."""
+    level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
+    return level | {name: value for name, value in options.entries.items() if not name.startswith(_OF_THREADS)}
 
 
 def _processor() -> str:

@@ -28,11 +28,16 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
-from genai_server.errors import RunnerFailed
+from genai_server.engine.session_options import use_global_pool
+from genai_server.engine.warm_up import warm_up
+from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.generation import ModelInfo
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
 from genai_server.messages import EngineReport, EngineSpec
+from genai_server.options.device import unreachable
+from genai_server.options.providers import CPU
+from genai_server.options.table import Reach
 
 log = logging.getLogger(__name__)
 # Prompt tokens read at once while nobody waits for a token.
@@ -50,6 +55,7 @@ def main() -> None:
     try:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
+        warm_up(runners, spec.prefill_chunk, spec.max_length)
         guidance = load_guidance(spec, runners.generator.model)
     except Exception as error:  # whatever the library raises: the operator must read it
         lifeline.let_go()
@@ -110,17 +116,47 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
     if spec.device.startswith("scripted"):
         return RunnerPair(ScriptedRunner(), reason="it is scripted")
+    for warning in spec.options.warnings:
+        log.warning("%s", warning)
+    if (why := _never_batched(spec)) is not None:
+        _check_reach(spec, Reach.GENERATOR, why)
+    use_global_pool(spec.options, spec.threads)
     model_dir = Path(spec.model_dir)
-    if spec.device == "cpu":
-        model_dir = prepacked_model(model_dir, Path(spec.cache_dir) if spec.cache_dir else None, {})
-    generator = GeneratorRunner(model_dir, spec.device, spec.threads)
+    if _on_cpu(spec):
+        model_dir = prepacked_model(model_dir, Path(spec.cache_dir) if spec.cache_dir else None, spec.options)
+    generator = GeneratorRunner(model_dir, spec.device, spec.threads, spec.options)
     try:
-        return RunnerPair(generator, load_batched(spec, model_dir, generator.model))
+        batched = load_batched(spec, model_dir, generator.model)
     except DoesNotFit as reason:
         if spec.scheduler == "batched":
             raise
+        _check_reach(spec, Reach.GENERATOR, str(reason))
         log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
-        return RunnerPair(generator, reason=str(reason))
+        log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
+        return RunnerPair(generator, reason=str(reason), nodes=generator.nodes)
+    _check_reach(spec, Reach.BATCHED, "requests run in a batch")
+    nodes = batched.nodes
+    log.info("nodes of the graph: %s", ", ".join(f"{count} on {name}" for name, count in nodes.items()))
+    return RunnerPair(generator, batched, nodes=nodes)
+
+
+def _check_reach(spec: EngineSpec, runner: Reach, why: str) -> None:
+    """Refuse an option that the runner in use would not get. Raises ConfigurationError."""
+    if found := unreachable(spec.options, runner):
+        raise ConfigurationError(f"{found}, which device {spec.device} does not run on: {why}")
+
+
+def _never_batched(spec: EngineSpec) -> str | None:
+    """Why no model runs in a batch here, as far as the settings tell."""
+    if spec.scheduler == "generator":
+        return "GENAI_SCHEDULER is generator"
+    if not _on_cpu(spec):
+        return f"it runs on CPUs, not yet on {spec.device}"
+    return None
+
+
+def _on_cpu(spec: EngineSpec) -> bool:
+    return spec.device.partition(":")[0] == CPU
 
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
@@ -130,10 +166,8 @@ def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
 
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> BatchedRunner:
     """The batched runner. Raises DoesNotFit if it is not wanted or cannot run the model."""
-    if spec.scheduler == "generator":
-        raise DoesNotFit("GENAI_SCHEDULER is generator")
-    if spec.device != "cpu":
-        raise DoesNotFit(f"it runs on CPUs, not yet on {spec.device}")
+    if (why := _never_batched(spec)) is not None:
+        raise DoesNotFit(why)
     graph = read_decoder_graph(model_dir)
     max_length = min(spec.max_length, model.context_length)
     if graph.switches_at is not None and max_length > graph.switches_at:
@@ -150,9 +184,9 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
         raise DoesNotFit(need)
     if num_slots < spec.max_batch_size:
         log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, spec.max_batch_size, need)
-    session = open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir))
+    session = open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir), options=spec.options)
     try:
-        return BatchedRunner(graph, session, model, BatchLimits(num_slots, max_length))
+        return BatchedRunner(graph, session, model, BatchLimits(num_slots, max_length), run_entries=spec.options.run)
     except RunnerFailed as error:
         raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
 

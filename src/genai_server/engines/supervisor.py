@@ -17,11 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.config import Settings
+from genai_server.config import Settings, device_options
 from genai_server.engines.board import write_board
 from genai_server.engines.engine_process import STOP_TIMEOUT, EngineProcess
 from genai_server.engines.restarts import Restarts
 from genai_server.messages import Board, EngineReport, EngineSpec, EngineStatus
+from genai_server.options.device import DeviceOptions
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,8 @@ class Watched:
 class Supervisor:
     """Owns the engine processes of one server, from `start` to `stop`.
 
-    `on_nothing_loaded` is called, from a thread, when no device could load at the start.
+    `on_nothing_loaded` is called, from a thread, when no device could load at the start. Raises ConfigurationError for
+    wrong options of a device.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Supervisor:
         on_nothing_loaded: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._options = device_options(settings)
         self.folder = Path(tempfile.mkdtemp(prefix="genai-server-"))
         self._secret = secrets.token_hex(32)
         self._on_nothing_loaded = on_nothing_loaded
@@ -114,6 +117,7 @@ class Supervisor:
             state_file=f"{file}.json",
             heartbeat_file=f"{file}.beat",
             log_level=settings.log_level,
+            options=self._options.get(device, DeviceOptions()),
         )
 
     def _watch(self, engine: Watched) -> None:

@@ -8,20 +8,22 @@ one pass over a contiguous range of slots takes sequences of different lengths o
 import contextlib
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from genai_server.engine.cores import usable_cores
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_slots import KvSlots
 from genai_server.engine.runners.base import Interrupted, Logits, Opening
+from genai_server.engine.session_options import node_shares, open_with, session_options
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
 _INTERRUPTED_MESSAGE = "terminate flag"
 # Prompt and rows of the trial at the start.
@@ -37,16 +39,15 @@ class BatchLimits:
     max_length: int
 
 
-def open_session(graph: DecoderGraph, threads: int, *, optimized: bool) -> Any:
-    """An ONNX Runtime session on the CPU; `threads` 0 takes the physical cores that the process may use.
+def open_session(
+    graph: DecoderGraph, threads: int, *, optimized: bool, options: DeviceOptions = DEFAULT_OPTIONS
+) -> Any:
+    """An ONNX Runtime session whose inputs and outputs are in CPU memory, with a device's options.
 
-    `optimized` says that the graph has been optimized already.
+    `threads` 0 takes the physical cores that the process may use. `optimized` says that the graph has been optimized
+    already. Raises ConfigurationError for what the options name and is not there.
     """
-    options = onnxruntime.SessionOptions()
-    if optimized:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads or usable_cores()
-    return onnxruntime.InferenceSession(str(graph.path), options, providers=["CPUExecutionProvider"])
+    return open_with(graph.path, session_options(options, threads, optimized=optimized), options)
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -100,14 +101,23 @@ class CpuBuffers:
 
 
 class BatchedRunner:
-    """One ONNX Runtime session, and slots in one set of key-value buffers.
+    """One ONNX Runtime session, and slots in one set of key-value buffers; `run_entries` are options of every pass.
 
     Some kernels take the rows of a pass in groups, such as pairs, and round those otherwise that are left at its end.
     How large the groups are is tried at the start; a pass with an exact sequence has whole groups of rows.
     """
 
-    def __init__(self, graph: DecoderGraph, session: Any, model: ModelInfo, limits: BatchLimits) -> None:
+    def __init__(
+        self,
+        graph: DecoderGraph,
+        session: Any,
+        model: ModelInfo,
+        limits: BatchLimits,
+        *,
+        run_entries: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._graph = graph
+        self._run_entries = dict(run_entries)
         self._session = session
         self._model = model
         self._exact: set[int] = set()
@@ -125,6 +135,11 @@ class BatchedRunner:
     def lone_row_is_exact(self) -> bool:
         """Whether a row gives bit for bit the same alone and in any batch."""
         return self.slots.row_group == 1
+
+    @property
+    def nodes(self) -> dict[str, int | None]:
+        """How many nodes of the graph each provider runs."""
+        return dict(node_shares(self._session))
 
     @property
     def model(self) -> ModelInfo:
@@ -242,6 +257,8 @@ class BatchedRunner:
         logits = np.empty((rows, new, self._model.vocab_size), self._graph.logits_type)
         binding.bind_output(self._graph.logits, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
         options = onnxruntime.RunOptions()
+        for name, value in self._run_entries.items():
+            options.add_run_config_entry(name, value)
         self._reading = options if new > 1 and self._may_interrupt else None
         try:
             self._session.run_with_iobinding(binding, options)

@@ -13,26 +13,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.config import disable_telemetry
-from genai_server.engine.cores import usable_cores
 from genai_server.engine.model_files import check_model_directory, read_config
 from genai_server.engine.runners.base import Logits, Opening, Terminated
+from genai_server.engine.session_options import configure_providers, genai_overlay
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
+from genai_server.options.check import on_providers
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, reaching
+from genai_server.options.providers import CPU
+from genai_server.options.table import Reach
 
-# What each device is called in onnxruntime-genai; the CPU is what is left without any provider.
-_PROVIDERS = {"cpu": None, "cuda": "cuda", "directml": "dml"}
+# Providers whose libraries need CUDA's.
+_ON_CUDA = {"cuda", "nv_tensorrt_rtx"}
 _TERMINATED_MESSAGE = "Session in Terminated state"
 
 
 class GeneratorRunner:
     """Loads a model directory on a device, which may take long and hold Python's lock meanwhile.
 
-    Raises ModelDirectoryError, ImportError without the library, and RuntimeError with the library's own reason.
+    Of the `options` it takes those that reach it; without a provider among them it is on the device's own. Raises
+    ModelDirectoryError, ConfigurationError, ImportError without the library, and RuntimeError with the library's own
+    reason.
     """
 
-    def __init__(self, model_dir: Path, device: str, threads: int) -> None:
+    def __init__(self, model_dir: Path, device: str, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
         disable_telemetry()
-        if device.startswith("cuda"):
+        self._options = reaching(on_providers(options, device), Reach.GENERATOR)
+        if any(provider.name in _ON_CUDA for provider in self._options.providers):
             # The CUDA libraries of the nvidia-* packages lie where no loader looks by itself.
             import onnxruntime
 
@@ -41,7 +48,7 @@ class GeneratorRunner:
 
         self._library: Any = onnxruntime_genai
         self._info = check_model_directory(model_dir)
-        self._model = self._library.Model(self._configure(model_dir, device, threads))
+        self._model = self._library.Model(self._configure(model_dir, threads))
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
         self._generators: dict[int, Any] = {}
@@ -98,19 +105,17 @@ class GeneratorRunner:
     def close(self, sequence: int) -> None:
         self._generators.pop(sequence, None)
 
-    def _configure(self, model_dir: Path, device: str, threads: int) -> Any:
-        """The library's configuration: the file's, with this device's provider and threads in place of its own."""
-        kind, _, index = device.partition(":")
+    @property
+    def nodes(self) -> dict[str, int | None]:
+        """The providers in their order; how many nodes of the graph each of them runs, the library does not tell."""
+        return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
+
+    def _configure(self, model_dir: Path, threads: int) -> Any:
+        """The library's configuration: the file's, with this device's providers and options in place of its own."""
         config = self._library.Config(str(model_dir))
-        options = {"intra_op_num_threads": threads or usable_cores()}
-        decoder = {"session_options": options} | self._whole_caches(model_dir)
+        decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
         config.overlay(json.dumps({"model": {"decoder": decoder}}))
-        config.clear_providers()
-        provider = _PROVIDERS[kind]
-        if provider is not None:
-            config.append_provider(provider)
-            if index:
-                config.set_provider_option(provider, "device_id", index)
+        configure_providers(self._library, config, self._options)
         return config
 
     def _whole_caches(self, model_dir: Path) -> dict[str, Any]:

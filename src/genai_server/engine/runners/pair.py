@@ -4,6 +4,9 @@ A sequence can change over in the middle of its answer. A Generator takes no for
 the sequence's tokens anew; on the way back its keys and values are copied into a slot.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from genai_server.engine.runners.base import ExportingRunner, Logits, Opening, Runner
@@ -14,21 +17,30 @@ from genai_server.generation import Batching
 
 
 class RunnerPair:
-    """Where each sequence runs. Without a batched runner, for the reason given, all are on the generator's."""
+    """Where each sequence runs. Without a batched runner, for the reason given, all are on the generator's.
+
+    `nodes` are those of the graph by the provider that runs them, as far as it is known.
+    """
 
     def __init__(
-        self, generator: ExportingRunner, batched: BatchedRunner | None = None, *, reason: str | None = None
+        self,
+        generator: ExportingRunner,
+        batched: BatchedRunner | None = None,
+        *,
+        reason: str | None = None,
+        nodes: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
         self.generator = generator
         self.batched = batched
         self._reason = reason
+        self._nodes = dict(nodes)
 
     @property
     def batching(self) -> Batching:
         """What the API processes tell of it."""
         if self.batched is None:
-            return Batching(reason=self._reason)
-        return Batching("batched", None, self.batched.max_rows, self.batched.lone_row_is_exact)
+            return Batching(reason=self._reason, nodes=self._nodes)
+        return Batching("batched", None, self.batched.max_rows, self.batched.lone_row_is_exact, self._nodes)
 
     def forget(self) -> int:
         """Forget the past of all sequences that have ended; returns how many slots had one."""

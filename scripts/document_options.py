@@ -1,0 +1,186 @@
+"""Write docs/from-triton.md anew from the option tables (run it with .venv/bin/python)."""
+
+from pathlib import Path
+
+from genai_server.options import session
+from genai_server.options.cuda import DEPRECATED
+from genai_server.options.providers import PROVIDERS
+from genai_server.options.session import ENTRIES, RUN, SESSION
+from genai_server.options.table import Reach, Row
+from genai_server.options.triton import BACKEND
+
+ROOT = Path(__file__).parent.parent
+TARGET = ROOT / "docs" / "from-triton.md"
+
+DEVICE = "tests/options/test_check.py"
+LIBRARIES = "tests/engine/test_session_options.py"
+TRITON = "tests/options/test_triton.py"
+NO_GPU = "what the provider makes of it: no machine with its hardware was at hand"
+OPENVINO = "tests/engine/test_openvino.py"
+REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Reach.BATCHED: "the batched session"}
+
+# Triton's name, ours and the tests that show it, of what has a row in the table of session options.
+FIELD = f"`{LIBRARIES}::test_an_option_is_a_field_of_the_batched_session`"
+OVERLAY = "`::test_an_option_is_laid_over_the_configuration_of_onnxruntime_genai`"
+SESSION_TESTS = {
+    session.THREADS: f"{FIELD}, {OVERLAY}, `::test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads`",
+    "inter_op_num_threads": f"{FIELD}, {OVERLAY}",
+    session.MODE: f"{FIELD}, `::test_parallel_execution_has_threads_of_its_own`",
+    session.LEVEL: f"{FIELD}, {OVERLAY}",
+    session.ARENA: f"{FIELD}, {OVERLAY}",
+    session.PATTERN: f"{FIELD}, {OVERLAY}",
+    session.POOL: f"{FIELD}, `tests/engine/test_process.py::test_a_global_pool_is_shared_by_all_sessions`",
+    session.SHRINKAGE: f"`{LIBRARIES}::test_arena_shrinkage_is_an_option_of_every_pass`",
+}
+ENTRY_TEST = f"`{LIBRARIES}::test_an_entry_is_added_to_both_sessions`"
+CHECKED = f"`{DEVICE}::test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked`"
+
+HEAD = f"""# From Triton's ONNX Runtime backend
+
+For operators who know [Triton's ONNX Runtime backend](https://github.com/triton-inference-server/onnxruntime_backend):
+every option of its, where it stands here, and the test that shows it. `genai-server import-triton config.pbtxt` prints
+a model's configuration as `genai-server.toml`; what has no place there stands above it as comments.
+
+    genai-server import-triton config.pbtxt --backend-config={BACKEND},enable-global-threadpool=1 > genai-server.toml
+
+Names and values are ONNX Runtime's; Triton's names are taken for the same options, too. An unknown name is refused with
+the nearest right one, a wrong value with what is expected, before a model is loaded. Where the tables stand in the
+file, and what wins, says [the README](../README.md#session-options).
+
+An engine has two copies of ONNX Runtime: onnxruntime-genai's model, and the session of the batch. No thread pool spans
+them, and not every option exists for both. An option that does not reach the runner which answers the requests is
+refused when the engine starts; `/healthz` shows which one that is (`batching`), and why. Devices other than the CPU are
+not batched yet, so there an option that reaches only the batched session is refused.
+
+What could not be checked: there was no GPU and no other accelerator where this was written. For every option of a
+provider the tests show that its name is known, that its value is checked, and what the libraries are told; what the
+provider makes of it they do not show. OpenVINO was tried on a CPU, with onnxruntime-ep-openvino 1.8.1, a package that
+itself takes unknown options without a word; its tests skip where that is not installed.
+
+## Session options
+
+| Triton | here, in `[session]` | values | reaches | test |
+|---|---|---|---|---|
+"""
+
+BACKEND_ROWS = f"""
+## Backend options
+
+| Triton's command line | here | test |
+|---|---|---|
+| `{BACKEND},enable-global-threadpool` | `global_thread_pool` in `[session]` | \
+`{TRITON}::test_beside_a_global_pool_the_models_own_threads_do_not_count` |
+| `{BACKEND},intra_op_thread_count` | `intra_op_num_threads` in `[session]`, the pool's size | \
+`{TRITON}::test_beside_a_global_pool_the_models_own_threads_do_not_count` |
+| `{BACKEND},inter_op_thread_count` | `inter_op_num_threads` in `[session]`, likewise | \
+`{TRITON}::test_beside_a_global_pool_the_models_own_threads_do_not_count` |
+| `{BACKEND},default-max-batch-size` | the setting `max_batch_size`, 16 by default | \
+`{TRITON}::test_a_batch_size_is_the_models_or_the_backends` |
+
+## The rest of a model's configuration
+
+| Triton | here | test |
+|---|---|---|
+| `name` | the setting `model_name` | `{TRITON}::test_the_command_prints_what_the_server_reads` |
+| `max_batch_size` | the setting `max_batch_size` | `{TRITON}::test_a_batch_size_is_the_models_or_the_backends` |
+| `instance_group` | the setting `device`; one engine process for each, which batches | \
+`{TRITON}::test_devices_come_from_the_instance_groups` |
+| `model_operations.op_library_filename` | `custom_op_libraries` in `[session]`; onnxruntime-genai's model takes one, \
+in the model directory or below the working directory. Not checked: a library that loads | \
+`{LIBRARIES}::test_a_library_of_operators_that_does_not_load_is_named`, \
+`::test_two_libraries_of_operators_are_one_too_many_for_onnxruntime_genai` |
+| `optimization.execution_accelerators` | `providers` of a device, in their order | \
+`{TRITON}::test_an_option_of_tensorrt_and_cuda_behind_it`, `{LIBRARIES}::\
+test_providers_are_told_in_their_order_with_their_options` |
+| `model_warmup` | nothing to say: an engine warms up before it is ready | \
+`tests/engine/test_warm_up.py::test_a_chunk_is_read_and_tokens_are_decoded` |
+| all others | left out, and named above the translation | `{TRITON}::test_what_has_no_place_is_named` |
+
+## Providers
+
+| here | onnxruntime-genai | ONNX Runtime | test |
+|---|---|---|---|
+"""
+
+PROVIDER_TEST = f"`{DEVICE}::test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checked`"
+# A session was opened with them.
+OPENED = {
+    *("device_type", "precision", "num_of_threads", "num_streams", "cache_dir", "load_config", "model_priority"),
+    *("enable_opencl_throttling", "enable_qdq_optimizer", "enable_causallm", "disable_dynamic_shapes"),
+}
+
+
+def code(*names: str) -> str:
+    """Names as the document writes them."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def session_row(row: Row) -> str:
+    """A row of the session options' table."""
+    tests = SESSION_TESTS.get(row.name) or (
+        ENTRY_TEST if row.name == "session.use_device_allocator_for_initializers" else CHECKED
+    )
+    triton = code(*row.also) if row.also else code(row.name) if row in RUN or row.name in _SAME else "–"
+    return f"| {triton} | `{row.name}` | {row.kind.expected} | {REACHES[row.reach]} | {tests} |"
+
+
+# Options that have the same name in Triton.
+_SAME = {session.MODE, session.PATTERN, "session.use_device_allocator_for_initializers"}
+
+
+def provider_rows(name: str) -> list[str]:
+    """The rows of a provider's options."""
+    rows = []
+    for row in PROVIDERS[name].rows:
+        values = f"cannot be set: {row.impossible}" if row.impossible else row.kind.expected
+        tests = f"{PROVIDER_TEST}. Not checked: {NO_GPU}"
+        if row.impossible:
+            tests = PROVIDER_TEST
+        elif name == "openvino" and row.name in OPENED:
+            tests = f"{PROVIDER_TEST}, `{OPENVINO}::test_a_session_opens_with_an_option`. Not checked: what it does"
+        elif name == "openvino":
+            tests = f"{PROVIDER_TEST}. Not checked: what the provider makes of it"
+        if row.means:
+            tests = f"`{DEVICE}::test_a_precision_mode_is_a_switch_of_tensorrt`. Not checked: {NO_GPU}"
+        elif row.name in DEPRECATED and name == "cuda":
+            values += "; deprecated among a model's parameters, with numbers"
+            tests = f"`{DEVICE}::test_a_deprecated_option_of_cuda_is_taken_with_a_warning`. Not checked: {NO_GPU}"
+        also = f" (Triton: {code(*row.also)})" if row.also else ""
+        rows.append(f"| `{row.name}`{also} | {values} | {REACHES[row.reach]} | {tests} |")
+    return rows
+
+
+def render() -> str:
+    """The document."""
+    lines = [HEAD.rstrip("\n")]
+    lines += [session_row(row) for row in (*SESSION, *RUN, *ENTRIES) if not row.impossible]
+    lines.append(BACKEND_ROWS.rstrip("\n"))
+    for known in PROVIDERS.values():
+        genai = f"`{known.genai}`" if known.genai else "none: only the batched session has it"
+        test = f"`{LIBRARIES}::test_onnxruntime_genai_is_told_its_own_name_of_a_provider`"
+        if known.genai is None:
+            test = f"`{DEVICE}::test_an_option_that_does_not_reach_a_runner_is_found`"
+        border = "" if known.name == "cpu" else f". Not checked: {NO_GPU}"
+        if known.name == "openvino":
+            test += f", `{OPENVINO}::test_the_batch_and_the_generator_answer_as_on_the_cpu_alone`"
+            border = ". Not checked: GPUs and NPUs, and how fast it is"
+        lines.append(f"| `{known.name}` | {genai} | `{known.onnxruntime}` | {test}{border} |")
+    lines.append(
+        "| any other name, with `library` or `package` in `[provider.NAME]` | the same | the same | "
+        f"`{DEVICE}::test_a_provider_from_outside_takes_any_option`, "
+        f"`{LIBRARIES}::test_a_library_that_is_no_provider_is_refused`; one of a package that loads: "
+        f"`{OPENVINO}::test_the_shares_of_both_providers_are_told` |"
+    )
+    for known in PROVIDERS.values():
+        if known.rows:
+            lines += ["", f"### {known.name}", "", f"In `[provider.{known.name}]`.", ""]
+            lines += ["| option | values | reaches | test |", "|---|---|---|---|", *provider_rows(known.name)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    TARGET.write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

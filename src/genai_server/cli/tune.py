@@ -1,0 +1,204 @@
+"""`genai-server tune`: measures a model on this machine's CPU and writes the best settings into the configuration file.
+
+Threads are tried first, then with the best of them how many requests are answered at once, and how much of a prompt is
+read beside them. Measure on an idle machine: whatever else runs is measured, too.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from genai_server.config import Settings, device_options, load_settings
+from genai_server.engine.cores import usable_cores
+from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.tuning import Tuned, block_sizes, decode_rate, prefill_rate
+from genai_server.errors import ConfigurationError
+from genai_server.options.file import DEFAULT_FILE
+from genai_server.options.session import THREADS
+from genai_server.options.toml import with_settings
+
+_BATCHES, _CHUNKS = (1, 2, 4, 8, 16, 32), (32, 64, 128, 256, 512)
+_THREADS_CHUNK = 128
+# What is that close to the best is taken if it is smaller: a smaller batch needs less memory and lets a stream run
+# faster, and a smaller chunk holds up others for less time.
+_GOOD_ENOUGH = {"max_batch_size": 0.95, "prefill_chunk": 0.9}
+_BEST_BLOCK = 128
+
+Show = Callable[[str], None]
+
+
+@dataclass
+class Measured:
+    """Rates in tokens a second, by what was tried."""
+
+    prefill_by_threads: dict[int, float] = field(default_factory=dict)
+    decode_by_threads: dict[int, float] = field(default_factory=dict)
+    decode_by_batch: dict[int, float] = field(default_factory=dict)
+    prefill_by_chunk: dict[int, float] = field(default_factory=dict)
+
+    def best(self) -> dict[str, int]:
+        """The settings to take."""
+        found = {"threads": self.best_threads}
+        if len(self.decode_by_batch) > 1:  # without a batch, requests take turns whatever their number
+            found["max_batch_size"] = smallest_good(self.decode_by_batch, _GOOD_ENOUGH["max_batch_size"])
+        found["prefill_chunk"] = smallest_good(self.prefill_by_chunk, _GOOD_ENOUGH["prefill_chunk"])
+        return found
+
+    @property
+    def best_threads(self) -> int:
+        """The threads that are best for reading and decoding together."""
+        return max(self.prefill_by_threads, key=self._of_both)
+
+    def _of_both(self, threads: int) -> float:
+        return self.prefill_by_threads[threads] * self.decode_by_threads[threads]
+
+
+def smallest_good(rates: Mapping[int, float], share: float) -> int:
+    """The smallest of what was tried whose rate is at least this share of the best."""
+    return min(tried for tried, rate in rates.items() if rate >= share * max(rates.values()))
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("tune", help="find the best settings for this machine", description=__doc__)
+    parser.add_argument("model_dir", metavar="DIR", help="the model's directory")
+    parser.add_argument("--config", metavar="FILE", help=f"file to write (default: GENAI_CONFIG or {DEFAULT_FILE})")
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each measurement (default: 1)")
+    parser.add_argument("--cache-dir", metavar="TEXT", help="as for serve")
+    parser.add_argument("--dry-run", action="store_true", help="show the best settings and write nothing")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, show the table and write. Raises ConfigurationError."""
+    target = Path(arguments.config) if arguments.config else None
+    named = {"config": arguments.config} if target is not None and target.exists() else {}
+    settings = load_settings(
+        {"model_dir": arguments.model_dir, "cache_dir": arguments.cache_dir, "device": "cpu"} | named
+    )
+    target = target or Path(settings.config or DEFAULT_FILE)
+    check_model_directory(Path(settings.model_dir))
+    text = _text_to_change(target, settings)
+    try:
+        with _progress() as show:
+            measured = measure(settings, arguments.seconds, show)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
+        raise ConfigurationError(
+            f"{settings.model_dir} cannot be run: {error}; genai-server doctor says more"
+        ) from error
+    best = measured.best()
+    print(table(measured, best))
+    print(_blocks(Path(settings.model_dir)))
+    if arguments.dry_run:
+        return 0
+    try:
+        target.write_text(with_settings(text, best), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    print(f"written into {target}: {', '.join(f'{name} = {value}' for name, value in best.items())}")
+    return 0
+
+
+def _text_to_change(target: Path, settings: Settings) -> str:
+    """The file as it is. Raises ConfigurationError if what is found would not count."""
+    options = device_options(settings)["cpu"]
+    if THREADS in options.session:
+        raise ConfigurationError(
+            f"[session] {THREADS}={options.session[THREADS]}: remove it, or there is nothing to tune"
+        )
+    try:
+        return target.read_text(encoding="utf-8") if target.exists() else ""
+    except OSError as error:
+        raise ConfigurationError(f"{target}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def measure(settings: Settings, seconds: float, show: Show) -> Measured:
+    """Try everything; `show` is told what comes next, as often as `steps` says at most."""
+    found = Measured()
+    options = device_options(settings)["cpu"]
+    tuned = Tuned(Path(settings.model_dir), settings.cache_path, options, settings.max_length)
+    length = min(settings.max_length, check_model_directory(tuned.model_dir).context_length)
+    for threads in _threads():
+        show(f"{threads} threads")
+        runner = tuned.open(threads, 1)
+        found.prefill_by_threads[threads] = prefill_rate(runner, min(_THREADS_CHUNK, length), length, seconds)
+        found.decode_by_threads[threads] = decode_rate(runner, 1, length, seconds)
+        del runner
+    runner = tuned.open(found.best_threads, max(_BATCHES))
+    for rows in (rows for rows in _BATCHES if rows <= runner.max_rows):
+        show(f"{rows} at once")
+        found.decode_by_batch[rows] = decode_rate(runner, rows, length, seconds)
+    for chunk in (chunk for chunk in _CHUNKS if chunk <= length):
+        show(f"{chunk} tokens of a prompt")
+        found.prefill_by_chunk[chunk] = prefill_rate(runner, chunk, length, seconds)
+    return found
+
+
+def steps() -> int:
+    """How many measurements there are at most."""
+    return len(_threads()) + len(_BATCHES) + len(_CHUNKS)
+
+
+def _threads() -> list[int]:
+    """Powers of two and the usable cores; more only wait for each other."""
+    cores = usable_cores()
+    return sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)})
+
+
+def table(measured: Measured, best: Mapping[str, int]) -> str:
+    """What was measured, the best marked."""
+    lines = [f"{'':<28}{'prefill':>10}{'decode':>10}  tokens/s"]
+
+    def row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> None:
+        rates = "".join(f"{'' if rate is None else f'{rate:.0f}':>10}" for rate in (prefill, decode))
+        lines.append(f"{title:<28}{rates}{'  ← best' if chosen else ''}")
+
+    for threads, prefill in measured.prefill_by_threads.items():
+        chosen = threads == best["threads"]
+        row(f"threads = {threads}", prefill, measured.decode_by_threads[threads], chosen=chosen)
+    for rows, decode in measured.decode_by_batch.items():
+        row(f"max_batch_size = {rows}", None, decode, chosen=rows == best.get("max_batch_size"))
+    for chunk, prefill in measured.prefill_by_chunk.items():
+        row(f"prefill_chunk = {chunk}", prefill, None, chosen=chunk == best["prefill_chunk"])
+    return "\n".join(lines)
+
+
+def _blocks(model_dir: Path) -> str:
+    """What there is to say of the weights' block size, which only the original model can change."""
+    sizes = block_sizes(model_dir)
+    if not sizes:
+        return "block size: the weights are not quantized in blocks"
+    shown = f"block size: {', '.join(map(str, sizes))}"
+    if max(sizes) >= _BEST_BLOCK:
+        return shown
+    return (
+        f"{shown}; not measured, for the directory does not hold the original weights. On CPUs {_BEST_BLOCK} is mostly "
+        f"faster: build the model with --extra_options block_size={_BEST_BLOCK} accuracy_level=4, and tune again"
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Show]:
+    """A progress bar on a terminal, where the library for it is installed; else nothing is shown."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield lambda title: print(f"measuring {title}", file=sys.stderr)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # Seldom drawn: the bar runs on the cores that are measured.
+    with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=steps(), completed=-1)
+
+        def show(title: str) -> None:
+            progress.update(task, advance=1, description=f"measuring {title}")
+
+        yield show
+        progress.update(task, completed=steps())

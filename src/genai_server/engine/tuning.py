@@ -1,0 +1,105 @@
+"""Measures a model on this machine: how fast it reads prompts and decodes, by threads, batch and chunk of a prompt."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model_files import check_model_directory, read_config
+from genai_server.engine.prepacked import prepacked_model
+from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.options.device import DeviceOptions
+from genai_server.timing import Clock
+
+# Tokens of a prompt before each decoding row.
+_PROMPT = 16
+_FEWEST_PASSES = 3
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A model to be measured on the CPU with a device's options; `cache_dir` None does without packed weights."""
+
+    model_dir: Path
+    cache_dir: Path | None
+    options: DeviceOptions
+    max_length: int
+
+    def open(self, threads: int, rows: int) -> Runner:
+        """The runner that would serve the model: a batch of so many rows, or one Generator if it does not fit."""
+        model = check_model_directory(self.model_dir)
+        directory = prepacked_model(self.model_dir, self.cache_dir, self.options)
+        try:
+            graph = read_decoder_graph(directory)
+        except DoesNotFit:
+            return GeneratorRunner(directory, "cpu", threads, self.options)
+        session = open_session(graph, threads, optimized=directory != self.model_dir, options=self.options)
+        limits = BatchLimits(rows, min(self.max_length, model.context_length))
+        return BatchedRunner(graph, session, model, limits, run_entries=self.options.run)
+
+
+def prefill_rate(runner: Runner, chunk: int, length: int, seconds: float, clock: Clock = time.perf_counter) -> float:
+    """Prompt tokens a second, read in chunks of so many from the beginning of a prompt on."""
+    tokens = [1] * chunk
+
+    def read() -> None:
+        runner.open(0, tokens, Opening(length, reuse=False))
+        try:
+            runner.prefill(0, tokens)
+        finally:
+            runner.close(0)
+
+    return chunk / _time_of_one(read, seconds, clock)
+
+
+def decode_rate(runner: Runner, rows: int, length: int, seconds: float, clock: Clock = time.perf_counter) -> float:
+    """Tokens a second of so many rows that decode together, all of them counted."""
+    sequences, prompt = list(range(rows)), [1] * _PROMPT
+    room = length - _PROMPT
+
+    def begin() -> None:
+        for sequence in sequences:
+            runner.open(sequence, prompt, Opening(length, reuse=False))
+            runner.prefill(sequence, prompt)
+
+    def end() -> None:
+        for sequence in sequences:
+            runner.close(sequence)
+
+    begin()
+    try:
+        return rows / _time_of_one(lambda: runner.decode(sequences, [1] * rows), seconds, clock, most=room)
+    finally:
+        end()
+
+
+def _time_of_one(act: Callable[[], object], seconds: float, clock: Clock, most: int = 1_000_000) -> float:
+    """The median time of one act, after one that warms up: as many as fit into so many seconds."""
+    act()
+    times: list[float] = []
+    started = clock()
+    while len(times) + 1 < most and (len(times) < _FEWEST_PASSES or clock() - started < seconds):
+        before = clock()
+        act()
+        times.append(clock() - before)
+    return statistics.median(times)
+
+
+def block_sizes(model_dir: Path) -> list[int]:
+    """The block sizes of the quantized weights, empty if none are; the graph is read, not the weights."""
+    path = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
+    graph = onnx.load(str(path), load_external_data=False).graph
+    found = {
+        attribute.i
+        for node in graph.node
+        if node.op_type == "MatMulNBits"
+        for attribute in node.attribute
+        if attribute.name == "block_size"
+    }
+    return sorted(found)

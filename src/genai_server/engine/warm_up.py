@@ -1,0 +1,54 @@
+"""Runs a model once in the shapes that requests will bring, before the engine says that it is ready.
+
+The first pass of a shape takes memory from the system, binds buffers, and on some devices compiles kernels or captures
+a graph: the first client would wait for it.
+"""
+
+import logging
+import time
+from itertools import count
+
+from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.runners.pair import RunnerPair
+
+log = logging.getLogger(__name__)
+_DECODED = 2
+_SHORT = 2
+# Ids that belong to no sequence of a client, for those are counted up from 0.
+_IDS = count(-1, -1)
+
+
+def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
+    """Read a chunk of a prompt where requests run, and decode alone and with all rows; nothing of it is kept.
+
+    The generator beside a batch, which only profiled requests use, reads next to nothing. Raises what a runner raises:
+    a model that cannot be run is not ready.
+    """
+    started = time.perf_counter()
+    length = min(max_length, runners.generator.model.context_length)
+    if runners.batched is None:
+        _run(runners.generator, 1, chunk, length)
+    else:
+        _run(runners.generator, 1, _SHORT, length)
+        _run(runners.batched, 1, chunk, length)
+        _run(runners.batched, runners.batched.max_rows, _SHORT, length)
+    runners.forget()
+    log.info("warmed up in %.1f s", time.perf_counter() - started)
+
+
+def _run(runner: Runner, rows: int, num_tokens: int, length: int) -> None:
+    """Read a prompt of so many tokens in each row, if the length allows it, and decode all rows together."""
+    token = 1 % runner.model.vocab_size
+    prompt = [token] * min(num_tokens, length - _DECODED)
+    if len(prompt) < _SHORT:
+        return
+    opened = [next(_IDS) for _ in range(rows)]
+    try:
+        for sequence in opened:
+            runner.open(sequence, prompt, Opening(length, reuse=False))
+            runner.prefill(sequence, prompt)
+        for _ in range(_DECODED):
+            runner.decode(opened, [token] * rows)
+    finally:
+        for sequence in opened:
+            runner.close(sequence)

@@ -1,0 +1,181 @@
+"""Checks what an operator wrote of a device's options, and makes of it what the libraries take."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from genai_server.errors import ConfigurationError
+from genai_server.options import session
+from genai_server.options.cuda import DEPRECATED, SEARCHES, STRATEGIES
+from genai_server.options.device import DeviceOptions, ProviderOptions
+from genai_server.options.providers import CPU, PROVIDERS, provider
+from genai_server.options.table import Row, names, nearest
+from genai_server.options.values import Value
+
+SECTIONS = ("session", "provider", "providers")
+_SESSION_ROWS = names(session.SESSION)
+_ENTRY_ROWS = names(session.ENTRIES)
+_RUN_ROWS = names(session.RUN)
+_CUDA_DEVICES = ("cuda", "tensorrt")
+# They number the same cards.
+_NVIDIA = ("cuda", "tensorrt", "nv_tensorrt_rtx")
+_PLACES = ("library", "package")
+# What providers call the number of a device.
+_INDICES = ("device_id", "device_index", "deviceId")
+_MOVED = {"cudnn_conv_algo_search": SEARCHES, "arena_extend_strategy": STRATEGIES}
+
+
+def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
+    """The options in a device's `sections`: session, provider and providers.
+
+    Raises ConfigurationError, whose message names section, key and value, and the nearest name for an unknown one.
+    """
+    given = flat(_table(sections.get("session", {}), "[session]"))
+    tables = {
+        name: _table(table, f"[provider.{name}]")
+        for name, table in _table(sections.get("provider", {}), "[provider]").items()
+    }
+    libraries = _libraries(given.pop(session.LIBRARIES, []))
+    warnings: list[str] = []
+    for name in [name for name in given if name in DEPRECATED]:
+        if device.partition(":")[0] not in _CUDA_DEVICES:
+            raise ConfigurationError(f"[session] {name}={given[name]!r}: it is an option of cuda, not of {device}")
+        value = str(given.pop(name))
+        tables["cuda"] = {name: _MOVED.get(name, {}).get(value, value)} | tables.get("cuda", {})
+        warnings.append(f"[session] {name} is deprecated: write it in [provider.cuda]")
+    options = DeviceOptions(
+        session=_read(given, _SESSION_ROWS),
+        entries=_read(given, _ENTRY_ROWS),
+        run=_read(given, _RUN_ROWS),
+        custom_op_libraries=libraries,
+        providers=_providers(sections.get("providers"), tables, device),
+        warnings=warnings,
+    )
+    if given:
+        name, value = next(iter(given.items()))
+        known = {*_SESSION_ROWS, *_ENTRY_ROWS, *_RUN_ROWS, session.LIBRARIES}
+        raise ConfigurationError(f"[session] {name}={value!r}: unknown option{nearest(name, known)}")
+    _check_together(options, warnings)
+    return options
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A table whose nested tables are names with dots: what TOML makes of such a name without quotes."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{where}: expected is a table, not {value!r}")
+    return dict(value)
+
+
+def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
+    """Take out of `given` what has a row."""
+    found: dict[str, str] = {}
+    for name in [name for name in given if name in rows]:
+        row, value = rows[name], given.pop(name)
+        if row.name in found:
+            raise ConfigurationError(f"[session] {name}={value!r}: {row.name} is given twice")
+        found[row.name] = _text(row, name, value, "[session]")
+    return found
+
+
+def _text(row: Row, name: str, value: Value, where: str) -> str:
+    if row.impossible:
+        raise ConfigurationError(f"{where} {name}={value!r}: it cannot be set: {row.impossible}")
+    try:
+        return row.kind.text(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{where} {name}={value!r}: {error}") from None
+
+
+def _libraries(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(path, str) and path for path in value):
+        raise ConfigurationError(f"[session] {session.LIBRARIES}={value!r}: expected is a list of paths")
+    return value
+
+
+def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) -> list[ProviderOptions]:
+    """The device's providers in their order; options of others are for other devices."""
+    kind, _, index = device.partition(":")
+    if order is None:
+        order = [kind, *PROVIDERS[kind].fallback] if kind in PROVIDERS else []
+    if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+        raise ConfigurationError(f"providers={order!r}: expected is a list of names")
+    if len(set(order)) < len(order):
+        raise ConfigurationError(f"providers={order!r}: a provider is named twice")
+    if CPU in order[:-1]:
+        raise ConfigurationError(f"providers={order!r}: {CPU} must be the last, for it leaves nothing to others")
+    read = {name: provider_options(name, table) for name, table in tables.items()}
+    for name in order:
+        if name not in PROVIDERS and not any(tables.get(name, {}).get(place) for place in _PLACES):
+            raise ConfigurationError(
+                f"providers={order!r}: {name} is unknown, and [provider.{name}] has no library or package"
+                f"{nearest(name, PROVIDERS)}"
+            )
+    if kind in PROVIDERS and kind != CPU and kind not in order:
+        raise ConfigurationError(f"providers={order!r}: {kind} is missing, and device {device} is on it")
+    found = [read.get(name, ProviderOptions(name)) for name in order if name != CPU]
+    family = _NVIDIA if kind in _NVIDIA else (kind,)
+    return [_with_index(one, index) if index and one.name in family else one for one in found]
+
+
+def on_providers(options: DeviceOptions, device: str) -> DeviceOptions:
+    """The options with the device's own providers, if they name none."""
+    return msgspec.structs.replace(options, providers=options.providers or _providers(None, {}, device))
+
+
+def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
+    """Put a provider on the device's number, where it has numbers."""
+    key = next((key for key in _INDICES if key in names(provider(options.name).rows)), None)
+    if key is None:
+        return options
+    if options.options.get(key, index) != index:
+        raise ConfigurationError(f"[provider.{options.name}] {key}={options.options[key]!r}: the device's is {index}")
+    return ProviderOptions(options.name, options.options | {key: index}, options.library, options.package)
+
+
+def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
+    """One provider's table, checked; of one that only its library knows, the values are passed on as text.
+
+    Raises ConfigurationError.
+    """
+    where = f"[provider.{name}]"
+    places = {place: str(table[place]) for place in _PLACES if table.get(place)}
+    given = flat({key: value for key, value in table.items() if key not in _PLACES})
+    if name not in PROVIDERS:
+        if not places:
+            raise ConfigurationError(f"{where}: unknown provider{nearest(name, PROVIDERS)}")
+        return ProviderOptions(name, {key: str(value) for key, value in given.items()}, **places)
+    rows = names(PROVIDERS[name].rows)
+    found: dict[str, str] = {}
+    for key, value in given.items():
+        row = rows.get(key)
+        if row is None:
+            why = f"unknown option{nearest(key, rows)}" if rows else f"{name} has no options of its own"
+            raise ConfigurationError(f"{where} {key}={value!r}: {why}")
+        read = _text(row, key, value, where)
+        meant = row.means[read] if row.means else {row.name: read}
+        if twice := sorted(meant.keys() & found.keys()):
+            raise ConfigurationError(f"{where} {key}={value!r}: {twice[0]} is given twice")
+        found |= meant
+    return ProviderOptions(name, found, **places)
+
+
+def _check_together(options: DeviceOptions, warnings: list[str]) -> None:
+    """What is right alone and cannot be together."""
+    shrinking = options.run.get(session.SHRINKAGE, "")
+    if "cpu" in shrinking and options.session.get(session.ARENA) == "0":
+        raise ConfigurationError(
+            f"[session] {session.SHRINKAGE}={shrinking!r}: without {session.ARENA} none can shrink"
+        )
+    if options.session.get(session.MODE) != "parallel" and int(options.session.get("inter_op_num_threads", "0")) > 1:
+        warnings.append(f"[session] inter_op_num_threads has no effect: {session.MODE} is not parallel")

@@ -1,0 +1,79 @@
+"""The options of one device, as an engine is started with them, and which of them reach which runner."""
+
+import msgspec
+from msgspec import Struct
+
+from genai_server.options import session
+from genai_server.options.providers import PROVIDERS, provider
+from genai_server.options.table import Reach, Row, names
+
+
+class ProviderOptions(Struct, frozen=True):
+    """An execution provider with its options, as its library takes them.
+
+    One from outside is in the file `library`, or in that which the Python package `package` names.
+    """
+
+    name: str
+    options: dict[str, str] = {}
+    library: str = ""
+    package: str = ""
+
+
+class DeviceOptions(Struct, frozen=True):
+    """What an operator wants of a device's sessions; all names are ONNX Runtime's, all values as text.
+
+    `session` are options with fields of their own, `entries` those that are added by name, `run` the same for every
+    pass. `providers` are in the order in which they are asked to take a part of the graph; the CPU takes what is left.
+    """
+
+    session: dict[str, str] = {}
+    entries: dict[str, str] = {}
+    run: dict[str, str] = {}
+    custom_op_libraries: list[str] = []
+    providers: list[ProviderOptions] = []
+    warnings: list[str] = []
+
+
+DEFAULT_OPTIONS = DeviceOptions()
+_SESSION_ROWS = names(session.SESSION)
+
+
+def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
+    """The first option that does not reach a runner, and why; None if all do."""
+    for name in options.session:
+        if _misses(_SESSION_ROWS[name], runner):
+            return f"[session] {name} reaches only {_where(_SESSION_ROWS[name].reach)}"
+    for given in options.providers:
+        known = PROVIDERS.get(given.name)
+        if known is None:
+            continue
+        if known.genai is None and runner is Reach.GENERATOR:
+            return f"provider {given.name} reaches only {_where(Reach.BATCHED)}"
+        rows = names(known.rows)
+        for key in given.options:
+            if _misses(rows[key], runner):
+                return f"[provider.{given.name}] {key} reaches only {_where(rows[key].reach)}"
+    return None
+
+
+def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
+    """The options without those that do not reach a runner."""
+    providers = []
+    for given in options.providers:
+        known = provider(given.name)
+        if known.genai is None and runner is Reach.GENERATOR:
+            continue
+        rows = names(known.rows)
+        kept = {key: value for key, value in given.options.items() if key not in rows or not _misses(rows[key], runner)}
+        providers.append(msgspec.structs.replace(given, options=kept))
+    kept = {name: value for name, value in options.session.items() if not _misses(_SESSION_ROWS[name], runner)}
+    return msgspec.structs.replace(options, session=kept, providers=providers)
+
+
+def _misses(row: Row, runner: Reach) -> bool:
+    return row.reach not in (Reach.BOTH, runner)
+
+
+def _where(reach: Reach) -> str:
+    return "the batched session" if reach is Reach.BATCHED else "onnxruntime-genai's model"

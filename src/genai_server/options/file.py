@@ -1,0 +1,109 @@
+"""The configuration file: settings by their names, and the tables that hold the options of sessions and providers.
+
+A table may stand at the top, for one device (`[devices.cuda.session]`, `[devices."cuda:1".session]`), for one model
+(`[models.NAME.session]`), or for both; what is said more closely wins, key by key.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from genai_server.errors import ConfigurationError
+from genai_server.options.check import SECTIONS, check_device
+from genai_server.options.device import DeviceOptions
+from genai_server.options.table import nearest
+
+DEFAULT_FILE = "genai-server.toml"
+_SCOPES = ("devices", "models")
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """The file at `path`; for an empty one `genai-server.toml` here, if it is there. Raises ConfigurationError."""
+    file = Path(path or DEFAULT_FILE)
+    if not path and not file.exists():
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{file}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{file}: is not TOML: {error}") from None
+
+
+def read_text(text: str, written_as: str) -> dict[str, Any]:
+    """The same tables, given as a text. Raises ConfigurationError."""
+    try:
+        found = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{written_as}: is not TOML: {error}") from None
+    if strange := sorted(found.keys() - {*SECTIONS, *_SCOPES}):
+        raise ConfigurationError(f"{written_as}: {strange[0]}: unknown{nearest(strange[0], (*SECTIONS, *_SCOPES))}")
+    return found
+
+
+def file_settings(tables: Mapping[str, Any], known: Mapping[str, Any], path: str) -> dict[str, str]:
+    """The settings in the file, as they would stand in the environment. Raises ConfigurationError."""
+    found: dict[str, str] = {}
+    for name, value in tables.items():
+        if name in (*SECTIONS, *_SCOPES):
+            continue
+        if name not in known:
+            names = (*known, *SECTIONS, *_SCOPES)
+            raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}: unknown setting{nearest(name, names)}")
+        if name == "config":
+            raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={value!r}: a file cannot name another")
+        if not isinstance(value, str | int | float | bool):
+            raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={value!r}: expected is one value")
+        found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def device_options(
+    sources: Sequence[Mapping[str, Any]], model: str, devices: Sequence[str]
+) -> dict[str, DeviceOptions]:
+    """The options of each device, of `sources` whose later ones win. Raises ConfigurationError."""
+    merged: dict[str, dict[str, Any]] = {device: {} for device in devices}
+    for device, tables in ((device, tables) for tables in sources for device in devices):
+        for scope in _scopes(tables, model, device):
+            own = {name: scope[name] for name in SECTIONS if name in scope}
+            merged[device] = merge(merged[device], own)
+    found = {device: check_device(merged[device], device) for device in devices}
+    used = {provider.name for options in found.values() for provider in options.providers}
+    given = {name for tables in merged.values() for name in tables.get("provider", {})}
+    if unused := sorted(given - used):
+        raise ConfigurationError(f"[provider.{unused[0]}]: none of the devices {', '.join(devices)} runs on it")
+    return found
+
+
+def _scopes(tables: Mapping[str, Any], model: str, device: str) -> list[Mapping[str, Any]]:
+    """The tables that speak of a device, the closest last. Raises ConfigurationError for what stands in none."""
+    own = _part(tables, "models", model)
+    found = [tables]
+    for place in (tables, own):
+        if place is own:
+            found.append(own)
+        found += [_part(place, "devices", name) for name in dict.fromkeys((device.partition(":")[0], device))]
+    for scope in found[1:]:
+        if strange := sorted(scope.keys() - {*SECTIONS, *_SCOPES}):
+            raise ConfigurationError(
+                f"[devices.…] or [models.…]: {strange[0]}: unknown{nearest(strange[0], (*SECTIONS, *_SCOPES))}"
+            )
+    return found
+
+
+def _part(tables: Mapping[str, Any], scope: str, name: str) -> Mapping[str, Any]:
+    parts = tables.get(scope, {})
+    found = parts.get(name, {}) if isinstance(parts, Mapping) else parts
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(f"[{scope}.{name}]: expected is a table, not {found!r}")
+    return found
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Both tables in one, where `over` wins key by key."""
+    both = dict(under)
+    for name, value in over.items():
+        inner = both.get(name)
+        both[name] = merge(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return both

@@ -1,0 +1,75 @@
+"""Reads protobuf's text format without a schema, as Triton's config.pbtxt is written in.
+
+protobuf's own parser wants the message's schema and leaves out, without a word, what that does not have; here every
+field must be seen, so that those which are not translated can be named. The words are found by protobuf's tokenizer.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from google.protobuf import text_format
+
+from genai_server.errors import ConfigurationError
+
+# Every value of a field, in order: numbers and words as text.
+Message = dict[str, list["str | Message"]]
+
+_WORD = re.compile(r"-?[\w.+-]+")
+_CLOSED_BY = {"{": "}", "<": ">"}
+
+
+def read_pbtxt(text: str, name: str) -> Message:
+    """The fields of a text. Raises ConfigurationError with `name`, line and column."""
+    tokenizer: Any = text_format.Tokenizer(text.splitlines())
+    try:
+        return _message(tokenizer, end="")
+    except text_format.ParseError as error:
+        raise ConfigurationError(f"{name}:{error}") from None
+
+
+def messages(values: Iterable["str | Message"]) -> Iterator[Message]:
+    """Those values that are messages."""
+    return (value for value in values if isinstance(value, dict))
+
+
+def _message(tokenizer: Any, end: str) -> Message:
+    fields: Message = {}
+    while not (tokenizer.AtEnd() if not end else tokenizer.TryConsume(end)):
+        if tokenizer.AtEnd():
+            raise tokenizer.ParseError(f"expected {end!r}")
+        name = tokenizer.ConsumeIdentifier()
+        colon = tokenizer.TryConsume(":")
+        fields.setdefault(name, []).extend(_values(tokenizer, colon=colon))
+        if not tokenizer.TryConsume(","):
+            tokenizer.TryConsume(";")
+    return fields
+
+
+def _values(tokenizer: Any, *, colon: bool) -> list["str | Message"]:
+    if not tokenizer.TryConsume("["):
+        return [_value(tokenizer, colon=colon)]
+    found: list[str | Message] = []
+    while not tokenizer.TryConsume("]"):
+        if found:
+            tokenizer.TryConsume(",")
+            if tokenizer.TryConsume("]"):
+                break
+        found.append(_value(tokenizer, colon=colon))
+    return found
+
+
+def _value(tokenizer: Any, *, colon: bool) -> "str | Message":
+    for opening, closing in _CLOSED_BY.items():
+        if tokenizer.TryConsume(opening):
+            return _message(tokenizer, closing)
+    if not colon:
+        raise tokenizer.ParseError("expected ':' or '{'")
+    if tokenizer.token[:1] in "\"'":
+        text: str = tokenizer.ConsumeString()
+        return text
+    word: str = ("-" if tokenizer.TryConsume("-") else "") + tokenizer.token
+    if not _WORD.fullmatch(word):
+        raise tokenizer.ParseError("expected a value")
+    tokenizer.NextToken()
+    return word

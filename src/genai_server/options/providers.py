@@ -1,0 +1,102 @@
+"""The execution providers, with what each of the two libraries calls them.
+
+onnxruntime-genai's names are those of `NormalizeProviderName` and the table in its session_options.cpp (0.18); it has
+no tensorrt. Any other provider may come from a package or a library, under the name that the library gives it.
+"""
+
+from dataclasses import dataclass
+
+from genai_server.options.cuda import CUDA
+from genai_server.options.openvino import OPENVINO
+from genai_server.options.table import Reach, Row
+from genai_server.options.tensorrt import NV_TENSORRT_RTX, TENSORRT
+from genai_server.options.values import choice, flag, number, text
+
+
+@dataclass(frozen=True)
+class Provider:
+    """`genai` is onnxruntime-genai's name, None if it has none; `onnxruntime` is ONNX Runtime's.
+
+    `fallback` takes what it leaves of a graph, if nobody says otherwise.
+    """
+
+    name: str
+    genai: str | None
+    onnxruntime: str
+    rows: tuple[Row, ...] = ()
+    fallback: tuple[str, ...] = ()
+
+
+_DIRECTML = (
+    Row("device_id", number(), Reach.BATCHED),
+    Row("device_index", number(), Reach.GENERATOR),
+    Row("luid", text(), Reach.GENERATOR),
+    Row("performance_preference", choice("default", "high_performance", "minimum_power"), Reach.BATCHED),
+    Row("device_filter", choice("gpu", "npu", "any"), Reach.BATCHED),
+    Row("disable_metacommands", flag("true", "false"), Reach.BATCHED),
+    Row("enable_graph_capture", flag(), Reach.GENERATOR),
+)
+_WEBGPU = (
+    Row("deviceId", number()),
+    Row("preferredLayout", choice("NHWC", "NCHW")),
+    Row("enableGraphCapture", flag()),
+    Row("enableInt64", flag()),
+    Row("enablePIXCapture", flag()),
+    Row("preserveDevice", flag()),
+    Row("dawnBackendType", choice("D3D12", "Vulkan")),
+    Row("powerPreference", choice("high-performance", "low-power")),
+    Row("validationMode", choice("disabled", "wgpuOnly", "basic", "full")),
+    Row("storageBufferCacheMode", choice("disabled", "lazyRelease", "simple", "bucket")),
+    Row("uniformBufferCacheMode", choice("disabled", "lazyRelease", "simple", "bucket")),
+    Row("queryResolveBufferCacheMode", choice("disabled", "lazyRelease", "simple", "bucket")),
+    Row("defaultBufferCacheMode", choice("disabled", "lazyRelease", "simple", "bucket")),
+    Row("forceCpuNodeNames", text()),
+)
+_QNN = (
+    Row("backend_type", choice("cpu", "gpu", "htp", "saver")),
+    Row("backend_path", text()),
+    Row("device_id", number()),
+    Row("soc_model", number()),
+    Row("htp_arch", number()),
+    Row("vtcm_mb", number(1)),
+    Row("rpc_control_latency", number()),
+    Row("profiling_level", choice("off", "basic", "detailed", "optrace")),
+    Row("profiling_file_path", text()),
+    Row(
+        "htp_performance_mode",
+        choice(
+            *("burst", "balanced", "default", "high_performance", "high_power_saver", "low_balanced"),
+            *("extreme_power_saver", "low_power_saver", "power_saver", "sustained_high_performance"),
+        ),
+    ),
+    Row("htp_graph_finalization_optimization_mode", number(0, 3)),
+    Row("qnn_context_priority", choice("low", "normal", "normal_high", "high")),
+    Row("qnn_saver_path", text()),
+    Row("op_packages", text()),
+    Row("enable_htp_fp16_precision", flag()),
+    Row("enable_htp_shared_memory_allocator", flag()),
+    Row("enable_htp_spill_fill_buffer", flag()),
+    Row("offload_graph_io_quantization", flag()),
+    Row("dump_json_qnn_graph", flag()),
+    Row("json_qnn_graph_dir", text()),
+)
+
+CPU = "cpu"
+PROVIDERS: dict[str, Provider] = {
+    provider.name: provider
+    for provider in (
+        Provider(CPU, "CPU", "CPUExecutionProvider"),
+        Provider("cuda", "cuda", "CUDAExecutionProvider", CUDA),
+        Provider("tensorrt", None, "TensorrtExecutionProvider", TENSORRT, ("cuda",)),
+        Provider("nv_tensorrt_rtx", "NvTensorRtRtx", "NvTensorRTRTXExecutionProvider", NV_TENSORRT_RTX),
+        Provider("openvino", "OpenVINO", "OpenVINOExecutionProvider", OPENVINO),
+        Provider("directml", "DML", "DmlExecutionProvider", _DIRECTML),
+        Provider("webgpu", "WebGPU", "WebGpuExecutionProvider", _WEBGPU),
+        Provider("qnn", "QNN", "QNNExecutionProvider", _QNN),
+    )
+}
+
+
+def provider(name: str) -> Provider:
+    """The provider of this name of ours; a stranger comes from a library and is called alike everywhere."""
+    return PROVIDERS.get(name) or Provider(name, name, name)

@@ -1,0 +1,123 @@
+"""The session options: ONNX Runtime's own, and the entries that it takes by name.
+
+Names and values follow onnxruntime_session_options_config_keys.h and onnxruntime_run_options_config_keys.h of ONNX
+Runtime 1.31, and the options of Triton's ONNX Runtime backend. `execution_mode` is no field of onnxruntime-genai's
+session options (0.18, `SessionOptions_Element` of its config.cpp), and its thread pools are its own.
+"""
+
+from genai_server.options.table import Reach, Row
+from genai_server.options.values import arenas, choice, flag, number, text
+
+THREADS = "intra_op_num_threads"
+LEVEL = "graph_optimization_level"
+MODE = "execution_mode"
+ARENA = "enable_cpu_mem_arena"
+PATTERN = "enable_mem_pattern"
+POOL = "global_thread_pool"
+SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+LIBRARIES = "custom_op_libraries"
+
+_MOST_THREADS = 1024
+# Triton's numbers, of which ONNX Runtime's own 1 and 2 mean something else.
+_LEVELS = {
+    "-1": "basic",
+    "0": "all",
+    "1": "extended",
+    "2": "disabled",
+    "ORT_DISABLE_ALL": "disabled",
+    "ORT_ENABLE_BASIC": "basic",
+    "ORT_ENABLE_EXTENDED": "extended",
+    "ORT_ENABLE_ALL": "all",
+}
+
+SESSION: tuple[Row, ...] = (
+    Row(THREADS, number(0, _MOST_THREADS), also=("intra_op_thread_count",)),
+    Row("inter_op_num_threads", number(0, _MOST_THREADS), also=("inter_op_thread_count",)),
+    Row(MODE, choice("sequential", "parallel", also={"0": "sequential", "1": "parallel"}), Reach.BATCHED),
+    Row(LEVEL, choice("disabled", "basic", "extended", "all", also=_LEVELS), also=("level",)),
+    Row(ARENA, flag(), also=("enable_mem_arena",)),
+    Row(PATTERN, flag()),
+    Row(POOL, flag(), Reach.BATCHED, also=("enable-global-threadpool",)),
+)
+
+# Entries of run options: given to every pass.
+RUN: tuple[Row, ...] = (Row(SHRINKAGE, arenas()),)
+
+_FLAGS = (
+    "session.disable_prepacking",
+    "session.use_device_allocator_for_initializers",
+    "session.use_env_allocators",
+    "session.set_denormal_as_zero",
+    "session.disable_quant_qdq",
+    "session.disable_double_qdq_remover",
+    "session.enable_quant_qdq_cleanup",
+    "session.disable_qdq_constant_folding",
+    "session.enable_dq_matmulnbits_fusion",
+    "session.disable_aot_function_inlining",
+    "session.disable_cpu_ep_fallback",
+    "session.disable_model_compile",
+    "session.fail_on_suboptimal_compiled_model",
+    "session.strict_shape_type_inference",
+    "session.prepack.enable_parallel",
+    "session.intra_op.allow_spinning",
+    "session.inter_op.allow_spinning",
+    "session.force_spinning_stop",
+    "session.qdqisint8allowed",
+    "session.x64quantprecision",
+    "optimization.enable_gelu_approximation",
+    "optimization.enable_cast_chain_elimination",
+    "mlas.use_lut_gemm",
+    "mlas.qnbit.force_fp32",
+    "mlas.nchwc_depthwise_sliding",
+    "ep.context_enable",
+    "ep.context_embed_mode",
+    "ep.enable_weightless",
+)
+_NUMBERS = (
+    "session.dynamic_block_base",
+    "session.intra_op.spin_duration_us",
+    "session.intra_op.spin_backoff_max",
+    "session.inter_op.spin_duration_us",
+    "session.inter_op.spin_backoff_max",
+    "session.qdq_matmulnbits_accuracy_level",
+    "session.qdq_matmulnbits_block_size",
+    "session.graph_optimizations_loop_level",
+    "session.function_expansion_byte_limit",
+    "session.function_expansion_node_limit",
+    "optimization.constant_folding_max_output_size_in_bytes",
+)
+_TEXTS = (
+    "session.intra_op_thread_affinities",
+    "session.layer_assignment_settings",
+    "session.name_based_layer_assignment",
+    "session.node_partition_config_file",
+    "session.resource_cuda_partitioning_settings",
+    "session.collect_node_memory_stats_to_file",
+    "optimization.disable_specified_optimizers",
+    "optimization.minimal_build_optimizations",
+    "ep.context_file_path",
+    "ep.context_model_external_initializers_file_name",
+)
+_BY_THE_SERVER = "the server sets it itself"
+_IMPOSSIBLE = {
+    # The library knows these names, and does nothing about them in a session's entries.
+    **{f"session.{name}": f"write {name} instead, without session." for name in (ARENA, PATTERN, LEVEL, MODE, THREADS)},
+    "session.inter_op_num_threads": "write inter_op_num_threads instead, without session.",
+    "session.use_per_session_threads": f"write {POOL} instead",
+    "session.enable_profiling": "profiles are switched by the runtime option enable_profiling",
+    "session.optimized_model_filepath": _BY_THE_SERVER,
+    "session.optimized_model_external_initializers_file_name": _BY_THE_SERVER,
+    "session.optimized_model_external_initializers_min_size_in_bytes": _BY_THE_SERVER,
+    "session.save_external_prepacked_constant_initializers": _BY_THE_SERVER,
+    "session.record_ep_graph_assignment_info": _BY_THE_SERVER,
+    "session.compile_only": "a session that only compiles answers nothing",
+    "session.load_model_format": "models are ONNX files",
+    "session.save_model_format": "no model is saved",
+}
+
+ENTRIES: tuple[Row, ...] = (
+    *(Row(name, flag()) for name in _FLAGS),
+    *(Row(name, number()) for name in _NUMBERS),
+    *(Row(name, text()) for name in _TEXTS),
+    *(Row(name, text(), impossible=why) for name, why in _IMPOSSIBLE.items()),
+)

@@ -1,0 +1,94 @@
+"""Kinds of values: what an operator may write, and the text that the libraries take."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Value = bool | int | float | str
+
+_FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+_SHAPE = r"[^:,\s]+:\d+(?:x\d+)*"
+_SHAPES = re.compile(rf"{_SHAPE}(?:,{_SHAPE})*")
+_ARENAS = re.compile(r"(cpu|gpu):\d+(;(cpu|gpu):\d+)*")
+_LARGEST_SIZE = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`read` makes of a value the libraries' text; it raises ValueError for one that is not as `expected`."""
+
+    expected: str
+    read: Callable[[Value], str]
+
+    def text(self, value: Value) -> str:
+        """The libraries' text for a value. Raises ValueError, whose message says what is expected."""
+        try:
+            return self.read(value)
+        except (ValueError, KeyError):
+            raise ValueError(f"expected is {self.expected}") from None
+
+
+def _flag(value: Value) -> bool:
+    return _FLAGS[str(value).lower()]
+
+
+def flag(true: str = "1", false: str = "0") -> Kind:
+    """A switch; `true` and `false` are how its library writes it."""
+    return Kind("true or false (or 1 or 0)", lambda value: true if _flag(value) else false)
+
+
+def number(least: int = 0, most: int | None = None) -> Kind:
+    """A whole number within bounds, which are both allowed."""
+
+    def read(value: Value) -> str:
+        if isinstance(value, bool | float):
+            raise ValueError
+        found = int(value)
+        if not least <= found <= (math.inf if most is None else most):
+            raise ValueError
+        return str(found)
+
+    return Kind(f"a whole number from {least}" + ("" if most is None else f" to {most}"), read)
+
+
+def size() -> Kind:
+    """A number of bytes that fits the libraries' size_t."""
+    return Kind("a number of bytes below 2**64", number(0, _LARGEST_SIZE).read)
+
+
+def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
+    """One of some words in any case, or another way to write one of them."""
+    known = {name.lower(): name for name in names} | {key.lower(): name for key, name in (also or {}).items()}
+    shown = ", ".join(names) + ("" if not also else f" (or {', '.join(also)})")
+    return Kind(f"one of {shown}", lambda value: known[str(value).lower()])
+
+
+def text() -> Kind:
+    """Any text but an empty one."""
+
+    def read(value: Value) -> str:
+        if not isinstance(value, str) or not value:
+            raise ValueError
+        return value
+
+    return Kind("a text", read)
+
+
+def shapes() -> Kind:
+    """The shapes of a graph's inputs, as TensorRT's profiles have them."""
+    return _pattern('shapes such as "input_ids:1x1,attention_mask:1x8"', _SHAPES)
+
+
+def arenas() -> Kind:
+    """The devices whose memory arenas shall shrink after a pass."""
+    return _pattern('devices such as "cpu:0" or "cpu:0;gpu:0"', _ARENAS)
+
+
+def _pattern(expected: str, pattern: re.Pattern[str]) -> Kind:
+    def read(value: Value) -> str:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise ValueError
+        return value
+
+    return Kind(expected, read)

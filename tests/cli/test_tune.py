@@ -1,0 +1,94 @@
+"""What tune measures, chooses and writes."""
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from genai_server.cli import main
+from genai_server.cli.tune import Measured, smallest_good, table
+from tests.running_server import DEMO
+
+
+def measured() -> Measured:
+    return Measured(
+        prefill_by_threads={1: 100.0, 2: 180.0, 4: 175.0},
+        decode_by_threads={1: 50.0, 2: 80.0, 4: 60.0},
+        decode_by_batch={1: 80.0, 4: 200.0, 8: 298.0, 16: 300.0},
+        prefill_by_chunk={32: 100.0, 64: 170.0, 128: 180.0},
+    )
+
+
+def test_the_threads_that_are_best_for_both_and_the_smallest_good_batch_and_chunk_are_chosen() -> None:
+    assert measured().best() == {"threads": 2, "max_batch_size": 8, "prefill_chunk": 64}
+
+
+def test_without_a_batch_its_size_is_left_alone() -> None:
+    found = measured()
+    found.decode_by_batch = {1: 80.0}
+    assert found.best() == {"threads": 2, "prefill_chunk": 64}
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 3), (0.9, 2), (0.1, 1)])
+def test_the_smallest_that_is_good_enough_is_taken(share: float, expected: int) -> None:
+    assert smallest_good({1: 10.0, 2: 95.0, 3: 100.0}, share) == expected
+
+
+def test_the_table_marks_the_best() -> None:
+    lines = table(measured(), measured().best()).splitlines()
+    assert [line.split("  ")[0] for line in lines if line.endswith("← best")] == [
+        "threads = 2",
+        "max_batch_size = 8",
+        "prefill_chunk = 64",
+    ]
+
+
+def tune(*arguments: str) -> int:
+    return main(["tune", str(DEMO), "--seconds", "0.01", "--cache-dir", "none", *arguments])
+
+
+def test_the_best_is_written_into_the_file_and_all_else_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "genai-server.toml"
+    target.write_text("# mine\nthreads = 7\nport = 9000\n[session]\nenable_mem_pattern = false\n", encoding="utf-8")
+    assert tune("--config", str(target)) == 0
+    text = target.read_text(encoding="utf-8")
+    found = tomllib.loads(text)
+    assert "# mine" in text
+    assert (found["port"], found["session"]) == (9000, {"enable_mem_pattern": False})
+    assert found.keys() == {"threads", "max_batch_size", "prefill_chunk", "port", "session"}
+    printed = capsys.readouterr().out
+    assert f"threads = {found['threads']} " in printed
+    assert "block size: 32; not measured" in printed
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune("--config", str(tmp_path / "new.toml"), "--dry-run") == 0
+    assert "← best" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_that_are_fixed_by_an_option_leave_nothing_to_tune(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "genai-server.toml"
+    target.write_text("[session]\nintra_op_num_threads = 1\n", encoding="utf-8")
+    assert tune("--config", str(target)) == 2
+    assert "intra_op_num_threads=1: remove it" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_run_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(DEMO, tmp_path / "model")
+    with (tmp_path / "model" / "model.onnx.data").open("r+b") as file:
+        file.truncate(1000)
+    assert main(["tune", str(tmp_path / "model"), "--cache-dir", "none", "--dry-run"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "cannot be run" in lines[-1]
+    assert "genai-server doctor says more" in lines[-1]

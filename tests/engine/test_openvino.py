@@ -1,0 +1,85 @@
+"""A provider from a package, for real: OpenVINO on a CPU, beside and instead of ONNX Runtime's own kernels.
+
+Skipped without the package: `pip install onnxruntime-ep-openvino` (tried with 1.8.1), into another folder if it shall
+not stay (`--target`, and that folder in PYTHONPATH).
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from genai_server.engine.process import load_runners
+from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.session_options import node_shares, open_with, session_options
+from genai_server.messages import EngineSpec
+from genai_server.options.check import check_device
+from genai_server.options.openvino import OPENVINO
+from tests.engine.test_process import spec
+from tests.running_server import DEMO
+
+PACKAGE = "onnxruntime_ep_openvino"
+PROMPT = [1, 57, 301, 44, 18, 902, 77, 5]
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed")
+
+
+def sections(**options: Any) -> dict[str, Any]:
+    return {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": PACKAGE} | options}}
+
+
+def on_openvino(device: str) -> EngineSpec:
+    return msgspec.structs.replace(spec(128), device=device, options=check_device(sections(), device))
+
+
+def greedy(runner: Runner) -> list[int]:
+    """Twelve tokens of an answer."""
+    runner.open(1, PROMPT, Opening(64))
+    found = [int(runner.prefill(1, PROMPT).argmax())]
+    while len(found) < 12:
+        found.append(int(runner.decode([1], [found[-1]])[0].argmax()))
+    runner.close(1)
+    return found
+
+
+def test_the_batch_and_the_generator_answer_as_on_the_cpu_alone() -> None:
+    expected = greedy(load_runners(spec(128)).generator)
+    batched = load_runners(on_openvino("cpu"))
+    assert batched.batched is not None
+    assert greedy(batched.batched) == expected
+    assert greedy(batched.generator) == expected
+    assert greedy(load_runners(on_openvino("openvino")).generator) == expected
+
+
+def test_the_shares_of_both_providers_are_told() -> None:
+    nodes = load_runners(on_openvino("cpu")).batching.nodes
+    assert list(nodes) == ["openvino", "cpu"]
+    assert (nodes["openvino"] or 0) > (nodes["cpu"] or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("device_type", "CPU"),
+        ("precision", "FP32"),
+        ("num_of_threads", 1),
+        ("num_streams", 1),
+        ("cache_dir", "cache"),
+        ("load_config", "openvino.json"),
+        ("model_priority", "LOW"),
+        ("enable_opencl_throttling", False),
+        ("enable_qdq_optimizer", True),
+        ("enable_causallm", False),
+        ("disable_dynamic_shapes", False),
+    ],
+)
+def test_a_session_opens_with_an_option(key: str, value: Any, tmp_path: Path) -> None:
+    assert key in {row.name for row in OPENVINO}
+    (tmp_path / "openvino.json").write_text(json.dumps({"CPU": {"INFERENCE_NUM_THREADS": "1"}}), encoding="utf-8")
+    given = str(tmp_path / value) if key in ("cache_dir", "load_config") else value
+    options = check_device(sections(**{key: given}), "cpu")
+    shares = node_shares(open_with(DEMO / "model.onnx", session_options(options, 0), options))
+    assert shares["openvino"] > 0

@@ -1,0 +1,223 @@
+"""Each option arrives at the two libraries: read back where they tell, seen in what they do where they do not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import psutil
+import pytest
+
+from genai_server.engine.cores import usable_cores
+from genai_server.engine.session_options import (
+    configure_providers,
+    genai_overlay,
+    library_of,
+    node_shares,
+    open_with,
+    session_options,
+)
+from genai_server.errors import ConfigurationError
+from genai_server.options.check import check_device
+from genai_server.options.device import DeviceOptions, ProviderOptions
+from tests.running_server import DEMO
+
+MODEL = DEMO / "model.onnx"
+
+
+def checked(**session: Any) -> DeviceOptions:
+    return check_device({"session": session}, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "attribute", "expected"),
+    [
+        ({"intra_op_num_threads": 3}, "intra_op_num_threads", 3),
+        ({}, "intra_op_num_threads", usable_cores()),
+        ({"inter_op_num_threads": 2}, "inter_op_num_threads", 2),
+        ({"execution_mode": "parallel"}, "execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL),
+        ({"execution_mode": 0}, "execution_mode", onnxruntime.ExecutionMode.ORT_SEQUENTIAL),
+        (
+            {"graph_optimization_level": "disabled"},
+            "graph_optimization_level",
+            onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+        ),
+        (
+            {"graph_optimization_level": "all"},
+            "graph_optimization_level",
+            onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+        ),
+        ({"level": -1}, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC),
+        ({"level": 1}, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED),
+        ({"level": 2}, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL),
+        ({"enable_mem_arena": 0}, "enable_cpu_mem_arena", False),
+        ({"enable_mem_pattern": False}, "enable_mem_pattern", False),
+        ({"global_thread_pool": True}, "use_per_session_threads", False),
+    ],
+)
+def test_an_option_is_a_field_of_the_batched_session(given: dict[str, Any], attribute: str, expected: Any) -> None:
+    assert getattr(session_options(checked(**given), 0), attribute) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "session.intra_op.allow_spinning",
+        "session.inter_op.allow_spinning",
+        "session.use_device_allocator_for_initializers",
+        "session.set_denormal_as_zero",
+    ],
+)
+def test_an_entry_is_added_to_both_sessions(name: str) -> None:
+    options = checked(**{name: True})
+    assert session_options(options, 0).get_session_config_entry(name) == "1"
+    assert genai_overlay(options, 0)["session_options"][name] == "1"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"intra_op_thread_count": 3}, {"intra_op_num_threads": 3}),
+        ({"inter_op_thread_count": 2}, {"inter_op_num_threads": 2}),
+        ({"level": -1}, {"graph_optimization_level": "ORT_ENABLE_BASIC"}),
+        ({"enable_mem_arena": 0}, {"enable_cpu_mem_arena": False}),
+        ({"enable_mem_pattern": 1}, {"enable_mem_pattern": True}),
+        ({"custom_op_libraries": ["ops.so"]}, {"custom_ops_library": "ops.so"}),
+    ],
+)
+def test_an_option_is_laid_over_the_configuration_of_onnxruntime_genai(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = genai_overlay(checked(**given), 0)["session_options"]
+    assert found == {"intra_op_num_threads": usable_cores()} | expected
+
+
+def test_arena_shrinkage_is_an_option_of_every_pass() -> None:
+    options = checked(**{"memory.enable_memory_arena_shrinkage": "cpu:0"})
+    assert genai_overlay(options, 0)["run_options"] == {"memory.enable_memory_arena_shrinkage": "cpu:0"}
+    assert options.run == {"memory.enable_memory_arena_shrinkage": "cpu:0"}
+
+
+def test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads() -> None:
+    import onnxruntime_genai
+
+    def more_threads(number: int) -> int:
+        options = checked(
+            **{
+                "intra_op_num_threads": number,
+                "inter_op_num_threads": 1,
+                "level": 1,
+                "enable_mem_arena": 0,
+                "enable_mem_pattern": 0,
+                "session.intra_op.allow_spinning": 0,
+                "memory.enable_memory_arena_shrinkage": "gpu:0",
+            }
+        )
+        config = onnxruntime_genai.Config(str(DEMO))
+        config.overlay(json.dumps({"model": {"decoder": genai_overlay(options, 0)}}))
+        configure_providers(onnxruntime_genai, config, options)
+        before = psutil.Process().num_threads()
+        model = onnxruntime_genai.Model(config)
+        more = psutil.Process().num_threads() - before
+        assert model.device_type == "CPU"
+        return more
+
+    more_threads(1)  # the library's first model starts some of its own
+    assert more_threads(4) - more_threads(1) == 3
+
+
+def test_two_libraries_of_operators_are_one_too_many_for_onnxruntime_genai() -> None:
+    with pytest.raises(ConfigurationError, match="takes one"):
+        genai_overlay(checked(custom_op_libraries=["a.so", "b.so"]), 0)
+
+
+def test_a_library_of_operators_that_does_not_load_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"\[session\] custom_op_libraries: /none/ops.so: .*cannot open"):
+        session_options(checked(custom_op_libraries=["/none/ops.so"]), 0)
+
+
+def test_parallel_execution_has_threads_of_its_own() -> None:
+    def more_threads(**given: Any) -> int:
+        before = psutil.Process().num_threads()
+        options = checked(intra_op_num_threads=1, inter_op_num_threads=4, **given)
+        opened = open_with(MODEL, session_options(options, 0), options)
+        more = psutil.Process().num_threads() - before
+        del opened
+        return more
+
+    assert more_threads() == 0
+    assert more_threads(execution_mode="parallel") == 3
+
+
+def test_the_share_of_each_provider_is_counted_in_nodes() -> None:
+    shares = node_shares(open_with(MODEL, session_options(checked(), 0), checked()))
+    nodes = len(onnx.load(MODEL, load_external_data=False).graph.node)
+    assert list(shares) == ["cpu"]
+    assert 0.9 * nodes < shares["cpu"] <= nodes  # a few are folded before
+
+
+def test_a_provider_that_onnx_runtime_lacks_is_refused_and_not_left_out() -> None:
+    options = DeviceOptions(providers=[ProviderOptions("tensorrt")])
+    with pytest.raises(ConfigurationError, match="has no TensorrtExecutionProvider; it has .*CPUExecutionProvider"):
+        open_with(MODEL, session_options(options, 0), options)
+
+
+def test_a_provider_from_a_library_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no such file"):
+        library_of(ProviderOptions("qnn", library=str(tmp_path / "none.so")))
+    with pytest.raises(ConfigurationError, match=r"\[provider.qnn\] package='no_such_package': No module named"):
+        library_of(ProviderOptions("qnn", package="no_such_package"))
+
+
+def test_a_library_that_is_no_provider_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("no library", encoding="utf-8")
+    options = DeviceOptions(providers=[ProviderOptions("Mine", library=str(tmp_path / "text.so"))])
+    with pytest.raises(ConfigurationError, match=r"\[provider.Mine\] .*text.so: "):
+        open_with(MODEL, session_options(options, 0), options)
+
+
+class RecordingConfig:
+    """Writes down what onnxruntime-genai's Config is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def clear_providers(self) -> None:
+        self.told.append(("clear",))
+
+    def append_provider(self, name: str) -> None:
+        self.told.append(("append", name))
+
+    def set_provider_option(self, name: str, key: str, value: str) -> None:
+        self.told.append(("set", name, key, value))
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("cuda", "cuda"),
+        ("directml", "DML"),
+        ("nv_tensorrt_rtx", "NvTensorRtRtx"),
+        ("openvino", "OpenVINO"),
+        ("webgpu", "WebGPU"),
+        ("qnn", "QNN"),
+    ],
+)
+def test_onnxruntime_genai_is_told_its_own_name_of_a_provider(device: str, name: str) -> None:
+    config = RecordingConfig()
+    configure_providers(None, config, check_device({}, device))
+    assert config.told == [("clear",), ("append", name)]
+
+
+def test_providers_are_told_in_their_order_with_their_options() -> None:
+    config = RecordingConfig()
+    sections = {"providers": ["openvino", "cuda", "cpu"], "provider": {"cuda": {"gpu_mem_limit": 9}}}
+    configure_providers(None, config, check_device(sections, "cuda:1"))
+    assert config.told == [
+        ("clear",),
+        ("append", "OpenVINO"),
+        ("append", "cuda"),
+        ("set", "cuda", "gpu_mem_limit", "9"),
+        ("set", "cuda", "device_id", "1"),
+    ]

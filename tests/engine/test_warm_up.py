@@ -1,0 +1,78 @@
+"""What an engine runs before it is ready, and that nothing of it stays."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from genai_server.engine.process import load_runners
+from genai_server.engine.runners.base import Logits, Opening
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.warm_up import warm_up
+from genai_server.errors import RunnerFailed
+from tests.engine.test_process import spec
+
+
+class Shapes(ScriptedRunner):
+    """Writes down which shapes were run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefilled: list[int] = []
+        self.decoded: list[int] = []
+
+    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+        if len(tokens) > 1:  # its decode is a prefill of one
+            self.prefilled.append(len(tokens))
+        return super().prefill(sequence, tokens, positions=positions)
+
+    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        self.decoded.append(len(sequences))
+        return super().decode(sequences, tokens)
+
+
+def test_a_chunk_is_read_and_tokens_are_decoded() -> None:
+    runner = Shapes()
+    warm_up(RunnerPair(runner, reason="scripted"), 128, 2048)
+    assert runner.prefilled == [128]
+    assert runner.decoded == [1, 1]
+
+
+def test_a_chunk_is_no_longer_than_what_is_served() -> None:
+    runner = Shapes()
+    warm_up(RunnerPair(runner, reason="scripted"), 128, 40)
+    assert runner.prefilled == [38]
+
+
+def test_where_almost_nothing_fits_nothing_is_run() -> None:
+    runner = Shapes()
+    warm_up(RunnerPair(runner, reason="scripted"), 128, 3)
+    assert runner.prefilled == []
+
+
+def test_a_batch_is_decoded_alone_and_with_all_rows_and_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decode = BatchedRunner.decode
+
+    def recorded(self: BatchedRunner, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        decoded.append(len(sequences))
+        return decode(self, sequences, tokens)
+
+    monkeypatch.setattr(BatchedRunner, "decode", recorded)
+    runners = load_runners(spec(128))
+    warm_up(runners, 64, 128)
+    assert decoded == [1, 1, 4, 4]
+    assert runners.batched is not None
+    assert runners.forget() == 0
+    prompt = [1] * 50
+    assert runners.batched.open(1, prompt, Opening(128)) == 0  # nothing of a client's prompt is there already
+
+
+def test_a_model_that_cannot_be_run_is_not_ready() -> None:
+    class Failing(ScriptedRunner):
+        def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+            raise RunnerFailed("no kernel")
+
+    with pytest.raises(RunnerFailed, match="no kernel"):
+        warm_up(RunnerPair(Failing(), reason="scripted"), 64, 128)

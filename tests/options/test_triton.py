@@ -1,0 +1,189 @@
+"""A model's configuration of Triton's ONNX Runtime backend in our names, with ONNX Runtime's values."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.cli import main
+from genai_server.config import device_options, load_settings
+from genai_server.errors import ConfigurationError
+from genai_server.options.pbtxt import read_pbtxt
+from genai_server.options.triton import as_toml, translate
+
+
+def toml(text: str, *backend_config: str) -> dict[str, Any]:
+    return tomllib.loads(as_toml(translate(read_pbtxt(text, "config.pbtxt"), backend_config)))
+
+
+def parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
+
+
+def accelerator(name: str, kind: str = "gpu", **parameters: str) -> str:
+    inner = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
+    accelerators = f'{kind}_execution_accelerator : [ {{ name : "{name}" {inner} }} ]'
+    return f"optimization {{ execution_accelerators {{ {accelerators} }} }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "session"),
+    [
+        (parameter("intra_op_thread_count", "3"), {"intra_op_num_threads": 3}),
+        (parameter("inter_op_thread_count", "2"), {"inter_op_num_threads": 2}),
+        (parameter("execution_mode", "1"), {"execution_mode": "parallel"}),
+        (parameter("execution_mode", "0"), {"execution_mode": "sequential"}),
+        (parameter("enable_mem_arena", "0"), {"enable_cpu_mem_arena": 0}),
+        (parameter("enable_mem_pattern", "true"), {"enable_mem_pattern": 1}),
+        (
+            parameter("memory.enable_memory_arena_shrinkage", "cpu:0"),
+            {"memory.enable_memory_arena_shrinkage": "cpu:0"},
+        ),
+        (
+            parameter("session.use_device_allocator_for_initializers", "1"),
+            {"session.use_device_allocator_for_initializers": 1},
+        ),
+        ("optimization { graph : { level : -1 }}", {"graph_optimization_level": "basic"}),
+        ("optimization { graph { level : 1 }}", {"graph_optimization_level": "extended"}),
+        ("optimization { graph { level : 2 }}", {"graph_optimization_level": "disabled"}),
+        ('model_operations { op_library_filename: ["a.so"] }', {"custom_op_libraries": ["a.so"]}),
+    ],
+)
+def test_an_option_of_the_session(text: str, session: dict[str, Any]) -> None:
+    assert toml(text) == {"session": session}
+
+
+def test_zero_threads_are_the_default_and_left_out() -> None:
+    assert toml(parameter("intra_op_thread_count", "0")) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "name", "expected"),
+    [
+        ("precision_mode", "FP16", "trt_fp16_enable", 1),
+        ("precision_mode", "BF16", "trt_bf16_enable", 1),
+        ("precision_mode", "INT8", "trt_int8_enable", 1),
+        ("max_workspace_size_bytes", "1073741824", "trt_max_workspace_size", 1073741824),
+        ("int8_calibration_table_name", "table", "trt_int8_calibration_table_name", "table"),
+        ("int8_use_native_calibration_table", "true", "trt_int8_use_native_calibration_table", 1),
+        ("trt_engine_cache_enable", "1", "trt_engine_cache_enable", 1),
+        ("trt_engine_cache_path", "/cache", "trt_engine_cache_path", "/cache"),
+        ("trt_profile_min_shapes", "a:1x1,b:1x8", "trt_profile_min_shapes", "a:1x1,b:1x8"),
+        ("trt_tactic_sources", "-CUDNN,+CUBLAS", "trt_tactic_sources", "-CUDNN,+CUBLAS"),
+        ("trt_auxiliary_streams", "-1", "trt_auxiliary_streams", -1),
+    ],
+)
+def test_an_option_of_tensorrt_and_cuda_behind_it(given: str, value: str, name: str, expected: Any) -> None:
+    assert toml(accelerator("tensorrt", **{given: value})) == {
+        "device": "cuda",
+        "providers": ["tensorrt", "cuda", "cpu"],
+        "provider": {"tensorrt": {name: expected}},
+    }
+
+
+def test_options_of_cuda() -> None:
+    found = toml(accelerator("cuda", cudnn_conv_use_max_workspace="0", use_ep_level_unified_stream="1"))
+    assert found["provider"] == {"cuda": {"cudnn_conv_use_max_workspace": 0, "use_ep_level_unified_stream": 1}}
+    assert found["providers"] == ["cuda", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("cudnn_conv_algo_search", "0", "EXHAUSTIVE"),
+        ("cudnn_conv_algo_search", "1", "HEURISTIC"),
+        ("cudnn_conv_algo_search", "2", "DEFAULT"),
+        ("gpu_mem_limit", "4294967200", 4294967200),
+        ("arena_extend_strategy", "0", "kNextPowerOfTwo"),
+        ("arena_extend_strategy", "1", "kSameAsRequested"),
+        ("do_copy_in_default_stream", "1", 1),
+    ],
+)
+def test_a_deprecated_option_of_cuda_comes_with_a_note(key: str, value: str, expected: Any) -> None:
+    translation = translate(read_pbtxt(parameter(key, value), "c"))
+    assert tomllib.loads(as_toml(translation))["provider"] == {"cuda": {key: expected}}
+    assert "deprecated" in translation.notes[0]
+    assert as_toml(translation).startswith("# ")
+
+
+def test_openvino_is_on_the_cpu() -> None:
+    assert toml(accelerator("openvino", "cpu")) == {"device": "cpu", "providers": ["openvino", "cpu"]}
+
+
+def test_devices_come_from_the_instance_groups() -> None:
+    assert toml("instance_group [ { kind: KIND_CPU count: 2 } ]") == {"device": "cpu"}
+    assert toml("instance_group [ { kind: KIND_GPU gpus: [ 0, 1 ] } ]") == {"device": "cuda:0,cuda:1"}
+
+
+def test_an_accelerator_of_gpus_is_left_out_on_the_cpu() -> None:
+    text = accelerator("tensorrt", precision_mode="FP16") + " instance_group { kind: KIND_CPU }"
+    assert toml(text) == {"device": "cpu"}
+    assert "tensorrt is left out: all instances are on the CPU" in translate(read_pbtxt(text, "c")).notes
+
+
+def test_a_batch_size_is_the_models_or_the_backends() -> None:
+    assert toml("max_batch_size: 8", "onnxruntime,default-max-batch-size=4") == {"max_batch_size": 8}
+    assert toml("max_batch_size: 0", "onnxruntime,default-max-batch-size=4") == {"max_batch_size": 4}
+
+
+def test_beside_a_global_pool_the_models_own_threads_do_not_count() -> None:
+    text = parameter("intra_op_thread_count", "2")
+    pool = ("onnxruntime,enable-global-threadpool=1", "onnxruntime,intra_op_thread_count=4")
+    assert toml(text, *pool) == {"session": {"global_thread_pool": 1, "intra_op_num_threads": 4}}
+    assert toml(text, "onnxruntime,enable-global-threadpool=0")["session"] == {
+        "intra_op_num_threads": 2,
+        "global_thread_pool": 0,
+    }
+    assert toml(text, "pytorch,enable-global-threadpool=1") == {"session": {"intra_op_num_threads": 2}}
+
+
+@pytest.mark.parametrize("text", ["dynamic_batching { }", 'input [ { name: "x" } ]', "ensemble_scheduling { }"])
+def test_what_has_no_place_is_named(text: str) -> None:
+    assert as_toml(translate(read_pbtxt(text, "c"))).startswith(f"# {text.split()[0]} is left out: ")
+
+
+def test_an_unknown_parameter_is_named_with_the_nearest_one() -> None:
+    notes = translate(read_pbtxt(parameter("intra_op_threads_count", "2"), "c")).notes
+    assert notes == ["parameter intra_op_threads_count is left out: it is unknown; did you mean intra_op_thread_count?"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (accelerator("migraphx"), "execution accelerator 'migraphx': expected is one of tensorrt, cuda, openvino"),
+        (accelerator("tensorrt", precision_mode="FP8"), "precision_mode='FP8': expected is one of FP32"),
+        (accelerator("tensorrt", trt_engine_cache="1"), "did you mean trt_engine_cache_"),
+        (parameter("execution_mode", "2"), "execution_mode='2': expected is one of"),
+        ("max_batch_size: many", "max_batch_size='many': expected is a whole number"),
+    ],
+)
+def test_what_triton_would_refuse_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        toml(text)
+
+
+def test_the_command_prints_what_the_server_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.pbtxt"
+    config.write_text(
+        f'name: "chat"\nmax_batch_size: 8\n{parameter("execution_mode", "1")}\n'
+        f"{parameter('session.intra_op.allow_spinning', '0')}\n{accelerator('tensorrt', precision_mode='FP16')}",
+        encoding="utf-8",
+    )
+    assert main(["import-triton", str(config), "--backend-config=onnxruntime,enable-global-threadpool=1"]) == 0
+    printed = tmp_path / "genai-server.toml"
+    printed.write_text(capsys.readouterr().out, encoding="utf-8")
+    settings = load_settings({"config": str(printed)}, environ={}, dotenv=None)
+    assert (settings.model_name, settings.max_batch_size, settings.device) == ("chat", 8, "cuda")
+    options = device_options(settings)["cuda"]
+    assert options.session == {"execution_mode": "parallel", "global_thread_pool": "1"}
+    assert options.entries == {"session.intra_op.allow_spinning": "0"}
+    assert [(given.name, given.options) for given in options.providers] == [
+        ("tensorrt", {"trt_fp16_enable": "1"}),
+        ("cuda", {}),
+    ]
+
+
+def test_a_file_that_is_not_there_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import-triton", str(tmp_path / "none.pbtxt")]) == 2
+    assert "cannot be read: no such file" in capsys.readouterr().err
