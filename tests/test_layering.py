@@ -55,9 +55,9 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
 }
 # What may be named in these modules only.
 NAMES: dict[str, tuple[str, ...]] = {
-    "os.environ": ("config",),
-    "os.getenv": ("config",),
-    "os.putenv": ("config",),
+    "os.environ": ("config.*",),
+    "os.getenv": ("config.*",),
+    "os.putenv": ("config.*",),
     "print": ("cli.*",),
 }
 
@@ -207,7 +207,7 @@ def test_this_test_sees_a_module_that_does_wrong(module: str, source: str) -> No
         ("engine.runners.generator", "def f():\n    import onnxruntime_genai"),
         ("text.tokenizer", "from genai_server.config import Settings\nimport tokenizers"),
         ("cli", "import uvicorn\nfrom genai_server.engine.cores import usable_cores\nprint(1)"),
-        ("config", "import os\nos.environ['A'] = '1'"),
+        ("config.environment", "import os\nos.environ['A'] = '1'"),
         ("api.status", "import genai_server\nfrom genai_server import __version__\nimport os.path"),
     ],
 )

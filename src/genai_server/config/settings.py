@@ -1,30 +1,21 @@
-"""The settings: command line > environment > .env > configuration file > default, each checked before anything starts.
+"""The settings themselves: their names, defaults, limits and what they mean.
 
-The only module that reads the process's environment. A field's alias is its environment variable; its command-line
-option follows from the field's name (`max_length` becomes `--max-length`).
+A field's alias is its environment variable; its command-line option follows from the field's name (`max_length` becomes
+`--max-length`).
 """
 
-import argparse
 import ipaddress
-import os
 import re
-from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
 import platformdirs
-from dotenv import dotenv_values
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from genai_server.errors import ConfigurationError
-from genai_server.options import file
-from genai_server.options.device import DeviceOptions
+from genai_server.config.addresses import is_loopback
 from genai_server.options.providers import PROVIDERS
-from genai_server.options.session import THREADS
 
 DEVICE_KINDS = (*PROVIDERS, "scripted")
-# Set by `genai-server serve` for its API processes: the folder of the engines that are running already.
-ATTACH_VARIABLE = "GENAI_ENGINES_DIR"
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 
@@ -341,16 +332,6 @@ def _listed(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",")]
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine, whatever a name server says."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def environment_variable(name: str) -> str:
     """The environment variable of a field of Settings."""
     alias = Settings.model_fields[name].alias
@@ -361,101 +342,3 @@ def environment_variable(name: str) -> str:
 def option(name: str) -> str:
     """The command-line option of a field of Settings."""
     return "--" + name.replace("_", "-")
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give the parser one option for each setting."""
-    for name, field in Settings.model_fields.items():
-        text = f"{field.description} ({environment_variable(name)}, default: {field.default})".replace("%", "%%")
-        if field.annotation is bool:
-            parser.add_argument(option(name), dest=name, nargs="?", const="true", metavar="true|false", help=text)
-        else:
-            metavar = "N" if int in (field.annotation, *get_args(field.annotation)) else "TEXT"
-            parser.add_argument(option(name), dest=name, metavar=metavar, help=text)
-
-
-def load_settings(
-    options: Mapping[str, str | None] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    dotenv: Path | None = Path(".env"),
-) -> Settings:
-    """Merge command line, environment, .env and configuration file into settings; an empty value counts as not given.
-
-    Raises ConfigurationError, whose message names the key as the user wrote it and the value.
-    """
-    environ = os.environ if environ is None else environ
-    dotenv_variables = dotenv_values(dotenv) if dotenv is not None else {}
-
-    def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
-        variable = environment_variable(name)
-        candidates = (
-            (option(name), (options or {}).get(name)),
-            (variable, environ.get(variable)),
-            (f"{variable} in {dotenv}", dotenv_variables.get(variable)),
-            (f"{name} in the configuration file", in_file.get(name)),
-        )
-        return next(((key, value) for key, value in candidates if value), None)
-
-    path = (given("config", {}) or ("", ""))[1]
-    in_file = file.file_settings(file.read_file(path), Settings.model_fields, path)
-    values: dict[str, Any] = {}
-    written_as: dict[str, str] = {}
-    for name in Settings.model_fields:
-        if found := given(name, in_file):
-            written_as[name], values[name] = found
-    try:
-        return Settings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0])
-        field = next(field for field in Settings.model_fields if name in (field, environment_variable(field)))
-        shown = "(hidden)" if field in ("admin_api_key", "api_keys") else repr(values[field])
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
-
-
-def device_options(settings: Settings) -> dict[str, DeviceOptions]:
-    """The session and provider options of each device, from the configuration file and `options` over it.
-
-    Raises ConfigurationError.
-    """
-    sources = [file.read_file(settings.config), file.read_text(settings.options, environment_variable("options"))]
-    devices = [device for device in settings.devices if not device.startswith("scripted")]
-    found = file.device_options(sources, settings.model_name, devices)
-    for device, options in found.items():
-        threads = options.session.get(THREADS, "0")
-        if settings.threads and threads not in ("0", str(settings.threads)):
-            raise ConfigurationError(
-                f"[session] {THREADS}={threads}: {environment_variable('threads')} says {settings.threads} for {device}"
-            )
-    return found
-
-
-def export_settings(settings: Settings, environ: MutableMapping[str, str] | None = None) -> None:
-    """Write the settings into the environment, where the API processes that are started next find them."""
-    environ = os.environ if environ is None else environ
-    for name in Settings.model_fields:
-        value = getattr(settings, name)
-        environ[environment_variable(name)] = "" if value is None else str(value)
-
-
-def engines_to_attach(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The folder of engines that are running already, if this process was started beside some."""
-    folder = (os.environ if environ is None else environ).get(ATTACH_VARIABLE)
-    return Path(folder) if folder else None
-
-
-def export_engines(folder: Path, environ: MutableMapping[str, str] | None = None) -> None:
-    """Tell the API processes that are started next where the engines are."""
-    (os.environ if environ is None else environ)[ATTACH_VARIABLE] = str(folder)
-
-
-def disable_telemetry(environ: MutableMapping[str, str] | None = None) -> None:
-    """Keep onnxruntime-genai from reporting usage; has an effect only before the library is imported."""
-    (os.environ if environ is None else environ).setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-
-def limit_tokenizer_threads(environ: MutableMapping[str, str] | None = None) -> None:
-    """Keep the tokenizers library to the thread that calls it: one text is no work for several."""
-    (os.environ if environ is None else environ).setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,0 +1,32 @@
+"""The settings: command line > environment > .env > configuration file > default, each checked before anything starts.
+
+The only room that reads the process's environment.
+"""
+
+from genai_server.config.addresses import is_loopback
+from genai_server.config.command_line import add_options
+from genai_server.config.environment import (
+    disable_telemetry,
+    engines_to_attach,
+    export_engines,
+    export_settings,
+    limit_tokenizer_threads,
+)
+from genai_server.config.session_options import device_options
+from genai_server.config.settings import Settings, environment_variable, option
+from genai_server.config.sources import load_settings
+
+__all__ = [
+    "Settings",
+    "add_options",
+    "device_options",
+    "disable_telemetry",
+    "engines_to_attach",
+    "environment_variable",
+    "export_engines",
+    "export_settings",
+    "is_loopback",
+    "limit_tokenizer_threads",
+    "load_settings",
+    "option",
+]

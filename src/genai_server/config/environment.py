@@ -1,0 +1,39 @@
+"""What this process leaves in its environment for processes that it starts, and for libraries that it imports."""
+
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+from genai_server.config.settings import Settings, environment_variable
+
+# Set by `genai-server serve` for its API processes: the folder of the engines that are running already.
+ATTACH_VARIABLE = "GENAI_ENGINES_DIR"
+
+
+def export_settings(settings: Settings, environ: MutableMapping[str, str] | None = None) -> None:
+    """Write the settings into the environment, where the API processes that are started next find them."""
+    environ = os.environ if environ is None else environ
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        environ[environment_variable(name)] = "" if value is None else str(value)
+
+
+def engines_to_attach(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The folder of engines that are running already, if this process was started beside some."""
+    folder = (os.environ if environ is None else environ).get(ATTACH_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def export_engines(folder: Path, environ: MutableMapping[str, str] | None = None) -> None:
+    """Tell the API processes that are started next where the engines are."""
+    (os.environ if environ is None else environ)[ATTACH_VARIABLE] = str(folder)
+
+
+def disable_telemetry(environ: MutableMapping[str, str] | None = None) -> None:
+    """Keep onnxruntime-genai from reporting usage; has an effect only before the library is imported."""
+    (os.environ if environ is None else environ).setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def limit_tokenizer_threads(environ: MutableMapping[str, str] | None = None) -> None:
+    """Keep the tokenizers library to the thread that calls it: one text is no work for several."""
+    (os.environ if environ is None else environ).setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,0 +1,24 @@
+"""The session and provider options that the settings lead to."""
+
+from genai_server.config.settings import Settings, environment_variable
+from genai_server.errors import ConfigurationError
+from genai_server.options import file
+from genai_server.options.device import DeviceOptions
+from genai_server.options.session import THREADS
+
+
+def device_options(settings: Settings) -> dict[str, DeviceOptions]:
+    """The session and provider options of each device, from the configuration file and `options` over it.
+
+    Raises ConfigurationError.
+    """
+    sources = [file.read_file(settings.config), file.read_text(settings.options, environment_variable("options"))]
+    devices = [device for device in settings.devices if not device.startswith("scripted")]
+    found = file.device_options(sources, settings.model_name, devices)
+    for device, options in found.items():
+        threads = options.session.get(THREADS, "0")
+        if settings.threads and threads not in ("0", str(settings.threads)):
+            raise ConfigurationError(
+                f"[session] {THREADS}={threads}: {environment_variable('threads')} says {settings.threads} for {device}"
+            )
+    return found

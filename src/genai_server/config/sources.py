@@ -1,0 +1,54 @@
+"""Where settings come from: command line > environment > .env > configuration file > default."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dotenv import dotenv_values
+from pydantic import ValidationError
+
+from genai_server.config.settings import Settings, environment_variable, option
+from genai_server.errors import ConfigurationError
+from genai_server.options import file
+
+
+def load_settings(
+    options: Mapping[str, str | None] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    dotenv: Path | None = Path(".env"),
+) -> Settings:
+    """Merge command line, environment, .env and configuration file into settings; an empty value counts as not given.
+
+    Raises ConfigurationError, whose message names the key as the user wrote it and the value.
+    """
+    environ = os.environ if environ is None else environ
+    dotenv_variables = dotenv_values(dotenv) if dotenv is not None else {}
+
+    def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
+        variable = environment_variable(name)
+        candidates = (
+            (option(name), (options or {}).get(name)),
+            (variable, environ.get(variable)),
+            (f"{variable} in {dotenv}", dotenv_variables.get(variable)),
+            (f"{name} in the configuration file", in_file.get(name)),
+        )
+        return next(((key, value) for key, value in candidates if value), None)
+
+    path = (given("config", {}) or ("", ""))[1]
+    in_file = file.file_settings(file.read_file(path), Settings.model_fields, path)
+    values: dict[str, Any] = {}
+    written_as: dict[str, str] = {}
+    for name in Settings.model_fields:
+        if found := given(name, in_file):
+            written_as[name], values[name] = found
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        field = next(field for field in Settings.model_fields if name in (field, environment_variable(field)))
+        shown = "(hidden)" if field in ("admin_api_key", "api_keys") else repr(values[field])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None

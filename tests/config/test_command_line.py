@@ -1,0 +1,43 @@
+"""The settings as options of a command."""
+
+import argparse
+
+import pytest
+
+from genai_server.config import Settings, add_options, load_settings, option
+
+
+def _load(**options: str | None) -> Settings:
+    """Settings from the command line alone."""
+    return load_settings(options, environ={}, dotenv=None)
+
+
+def _parse(*arguments: str) -> dict[str, str | None]:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return vars(parser.parse_args(arguments))
+
+
+def test_every_setting_has_an_option_which_is_absent_unless_given() -> None:
+    assert _parse() == dict.fromkeys(Settings.model_fields)
+
+
+def test_an_option_is_named_after_its_setting() -> None:
+    assert _load(**_parse("--max-length", "77", "--model-dir", "x")).max_length == 77
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reload"),
+    [(["--reload"], True), (["--reload", "true"], True), (["--reload", "false"], False), ([], False)],
+)
+def test_a_switch_may_stand_alone_or_with_a_value(arguments: list[str], reload: bool) -> None:
+    assert _load(**_parse(*arguments)).reload is reload
+
+
+def test_the_help_names_variable_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parse("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(GENAI_MAX_BATCH_SIZE, default: 16)" in shown
+    for name in Settings.model_fields:
+        assert option(name) in shown

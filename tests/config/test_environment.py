@@ -1,0 +1,65 @@
+"""What is handed on to processes that are started next, and to libraries that are imported next."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from genai_server import config
+from genai_server.config import Settings, load_settings
+
+
+def _load(**options: str | None) -> Settings:
+    """Settings from the command line alone."""
+    return load_settings(options, environ={}, dotenv=None)
+
+
+def _from_environment(environ: Mapping[str, str]) -> Settings:
+    return load_settings(environ=environ, dotenv=None)
+
+
+def test_exported_settings_load_as_the_same() -> None:
+    settings = _load(
+        host="::1",
+        port="0",
+        workers="2",
+        reload="true",
+        model_dir="a folder",
+        device="cpu,cuda:1",
+        admin_api_key="k=1",
+        profile_dir="/tmp/p",
+        log_level="debug",
+    )
+    environ: dict[str, str] = {}
+    config.export_settings(settings, environ)
+    assert _from_environment(environ) == settings
+
+
+def test_exported_settings_overrule_what_the_environment_said() -> None:
+    environ = {"GENAI_ADMIN_API_KEY": "old", "PORT": "1"}
+    config.export_settings(_load(port="2"), environ)
+    settings = _from_environment(environ)
+    assert (settings.admin_api_key, settings.port) == (None, 2)
+
+
+def test_engines_to_attach_are_those_that_were_exported() -> None:
+    environ: dict[str, str] = {}
+    assert config.engines_to_attach(environ) is None
+    config.export_engines(Path("/tmp/engines"), environ)
+    assert config.engines_to_attach(environ) == Path("/tmp/engines")
+
+
+def test_telemetry_is_off_unless_the_operator_has_said_otherwise() -> None:
+    silent: dict[str, str] = {}
+    config.disable_telemetry(silent)
+    assert silent == {"ORT_DISABLE_TELEMETRY": "1"}
+    willing = {"ORT_DISABLE_TELEMETRY": "0"}
+    config.disable_telemetry(willing)
+    assert willing == {"ORT_DISABLE_TELEMETRY": "0"}
+
+
+def test_the_tokenizer_keeps_to_one_thread_unless_the_operator_has_said_otherwise() -> None:
+    silent: dict[str, str] = {}
+    config.limit_tokenizer_threads(silent)
+    assert silent == {"TOKENIZERS_PARALLELISM": "false"}
+    willing = {"TOKENIZERS_PARALLELISM": "true"}
+    config.limit_tokenizer_threads(willing)
+    assert willing == {"TOKENIZERS_PARALLELISM": "true"}

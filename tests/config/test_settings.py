@@ -1,0 +1,105 @@
+"""The settings: what is refused, and what follows from them."""
+
+import pytest
+from pydantic import ValidationError
+
+from genai_server.config import Settings, load_settings, option
+from genai_server.errors import ConfigurationError
+
+
+def _load(**options: str | None) -> Settings:
+    """Settings from the command line alone."""
+    return load_settings(options, environ={}, dotenv=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest"),
+    [
+        ("port", 0, 65535),
+        ("workers", 1, 64),
+        ("max_length", 1, None),
+        ("max_batch_size", 1, 1024),
+        ("max_queue", 0, None),
+        ("prefill_chunk", 2, None),
+        ("threads", 0, 1024),
+        ("max_body_bytes", 1, None),
+        ("profile_max_files", 1, None),
+        ("profile_max_bytes", 1, None),
+    ],
+)
+def test_a_number_is_taken_up_to_its_bounds_and_refused_beyond(name: str, lowest: int, highest: int | None) -> None:
+    assert getattr(_load(**{name: str(lowest)}), name) == lowest
+    refused = [lowest - 1]
+    if highest is not None:
+        assert getattr(_load(**{name: str(highest)}), name) == highest
+        refused.append(highest + 1)
+    for value in refused:
+        with pytest.raises(ConfigurationError, match=f"^{option(name)}='{value}': "):
+            _load(**{name: str(value)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "eighty"),
+        ("reload", "perhaps"),
+        ("log_level", "INFO"),
+        ("model_name", "-starts-with-a-dash"),
+        ("model_name", "two words"),
+        ("model_name", "x" * 129),
+        ("device", "CPU"),
+        ("device", "cuda:"),
+        ("device", "cuda:x"),
+        ("device", "cpu,"),
+        ("device", "gpu"),
+        ("device", "cpu;cuda"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        _load(**{name: value})
+    assert caught.value.message.startswith(f"{option(name)}={value!r}: ")
+
+
+def test_an_unknown_device_is_told_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match="unknown device 'tpu'; known are cpu, cuda, tensorrt"):
+        _load(device="cpu,tpu")
+
+
+def test_a_repeated_device_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="twice"):
+        _load(device="cpu, cpu")
+
+
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValidationError, match="max_lenght"):
+        Settings.model_validate({"max_lenght": 5})
+
+
+def test_devices_keep_their_order_and_lose_their_blanks() -> None:
+    settings = _load(device=" cuda:1 , cpu,cuda:0")
+    assert settings.devices == ["cuda:1", "cpu", "cuda:0"]
+    assert settings.device == "cuda:1,cpu,cuda:0"
+
+
+def test_the_admin_key_is_not_shown_with_the_settings() -> None:
+    settings = _load(admin_api_key="s3cret")
+    assert settings.admin_api_key == "s3cret"
+    assert "s3cret" not in repr(settings) + str(settings)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        _load().port = 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_loopback_address_is_reachable_from_this_machine_only(host: str) -> None:
+    assert _load(host=host).on_loopback
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.com", "127.example.com", "1127.0.0.1"]
+)
+def test_any_other_address_is_not_taken_for_loopback(host: str) -> None:
+    assert not _load(host=host).on_loopback

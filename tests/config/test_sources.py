@@ -1,0 +1,58 @@
+"""Where a setting's value comes from, and what an error calls it."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.config import Settings, load_settings
+from genai_server.errors import ConfigurationError
+
+
+def _load(**options: str | None) -> Settings:
+    """Settings from the command line alone."""
+    return load_settings(options, environ={}, dotenv=None)
+
+
+@pytest.fixture
+def dotenv(tmp_path: Path) -> Path:
+    path = tmp_path / ".env"
+    path.write_text("PORT=1\nGENAI_MODEL_NAME=from-file\nGENAI_THREADS=3\n", encoding="utf-8")
+    return path
+
+
+def test_command_line_comes_before_environment_before_file_before_default(dotenv: Path) -> None:
+    environ = {"PORT": "2", "GENAI_MODEL_NAME": "from-environment"}
+    settings = load_settings({"port": "3"}, environ=environ, dotenv=dotenv)
+    assert (settings.port, settings.model_name, settings.threads) == (3, "from-environment", 3)
+    assert settings.max_batch_size == 16
+
+
+def test_an_empty_value_counts_as_not_given(dotenv: Path) -> None:
+    settings = load_settings({"port": "", "threads": None}, environ={"PORT": "", "GENAI_THREADS": ""}, dotenv=dotenv)
+    assert (settings.port, settings.threads) == (1, 3)
+
+
+def test_zero_on_the_command_line_is_given(dotenv: Path) -> None:
+    assert load_settings({"port": "0"}, environ={}, dotenv=dotenv).port == 0
+
+
+def test_a_missing_file_is_no_error(tmp_path: Path) -> None:
+    assert load_settings(environ={}, dotenv=tmp_path / ".env") == _load()
+
+
+def test_other_variables_and_options_are_nothing_to_the_settings() -> None:
+    environ = {"PATH": "/bin", "port": "1", "GENAI_UNHEARD_OF": "1"}
+    assert load_settings({"run": "serve"}, environ=environ, dotenv=None) == _load()
+
+
+def test_the_environment_is_that_of_the_process_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENAI_MAX_QUEUE", "17")
+    assert load_settings(dotenv=None).max_queue == 17
+
+
+def test_the_error_names_the_key_as_it_was_written(dotenv: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^GENAI_THREADS='many': "):
+        load_settings(environ={"GENAI_THREADS": "many"}, dotenv=dotenv)
+    dotenv.write_text("GENAI_THREADS=lots\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"^GENAI_THREADS in .*\.env='lots': "):
+        load_settings(environ={}, dotenv=dotenv)
