@@ -212,9 +212,13 @@ class ServerDraining(Unavailable):
     code = "server_draining"
 
     def __init__(
-        self, message: str = "the server is about to stop and takes no new work", *, param: str | None = None
+        self,
+        message: str = "the server is about to stop and takes no new work",
+        *,
+        param: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
-        super().__init__(message, param=param)
+        super().__init__(message, param=param, retry_after=retry_after)
 
 
 class GenerationFailed(GenaiServerError):

@@ -61,5 +61,5 @@ def test_others_go_on_while_a_grammar_is_compiled(
             assert not guided.done()
         finally:
             go_on.set()
-        assert '"done": true' in stream
+        assert '"done":true' in stream
         assert guided.result().status_code == 200

@@ -136,9 +136,10 @@ def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
     subprocess.run([*command.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
     settings = {"GENAI_DEVICE": "scripted", "GENAI_TLS_CERT": str(cert), "GENAI_TLS_KEY": str(key)}
     with run_server(tmp_path, settings=settings, ready=False) as server:
-        wait_until(lambda: "listening on https://" in server.log() and "is ready" in server.log())
+        wait_until(lambda: "listening on https://" in server.log())
         url = server.url.replace("http:", "https:")
         with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(cert))) as client:
+            wait_until(lambda: client.get("/readyz").status_code == 200)
             assert client.post("/v1/chat", json=body("say x")).json()["content"] == "x"
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             httpx.get(f"{url}/healthz")

@@ -105,7 +105,7 @@ def test_a_grammar_that_becomes_too_ambiguous_fails_its_request_alone(bench: Ben
     run(bench, 1, 2)
     (end,) = bench.ends(1)
     assert isinstance(end, Failed)
-    assert end.code == "generation_failed"
+    assert end.code == "grammar_failed"
     assert "grammar" in end.message
     assert bench.text(2).endswith(" 100")
 
