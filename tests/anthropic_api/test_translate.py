@@ -138,5 +138,18 @@ def test_an_error_names_the_field_of_the_body(
     assert (error.param, error.message) == (outer_param, outer_message)
 
 
+@pytest.mark.parametrize("results", [4094, 4095])
+def test_a_conversation_has_so_many_turns_the_results_of_tools_among_them(results: int) -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
+    said = [{"type": "tool_result", "tool_use_id": "t1", "content": "2"}] * results
+    messages = [HELLO, {"role": "assistant", "content": [call]}, {"role": "user", "content": said}]
+    if results == 4094:
+        assert len(_chat(messages=messages).messages) == 4096
+        return
+    with pytest.raises(InvalidField, match="at most 4096 turns, .* given 4097") as caught:
+        _chat(messages=messages)
+    assert caught.value.param == "messages"
+
+
 def test_an_error_stays_of_its_class() -> None:
     assert isinstance(_translation().outer(PromptTooLong("x")), PromptTooLong)

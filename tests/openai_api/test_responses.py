@@ -168,6 +168,14 @@ def test_fields_that_do_not_belong_together_are_refused(fields: dict[str, Any], 
     assert [error["ctx"]["field"] for error in refused.value.errors()] == [named]
 
 
+def test_a_conversation_has_so_many_messages_whichever_turn_they_are_of() -> None:
+    turns = [{"role": "user", "content": "x"}] * 4096
+    assert len(_chat(input=turns).messages) == 4096
+    with pytest.raises(InvalidField, match="at most 4096 messages, .* given 4097") as caught:
+        _chat(input=turns, instructions="Be brief.")
+    assert caught.value.param == "input"
+
+
 def test_ids_are_never_the_same() -> None:
     body = ResponsesRequest.model_validate({"input": "x"})
     ids = {new_response(body, model="m", sampling=Sampling(), created=1, is_stored=True)["id"] for _ in range(100)}

@@ -10,6 +10,7 @@ from genai_server.openai_api.schemas.admin import RuntimeOptionsRequest
 from genai_server.openai_api.schemas.base import Wire, WithoutEffect
 from genai_server.openai_api.schemas.chat import ChatCompletionRequest, ChatRequest
 from genai_server.openai_api.schemas.completions import CompletionRequest
+from genai_server.openai_api.schemas.tokens import ApplyTemplateRequest, TokenizeRequest
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -58,6 +59,13 @@ def test_messages_are_required() -> None:
 def test_any_text_is_a_content(content: str) -> None:
     body = ChatRequest.model_validate({"messages": [{"role": "user", "content": content}]})
     assert body.messages[0].content == content
+
+
+@pytest.mark.parametrize("body", [ChatRequest, ChatCompletionRequest, TokenizeRequest, ApplyTemplateRequest])
+def test_a_conversation_has_so_many_messages_and_tools_and_no_more(body: type[Wire]) -> None:
+    for field, most, one in (("messages", 4096, HELLO[0]), ("tools", 128, TOOL)):
+        body.model_validate(_chat(**{field: [one] * most}))
+        assert _refused_field(body, _chat(**{field: [one] * (most + 1)})) == (field,)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +150,12 @@ def test_what_is_accepted_without_effect_is_exactly_this() -> None:
     }
 
 
-@pytest.mark.parametrize("stop", ["x", ["a"], ["a", "b", "c", "d"]])
+@pytest.mark.parametrize("stop", ["x", ["a"], ["a", "b", "c", "x" * 1024]])
 def test_one_to_four_stop_strings_are_taken(stop: str | list[str]) -> None:
     assert ChatRequest.model_validate(_chat(stop=stop)).stop_strings == ([stop] if isinstance(stop, str) else stop)
 
 
-@pytest.mark.parametrize("stop", ["", [], ["a", ""], list("abcde"), 5, [5]], ids=repr)
+@pytest.mark.parametrize("stop", ["", [], ["a", ""], list("abcde"), 5, [5], "x" * 1025, ["a", "x" * 1025]])
 def test_other_stop_strings_are_refused(stop: object) -> None:
     with pytest.raises(ValidationError):
         ChatRequest.model_validate(_chat(stop=stop))

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
 from genai_server.openai_api.schemas.base import JsonObject, NonEmptyText, Text, Wire, field_error
-from genai_server.openai_api.schemas.chat import FunctionName
-from genai_server.openai_api.schemas.sampling import MOST_STOP_STRINGS, SamplingFields
+from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_TOOLS, FunctionName
+from genai_server.openai_api.schemas.sampling import MOST_STOP_STRINGS, SamplingFields, StopText
 
 _BLOCKS_OF_ROLE = {
     "user": ("text", "tool_result"),
@@ -192,9 +192,9 @@ class CountTokensRequest(Wire):
     """Body of /v1/messages/count_tokens: what makes the prompt."""
 
     model: str | None = Field(None, description="The served model's id; the first model if left out.")
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     system: Text | list[TextBlock] | None = None
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -225,7 +225,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
 
     max_tokens: int = Field(ge=1, description="Most tokens of the answer.")
     temperature: float | None = Field(None, ge=0.0, le=1.0, description="0 takes the most likely token each time.")
-    stop_sequences: list[NonEmptyText] | None = Field(
+    stop_sequences: list[StopText] | None = Field(
         None, max_length=MOST_STOP_STRINGS, description="Texts that end the answer; they are not part of it."
     )
     stop: None = Field(None, description="Is called stop_sequences here.")

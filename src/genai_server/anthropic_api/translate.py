@@ -4,9 +4,9 @@ import re
 
 from genai_server.anthropic_api.conversation import chat_messages
 from genai_server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
-from genai_server.errors import RequestError, ThreadUnsupported
+from genai_server.errors import InvalidField, RequestError, ThreadUnsupported
 from genai_server.openai_api.schemas.base import JsonObject
-from genai_server.openai_api.schemas.chat import ChatParameters
+from genai_server.openai_api.schemas.chat import MOST_MESSAGES, ChatParameters
 from genai_server.openai_api.schemas.sampling import SamplingFields
 
 _CONTINUE = "continue_final_message"
@@ -33,6 +33,12 @@ class Translation:
         self._body = body
         turns = list(chat_messages(body))
         self._places = [place for place, _ in turns]
+        if len(turns) > MOST_MESSAGES:
+            raise InvalidField(
+                f"messages must make at most {MOST_MESSAGES} turns, with system and each tool's result; "
+                f"given {len(turns)}",
+                param="messages",
+            )
         self.chat = ChatParameters.model_validate(
             {
                 "model": body.model,

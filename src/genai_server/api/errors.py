@@ -59,7 +59,7 @@ _RULES = {
     "string_too_short": "must have at least {min_length} character(s)",
     "string_type": "must be a string",
     "string_unicode": "must be valid Unicode",
-    "too_long": "must have at most {max_length} element(s)",
+    "too_long": "must have at most {max_length} element(s), and has {actual_length}",
     "too_short": "must have at least {min_length} element(s)",
 }
 

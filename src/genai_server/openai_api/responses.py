@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from genai_server.errors import GenaiServerError
+from genai_server.errors import GenaiServerError, InvalidField
 from genai_server.generation import Sampling
 from genai_server.openai_api.response_items import new_id, to_messages
 from genai_server.openai_api.schemas.base import JsonObject, WithoutEffect
-from genai_server.openai_api.schemas.chat import ChatMessage, ChatParameters
+from genai_server.openai_api.schemas.chat import MOST_MESSAGES, ChatMessage, ChatParameters
 from genai_server.openai_api.schemas.responses import LOGPROBS, AllowedTools, NamedFunction, ResponsesRequest
 from genai_server.openai_api.schemas.sampling import GenerationFields
 
@@ -30,10 +30,18 @@ _MESSAGE = re.compile(r"\bmessages\[\d+\][\w.\[\]]*")
 
 
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
-    """The chat whose answer is the response. Raises InvalidField for the output of a call that nobody made."""
+    """The chat whose answer is the response. Raises InvalidField for the output of a call that nobody made, and for a
+    conversation of too many messages.
+    """
     messages = to_messages(conversation)
     if body.instructions is not None:
         messages.insert(0, ChatMessage.model_validate({"role": "system", "content": body.instructions}))
+    if len(messages) > MOST_MESSAGES:
+        raise InvalidField(
+            f"input must make at most {MOST_MESSAGES} messages, with instructions and all turns before; "
+            f"given {len(messages)}",
+            param="input",
+        )
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | _tools(body)
     if LOGPROBS in (body.include or []):
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}

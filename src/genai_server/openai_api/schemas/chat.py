@@ -10,6 +10,7 @@ from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFie
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 # Those of a long conversation with tools; a template takes some microseconds for each.
 MOST_MESSAGES = 4096
+MOST_TOOLS = 128
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -118,15 +119,19 @@ class ResponseFormat(Wire):
         return self
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
+
+
 class ChatParameters(GenerationFields):
     """What all chat endpoints take."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Messages
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="So many answers.")
     logprobs: bool | None = Field(None, description="The log probability of each token of the answer.")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="And of so many likeliest ones at its place.")
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the chat template.")

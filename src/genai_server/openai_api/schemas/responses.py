@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, field_error
-from genai_server.openai_api.schemas.chat import FunctionName, ReasoningEffort
+from genai_server.openai_api.schemas.chat import MOST_TOOLS, FunctionName, ReasoningEffort
 from genai_server.openai_api.schemas.response_items import Input
 from genai_server.openai_api.schemas.sampling import GenerationFields
 
@@ -103,7 +103,7 @@ class ResponsesRequest(GenerationFields):
     max_output_tokens: int | None = Field(
         None, ge=1, description="Most tokens of the answer; all that fit if left out."
     )
-    tools: list[FunctionTool] | None = Field(None, max_length=128)
+    tools: list[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     text: TextConfig | None = None

@@ -1,14 +1,11 @@
 """The bodies of the endpoints between text and token ids, in vLLM's form and in llama.cpp's."""
 
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from genai_server.openai_api.schemas.base import Text, Wire
-from genai_server.openai_api.schemas.chat import ChatMessage, Tool
-
-Messages = Annotated[list[ChatMessage], Field(min_length=1)]
-Tools = list[Tool]
+from genai_server.openai_api.schemas.chat import Messages, Tools
 
 _SOURCES = ("prompt", "content", "messages")
 _ONLY_WITH = {
