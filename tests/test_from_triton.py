@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.running_server import ROOT
-from tests.test_compatibility import references
+from tests.test_promised import references
 
 TEXT = (ROOT / "docs" / "from-triton.md").read_text(encoding="utf-8")
 TRITONS_OPTIONS = """

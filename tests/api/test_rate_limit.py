@@ -93,7 +93,8 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     folder = tmp_path_factory.mktemp("limited")
     lines = [line_of("slow", f"slow-{KEY}") + " concurrent=1", line_of("often", f"often-{KEY}") + " rate=1"]
     (folder / "keys").write_text("\n".join(lines))
-    with run_server(folder, "--device", "scripted", "--api-key-file", str(folder / "keys")) as server:
+    options = ("--api-key-file", str(folder / "keys"), "--cors-origins", "https://app.example")
+    with run_server(folder, "--device", "scripted", *options) as server:
         yield server
 
 
@@ -133,6 +134,27 @@ def test_a_refused_request_reaches_no_engine_and_anthropics_paths_say_so_in_thei
     assert whole.status_code == 429  # though the body is wrong: nobody has looked at it
     assert whole.json()["error"]["type"] == "rate_limit_error"
     assert 1 <= int(whole.headers["retry-after"]) <= 60
+
+
+def test_a_web_page_of_a_listed_origin_reads_a_stream_and_a_429(limited: RunningServer) -> None:
+    headers = {**bearer("slow"), "origin": "https://app.example"}
+    wait_until(lambda: chat(limited, "slow").status_code == 200)
+    with (
+        httpx.Client(base_url=limited.url, timeout=30) as client,
+        client.stream("POST", "/v1/chat/stream", json=body("count 99; delay 0.1"), headers=headers) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        refusal = limited.client.post("/v1/chat", json=body("say x"), headers=headers)
+        assert refusal.status_code == 429
+        for response in (stream, refusal):
+            assert response.headers["access-control-allow-origin"] == "https://app.example"
+            assert "retry-after" in response.headers["access-control-expose-headers"]
+        unlisted = {**headers, "origin": "https://evil.example"}
+        refusal = limited.client.post("/v1/chat", json=body("say x"), headers=unlisted)
+        assert refusal.status_code == 429
+        assert "access-control-allow-origin" not in refusal.headers
+    wait_until(lambda: chat(limited, "slow").status_code == 200)
 
 
 def test_openais_client_tries_again_after_a_429(limited: RunningServer) -> None:

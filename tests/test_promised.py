@@ -1,0 +1,66 @@
+"""The documents that promise something name the tests that hold the server to it: each of these is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.running_server import ROOT
+
+TEXTS = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("compatibility.md", "operations.md")}
+# Where a row of operations.md has no test of its own name beside its promise.
+ELSEWHERE = ("the same", "the tests above", "likewise")
+BY_CONSTRUCTION = "(by construction"
+
+
+def references(text: str) -> list[tuple[Path, str]]:
+    """Files and functions that a text names; a function without a file is in the one named before."""
+    found, file = [], ""
+    for path, function in re.findall(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`", text):
+        file = path or file
+        if path or function:
+            found.append((ROOT / file, function))
+    return found
+
+
+def tables(text: str, test_column: str) -> list[list[str]]:
+    """The cells of that column, a list for each table that has it."""
+    found: list[list[str]] = []
+    column = None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            column = None
+        elif column is None:
+            column = cells.index(test_column) if test_column in cells else -1
+            found += [[]] if column >= 0 else []
+        elif column >= 0 and not line.startswith("|-"):
+            found[-1].append(cells[column])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "function"),
+    [reference for text in TEXTS.values() for reference in references(text)],
+    ids=lambda part: getattr(part, "name", part),
+)
+def test_a_test_that_is_named_exists(path: Path, function: str) -> None:
+    assert path.is_file()
+    if function:
+        assert re.search(rf"^(async )?def {function}\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "column"), [("compatibility.md", "shown by"), ("operations.md", "test")])
+def test_each_row_names_a_test(name: str, column: str) -> None:
+    found = tables(TEXTS[name], column)
+    assert found
+    for rows in found:
+        assert references(rows[0])
+        assert not [row for row in rows if not (references(row) or row.startswith(ELSEWHERE) or BY_CONSTRUCTION in row)]
+
+
+def test_no_test_is_named_in_another_way() -> None:
+    """As `test_file::test_name`, which nothing checks."""
+    for text in TEXTS.values():
+        named = re.findall(r"`[^`]*\btest_\w+[^`]*`", text)
+        assert [name for name in named if not re.fullmatch(r"`(tests/[\w/]+\.py)?(::\w+)?`", name)] == []
