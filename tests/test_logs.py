@@ -1,11 +1,17 @@
-"""The log: what is heard at which level."""
+"""The log: what is heard at which level, and what is told of an exception."""
 
+import asyncio
 import logging
+import socket
+import threading
 from collections.abc import Iterator
 
+import httpx
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
 
-from genai_server.logs import configure_logging
+from genai_server.logs import DiscreetFormatter, configure_logging
 
 
 @pytest.fixture
@@ -32,3 +38,83 @@ def test_the_noisy_libraries_are_never_louder_than_the_rest() -> None:
     configure_logging("error")
     assert not logging.getLogger("sse_starlette").isEnabledFor(logging.WARNING)
     assert not logging.getLogger("genai_server").isEnabledFor(logging.WARNING)
+
+
+def told(error: BaseException) -> str:
+    try:
+        raise error
+    except BaseException as caught:
+        return DiscreetFormatter().formatException((type(caught), caught, caught.__traceback__))
+
+
+def test_an_exception_is_told_by_its_frames_and_type_without_its_message() -> None:
+    lines = told(KeyError("swordfish" * 2)).splitlines()
+    assert "test_logs.py" in lines[0]
+    assert lines[1].strip() == "raise error"
+    assert lines[-1] == "builtins.KeyError"
+    assert "swordfish" not in "".join(lines)
+
+
+def test_what_led_to_an_exception_is_told_likewise() -> None:
+    try:
+        try:
+            int("sword" + "fish")
+        except ValueError as error:
+            raise ExceptionGroup("sword" + "fish", [error, TypeError("sword" + "fish")]) from error
+    except ExceptionGroup as error:
+        text = told(error)
+    assert text.index("builtins.ValueError") < text.index("which led to") < text.index("builtins.ExceptionGroup")
+    assert "  | builtins.TypeError" in text
+    assert "swordfish" not in text
+
+
+def test_exceptions_in_a_circle_are_told_once() -> None:
+    first, second = ValueError(), TypeError()
+    first.__cause__, second.__cause__ = second, first
+    assert told(first).count("builtins.TypeError") == 1
+
+
+@pytest.mark.usefixtures("untouched_logging")
+def test_a_task_that_nobody_waits_for_fails_without_its_message(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info")
+
+    async def fail() -> None:
+        raise ValueError("sword" + "fish")
+
+    async def forget() -> None:
+        task = asyncio.create_task(fail())
+        await asyncio.wait([task])
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "nobody waits", "exception": task.exception(), "task": task}
+        )
+
+    asyncio.run(forget())
+    told = capsys.readouterr().err
+    assert "ERROR asyncio: nobody waits\n" in told
+    assert "builtins.ValueError" in told
+    assert "swordfish" not in told
+
+
+async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+    raise LookupError("sword" + "fish")
+
+
+@pytest.mark.usefixtures("untouched_logging")
+def test_a_request_that_meets_an_internal_error_is_logged_without_the_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("debug")
+    server = uvicorn.Server(uvicorn.Config(failing, lifespan="off", log_config=None))
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        assert httpx.get(f"http://127.0.0.1:{listener.getsockname()[1]}/").status_code == 500
+    finally:
+        server.should_exit = True
+        thread.join(20)
+    told = capsys.readouterr().err
+    assert "Exception in ASGI application" in told
+    assert "in failing" in told
+    assert "builtins.LookupError" in told
+    assert "swordfish" not in told

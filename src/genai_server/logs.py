@@ -1,10 +1,52 @@
 """Where the log goes and what it looks like, the same in every process."""
 
 import logging
+import traceback
+from types import TracebackType
+
+_Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+class DiscreetFormatter(logging.Formatter):
+    """Tells of an exception where it was raised and of which type it is, with those that led to it, but no message.
+
+    A message may quote what a client has sent: a key that is not there, a value that does not fit, a text that cannot
+    be encoded.
+    """
+
+    def formatException(self, ei: _Raised) -> str:
+        """The lines under a record."""
+        return "" if ei[1] is None else "\n".join(_told(ei[1], set()))
 
 
 def configure_logging(level: str) -> None:
     """Log to standard error, one line each."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    handler = logging.StreamHandler()
+    handler.setFormatter(DiscreetFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(_cut_asyncio)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("asyncio", "sse_starlette"):
         logging.getLogger(noisy).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))
+
+
+def _told(error: BaseException, seen: set[int]) -> list[str]:
+    """One exception, after what led to it."""
+    seen.add(id(error))
+    lines: list[str] = []
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if earlier is not None and id(earlier) not in seen:
+        lines += [*_told(earlier, seen), "which led to"]
+    lines += "".join(traceback.format_tb(error.__traceback__)).splitlines()
+    kind = type(error)
+    lines.append(f"{kind.__module__}.{kind.__qualname__}")
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            lines += [f"  | {line}" for line in _told(inner, seen)]
+    return lines
+
+
+def _cut_asyncio(record: logging.LogRecord) -> bool:
+    """asyncio's own records show the task, with its exception, on the lines after the first."""
+    if record.name == "asyncio":
+        record.msg, record.args = record.getMessage().partition("\n")[0], None
+    return True
