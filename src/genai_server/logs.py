@@ -36,6 +36,7 @@ def _told(error: BaseException, seen: set[int]) -> list[str]:
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if earlier is not None and id(earlier) not in seen:
         lines += [*_told(earlier, seen), "which led to"]
+    lines.append("Traceback (most recent call last):")
     lines += "".join(traceback.format_tb(error.__traceback__)).splitlines()
     kind = type(error)
     lines.append(f"{kind.__module__}.{kind.__qualname__}")
