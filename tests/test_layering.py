@@ -43,7 +43,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "llguidance": ("engine.guidance", "text.grammar"),
     "tokenizers": ("text.tokenizer",),
     "google": ("options.pbtxt",),
-    "jinja2": ("text.chat_template", "text.template_sandbox"),
+    "jinja2": ("text.chat_template", "text.template_meter", "text.template_sandbox"),
     "fastapi": ("api.*", "cli.*"),
     "starlette": ("api.*", "cli.*"),
     "sse_starlette": ("api.*", "cli.*"),

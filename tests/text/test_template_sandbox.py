@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.errors import InvalidField
 from genai_server.text.chat_template import ChatTemplate
-from genai_server.text.template_sandbox import MOST_SECONDS
+from genai_server.text.template_meter import MOST_SECONDS
 
 LIMIT = 100_000
 MESSAGES = [{"role": "user", "content": "hello " * 1000}]

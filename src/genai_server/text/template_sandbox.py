@@ -7,29 +7,23 @@ the time is checked. What a model's makers write into chat templates is far from
 """
 
 import functools
-import re
 import threading
-import time
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from jinja2 import TemplateError, nodes
+from jinja2 import nodes
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-# Of the processor's time: what a busy machine keeps from the thread does not count.
-MOST_SECONDS = 1.0
-_MOST_WIDTH = 1000
-_MOST_BITS = 4096
+from genai_server.text.template_meter import Meter, check_bits, check_widths
+
 # What an operation may make of two texts, for each character that a text may have.
 _GROWTH = 16
 # Methods and filters that write a text as wide as a number says, and where the number stands in a text.
 _WIDE_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
 _WIDE_FILTERS = frozenset({"indent", "round", "tojson"})
-_WIDE = re.compile(r"[0-9]{4,}|\*")
 _FILTERS = frozenset(
     """
     abs attr capitalize count d default dictsort e escape first float groupby indent int items join last length
@@ -49,41 +43,6 @@ _SHALLOW_TESTS = frozenset(
     true undefined
     """.split()  # noqa: SIM905
 )
-
-
-class TooCostly(TemplateError):
-    """A template wants more than it may have."""
-
-
-class _Meter:
-    """What one rendering may still have."""
-
-    def __init__(self, characters: int) -> None:
-        self.characters = characters
-        self._end = time.thread_time() + MOST_SECONDS
-
-    def tick(self) -> None:
-        """Check the time."""
-        if time.thread_time() > self._end:
-            raise TooCostly(f"it takes more than {MOST_SECONDS:g} s")
-
-    def weigh(self, *values: Any) -> int:
-        """About how many characters the values have when they are written; what is in there twice counts twice."""
-        weight = 0
-        waiting: list[Iterable[Any]] = [values]
-        while waiting:
-            for value in waiting.pop():
-                outside, inside = _sides(value)
-                weight += outside
-                if weight > self.characters:
-                    raise TooCostly(f"it makes a value of more than {self.characters} characters")
-                waiting += inside
-        return weight
-
-    def check(self, size: int, growth: int = 1) -> None:
-        """See that what an operation makes, or may make at most, is not too large."""
-        if size > self.characters * growth:
-            raise TooCostly(f"it makes a value of more than {self.characters} characters")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -109,7 +68,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     @contextmanager
     def metered(self, characters: int) -> Iterator[None]:
         """Give this thread, until the end of the context, a rendering's time and values of so many characters."""
-        self._running.meter = _Meter(characters)
+        self._running.meter = Meter(characters)
         try:
             yield
         finally:
@@ -120,10 +79,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters[name] = self._metered(function, wide=name in _WIDE_FILTERS)
 
     @property
-    def _meter(self) -> _Meter:
+    def _meter(self) -> Meter:
         """That of this thread's rendering; what is computed while a template is compiled has one for each operation."""
-        found: _Meter | None = getattr(self._running, "meter", None)
-        return _Meter(1 << 20) if found is None else found
+        found: Meter | None = getattr(self._running, "meter", None)
+        return Meter(1 << 20) if found is None else found
 
     def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
         return super()._generate(_Metering(self).visit(source), *arguments, **options)
@@ -144,13 +103,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 meter.check(len(left) + len(right))
         elif operator == "%" and isinstance(left, str):
             meter.weigh(right)
-            _check_widths((left, right))
+            check_widths((left, right))
         elif operator == "*" and not _are_numbers(left, right):
             text, times = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(times, int) and hasattr(text, "__len__"):
                 meter.check(len(text) * times)
         elif operator in ("*", "**"):
-            _check_bits(left, right, is_power=operator == "**")
+            check_bits(left, right, is_power=operator == "**")
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +121,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             meter.check(len(owner) * (1 + weight), _GROWTH)
             if method.__name__ in _WIDE_METHODS:
-                _check_widths((owner, *args, *kwargs.values()))
+                check_widths((owner, *args, *kwargs.values()))
         result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, str):
             meter.check(len(result))
@@ -188,7 +147,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 weights = [meter.weigh(arg) for arg in (*args, *kwargs.values())]
                 meter.check(max(weights) * (1 + sum(weights) - max(weights)), _GROWTH)
             if wide:
-                _check_widths(number for number in (*args[1:], *kwargs.values()) if isinstance(number, int))
+                check_widths(number for number in (*args[1:], *kwargs.values()) if isinstance(number, int))
             result = function(*args, **kwargs)
             if isinstance(result, str):
                 meter.check(len(result))
@@ -249,21 +208,6 @@ class _Metering(NodeTransformer):
         return found
 
 
-def _sides(value: Any) -> tuple[int, tuple[Iterable[Any], ...]]:
-    """What a value weighs without what it holds, and what it holds."""
-    if isinstance(value, str | bytes):
-        return len(value), ()
-    if isinstance(value, int):
-        return value.bit_length() >> 2, ()
-    if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
-        return len(value), (value,)
-    if isinstance(value, Namespace):
-        value = value._Namespace__attrs
-    if isinstance(value, dict):
-        return len(value), (value, value.values())
-    return (len(value) if isinstance(value, range) else 1), ()
-
-
 def _is_constant(node: nodes.Expr) -> bool:
     items = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
     return all(isinstance(item, nodes.Const) for item in items)
@@ -271,20 +215,3 @@ def _is_constant(node: nodes.Expr) -> bool:
 
 def _are_numbers(*values: Any) -> bool:
     return all(isinstance(value, int | float) for value in values)
-
-
-def _check_widths(values: Iterable[Any]) -> None:
-    """See that nothing says that a text shall be wide."""
-    for value in values:
-        inner = value if isinstance(value, tuple | list) else (value,)
-        for one in inner:
-            if (isinstance(one, int) and abs(one) > _MOST_WIDTH) or (isinstance(one, str) and _WIDE.search(one)):
-                raise TooCostly(f"it writes a text with a width of more than {_MOST_WIDTH}")
-
-
-def _check_bits(left: Any, right: Any, *, is_power: bool) -> None:
-    """See that no number becomes longer than a large one."""
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * max(right, 0) if is_power else left.bit_length() + right.bit_length()
-        if bits > _MOST_BITS:
-            raise TooCostly(f"it makes a number of more than {_MOST_BITS} bits")

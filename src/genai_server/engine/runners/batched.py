@@ -5,9 +5,6 @@ Runtime's contrib operator com.microsoft.GroupQueryAttention), and takes each ro
 one pass over a contiguous range of slots takes sequences of different lengths one token further.
 """
 
-import contextlib
-import mmap
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +17,7 @@ from numpy.typing import NDArray
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_slots import KvSlots
 from genai_server.engine.runners.base import Interrupted, Logits, Opening
+from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.session_options import node_shares, open_with, session_options
 from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
@@ -48,56 +46,6 @@ def open_session(
     already. Raises ConfigurationError for what the options name and is not there.
     """
     return open_with(graph.path, session_options(options, threads, optimized=optimized), options)
-
-
-def lazy_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """An array whose memory is taken page by page as it is written.
-
-    numpy would ask Linux for huge pages: clearing one or two for each layer made the first use of a slot take 0.2 s.
-    """
-    array = np.zeros(shape, dtype)
-    if sys.platform == "linux":
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without huge pages has nothing to be told
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-        array = np.frombuffer(memory, dtype).reshape(shape)
-    return array
-
-
-class CpuBuffers:
-    """Keys and values of all layers in CPU memory: one array [rows, kv_heads, length, head_size] each.
-
-    There is room for one token more than a sequence may have, for a companion row writes one behind its end. The memory
-    is reserved, not used, until something is written.
-    """
-
-    def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
-        shape = (num_rows, graph.num_kv_heads, graph.slot_length(max_length), graph.head_size)
-        self._names = list(zip(graph.past_names, graph.present_names, strict=True))
-        self._arrays = [lazy_zeros(shape, graph.cache_type) for _ in self._names]
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        for array in self._arrays:
-            array[target, :, :length] = array[source, :, :length]
-
-    def swap(self, one: int, other: int, length: int) -> None:
-        for array in self._arrays:
-            kept = array[one, :, :length].copy()
-            array[one, :, :length] = array[other, :, :length]
-            array[other, :, :length] = kept
-
-    def bind(self, binding: Any, first: int, rows: int) -> None:
-        """Bind the slots `first` to `first + rows` as past and as present."""
-        for (past, present), array in zip(self._names, self._arrays, strict=True):
-            view = array[first : first + rows]
-            binding.bind_input(past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
-            binding.bind_output(present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
-
-    def write(self, slot: int, present: str, values: np.ndarray[Any, Any]) -> None:
-        """Put keys or values of the first tokens into a slot."""
-        index = next(i for i, (_, name) in enumerate(self._names) if name == present)
-        self._arrays[index][slot, :, : values.shape[2]] = values[0]
 
 
 class BatchedRunner:
