@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from genai_server import __version__
+from genai_server.cli import main
 from genai_server.config import Settings, environment_variable, load_settings, option
 from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, run_server
 
@@ -53,6 +54,14 @@ def test_the_readme_names_every_endpoint(scripted: RunningServer) -> None:
     found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     named = set(re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", README)) - {("GET", "/docs"), ("GET", "/openapi.json")}
     assert named == found
+
+
+def test_the_readme_has_a_row_for_each_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    known = re.findall(r"^    ([a-z-]+)(?: |$)", capsys.readouterr().out, re.MULTILINE)
+    assert len(known) > 3
+    assert sorted(known) == sorted(re.findall(r"^\| `genai-server ([a-z-]+)", README, re.MULTILINE))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

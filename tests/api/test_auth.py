@@ -170,6 +170,22 @@ def test_strangers_see_that_the_server_lives_and_works_but_nothing_of_it(locked:
     assert known["devices"]["scripted"]["pid"]
 
 
+def test_strangers_see_that_a_device_has_failed_but_not_why(tmp_path: Path) -> None:
+    with run_server(tmp_path, "--device", "scripted", "--api-keys", ALICE, "--max-restarts", "0") as server:
+        server.client.post("/v1/chat", json=body("crash at 0"), headers=bearer(ALICE))
+        wait_until(lambda: server.device("scripted")["state"] == "failed")
+        ready = server.client.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json() == {
+            "status": "not ready",
+            "reason": "device scripted is failed",
+            "devices": {"scripted": "failed"},
+        }
+        known = server.client.get("/readyz", headers=bearer(ALICE)).json()
+        assert "exit status 70" in known["reason"]
+        assert "exit status 70" in known["devices"]["scripted"]
+
+
 def test_the_admin_key_opens_everything_and_no_other_key_the_admin_endpoints(locked: RunningServer) -> None:
     assert locked.client.get(PATH, headers=bearer(ADMIN)).status_code == 200
     assert locked.client.get("/v1/models", headers=bearer(ADMIN)).status_code == 200

@@ -46,9 +46,12 @@ async def healthz(request: Request, services: Annotated[Services, Depends(servic
 
 
 @router.get("/readyz")
-async def readyz(services: Annotated[Services, Depends(services)]) -> JSONResponse:
-    """200 when at least one engine can take work, else 503 with the reason; what is wrong with a device in any case."""
-    states = {device: state_in_words(engine) for device, engine in services.router.engines.items()}
+async def readyz(request: Request, services: Annotated[Services, Depends(services)]) -> JSONResponse:
+    """200 when at least one engine can take work, else 503 with the reason; what is wrong with a device in any case,
+    but not to strangers: a library's reason names folders.
+    """
+    in_full = request.state.access is not None
+    states = {device: state_in_words(engine, in_full=in_full) for device, engine in services.router.engines.items()}
     if services.drain.is_draining:
         return JSONResponse({"status": "not ready", "reason": "the server is about to stop", "devices": states}, 503)
     if services.router.is_ready:
@@ -57,9 +60,12 @@ async def readyz(services: Annotated[Services, Depends(services)]) -> JSONRespon
     return JSONResponse({"status": "not ready", "reason": reason, "devices": states}, 503)
 
 
-def state_in_words(engine: EngineClient) -> str:
-    """A device's state as one line."""
-    return "terminated" if engine.load.terminated else describe(engine.status())
+def state_in_words(engine: EngineClient, *, in_full: bool) -> str:
+    """A device's state as one line; in full with what went wrong."""
+    if engine.load.terminated:
+        return "terminated"
+    status = engine.status()
+    return describe(status) if in_full else status.state
 
 
 def device_status(services: Services, device: str) -> dict[str, Any]:
