@@ -81,6 +81,26 @@ def test_a_code_says_in_openais_words_what_is_wrong_with_a_field(
     assert (error["param"], error["code"]) == (param, code)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "rule"),
+    [
+        ("/v1/chat/completions", {"stop": list("abcde")}, "stop", "at most 4 element(s)"),
+        ("/v1/chat/completions", {"stop": []}, "stop", "at least 1 element(s)"),
+        ("/v1/chat/completions", {"stop": ["a", ""]}, "stop[1]", "at least 1 character(s)"),
+        ("/v1/completions", {"prompt": ["a"] * 129}, "prompt", "at most 128 element(s)"),
+        ("/v1/completions", {"prompt": [[1], []]}, "prompt[1]", "at least 1 element(s)"),
+        ("/v1/completions", {"prompt": []}, "prompt", "at least 1 element(s)"),
+    ],
+)
+def test_too_many_or_too_few_of_what_a_field_may_be_are_told_with_the_limit(
+    scripted: RunningServer, path: str, fields: dict[str, Any], param: str, rule: str
+) -> None:
+    given = fields if "prompt" in fields else {**body("x"), **fields}
+    error = scripted.client.post(path, json=given).json()["error"]
+    assert error["param"] == param
+    assert rule in error["message"]
+
+
 def test_only_what_may_succeed_later_says_when() -> None:
     scope = {"path": "/v1/chat"}
     found = [

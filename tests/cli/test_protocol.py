@@ -230,6 +230,10 @@ def test_the_client_of_a_proxy_that_is_believed_is_in_the_log(tmp_path: Path, be
         ({"GENAI_TLS_CERT": "README.md"}, "GENAI_TLS_CERT=README.md: cannot be used"),
         ({"HOST": "0.0.0.0"}, "HOST=0.0.0.0: others can reach the server, and there are no API keys"),
         ({"GENAI_API_KEYS": "short"}, "GENAI_API_KEYS: key key-1 must have at least 16 characters"),
+        (
+            {"GENAI_API_KEYS": f"bob:{'b' * 16}", "GENAI_ADMIN_API_KEY": "b" * 16},
+            "it must be no API key, and is that of bob",
+        ),
         ({"GENAI_CORS_ORIGINS": "app.example"}, "'app.example' is no origin"),
         ({"GENAI_FORWARDED_ALLOW_IPS": "proxy"}, "'proxy' does not appear to be an IPv4 or IPv6 network"),
     ],

@@ -131,6 +131,11 @@ def test_what_openai_has_and_this_server_has_not_is_refused(field: str, value: o
     ChatCompletionRequest.model_validate(_chat(**{field: None}))
 
 
+def test_openais_default_of_what_this_server_has_not_is_accepted() -> None:
+    for field, value in {"verbosity": "medium", "modalities": ["text"]}.items():
+        ChatCompletionRequest.model_validate(_chat(**{field: value}))
+
+
 @pytest.mark.parametrize("field", [*WithoutEffect.model_fields, "store"])
 def test_what_cannot_change_an_answer_is_accepted_whatever_it_is(field: str) -> None:
     for value in (None, True, "x", 5, {"a": [1]}):

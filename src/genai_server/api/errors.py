@@ -40,6 +40,8 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
 }
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _MOST_SHOWN = 100
+# A value of which only the size is wrong has the type that is meant, which of a union's members is then clear.
+_SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 _ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
 # pydantic's kinds of findings in plain words; a kind that is not here speaks for itself.
 _RULES = {
@@ -145,7 +147,8 @@ def _methods(app: FastAPI, request: Request) -> list[str]:
 
 def from_validation(error: RequestValidationError) -> GenaiServerError:
     """The first of pydantic's findings, naming the field, what it must be and what was given."""
-    first = max(error.errors(), key=lambda finding: len(_path(finding, error.body)))  # of a union, the nearest
+    # Of a union, the nearest.
+    first = max(error.errors(), key=lambda finding: (finding["type"] in _SIZES, len(_path(finding, error.body))))
     if first["type"] == "json_invalid":
         return errors.MalformedBody(f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
     field = _field_name(_path(first, error.body))

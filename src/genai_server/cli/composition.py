@@ -92,8 +92,13 @@ def _no_password() -> str:
 
 
 def _checked_keys(settings: Settings) -> ApiKeys:
-    """The API keys. Raises ConfigurationError for wrong ones, and for limits that have no key to count for."""
+    """The API keys.
+
+    Raises ConfigurationError for wrong ones, for one that is the admin key, and for limits without a key to count for.
+    """
     keys = load_keys(settings)
+    if settings.admin_api_key and (same := keys.find(settings.admin_api_key)) is not None:
+        raise ConfigurationError(f"GENAI_ADMIN_API_KEY: it must be no API key, and is that of {same.name}")
     for name in ("max_concurrent_per_key", "rate_per_key"):
         if getattr(settings, name) and not keys.required:
             raise ConfigurationError(

@@ -45,16 +45,17 @@ def to_generation_request(
     Raises InvalidField and PromptTooLong, which name field, limit and given value.
     """
     source = "prompt" if isinstance(body, CompletionRequest) else "messages"
+    it_makes = "the prompt makes" if source == "prompt" else "the messages make"
     limit = min(policy.max_length, model.context_length)
     limited_by = "GENAI_MAX_LENGTH" if limit == policy.max_length else "the model's context"
     field, max_tokens = _answer_limit(body)
     if max_tokens is not None and max_tokens > limit:
         raise InvalidField(f"{field} must be at most {limit} ({limited_by}), given {max_tokens}", param=field)
     if not prompt:
-        raise InvalidField(f"the {source} make no tokens with this model", param=source)
+        raise InvalidField(f"{it_makes} no tokens with this model", param=source)
     if len(prompt) >= limit + (max_tokens == 0):
         raise PromptTooLong(
-            f"the {source} make {len(prompt)} tokens, but prompt and answer together may have {limit} ({limited_by})",
+            f"{it_makes} {len(prompt)} tokens, but prompt and answer together may have {limit} ({limited_by})",
             param=source,
         )
     room = limit - len(prompt)

@@ -144,7 +144,7 @@ class ChatParameters(GenerationFields):
     functions: None = None
     function_call: None = None
     prediction: None = None
-    verbosity: None = None
+    verbosity: Literal["medium"] | None = Field(None, description="Nothing but OpenAI's default.")
     web_search_options: None = None
 
     @model_validator(mode="after")
