@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, TokenLogprob
 from genai_server.options.device import DeviceOptions
+from genai_server.profile_plan import ProfilePlan, ProfileState
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _PREFIX_BYTES = 4
@@ -57,6 +58,26 @@ class GetRuntimeOptions(Struct, frozen=True, tag=True):
     call: int
 
 
+class StartProfile(Struct, frozen=True, tag=True):
+    """Begin a profile session; answered by `OpenProfiles` with it alone."""
+
+    call: int
+    plan: ProfilePlan
+
+
+class EndProfile(Struct, frozen=True, tag=True):
+    """End the profile session of this id; answered by `OpenProfiles` with those that are still open."""
+
+    call: int
+    id: str
+
+
+class ListProfiles(Struct, frozen=True, tag=True):
+    """Ask for the open profile sessions."""
+
+    call: int
+
+
 class ResetPrefixCache(Struct, frozen=True, tag=True):
     """Forget the past of all sequences that have ended."""
 
@@ -83,6 +104,9 @@ ToEngine = (
     | Stop
     | SetRuntimeOption
     | GetRuntimeOptions
+    | StartProfile
+    | EndProfile
+    | ListProfiles
     | ResetPrefixCache
     | ListRequests
     | CancelRequest
@@ -148,12 +172,15 @@ class PromptLogprobs(Struct, frozen=True, tag=True):
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """The answer is complete; `phases` says what the engine spent on it, `num_cached` how much of the prompt it had."""
+    """The answer is complete; `phases` says what the engine spent on it, `num_cached` how much of the prompt it had, and
+    `num_profiled` how many of its tokens were profiled.
+    """
 
     key: int
     reason: FinishReason
     phases: Phases
     num_cached: int = 0
+    num_profiled: int = 0
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -199,6 +226,22 @@ class Reply(Struct, frozen=True, tag=True):
     refused: str | None = None
 
 
+class Refusal(Struct, frozen=True):
+    """Why nothing was done; `code` names a class of errors.py, `param` the field at fault, if one is."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class OpenProfiles(Struct, frozen=True, tag=True):
+    """Answers StartProfile, EndProfile and ListProfiles."""
+
+    call: int
+    sessions: list[ProfileState] = []
+    refusal: Refusal | None = None
+
+
 class CacheReset(Struct, frozen=True, tag=True):
     """Answers one ResetPrefixCache: so many slots had a past."""
 
@@ -227,7 +270,18 @@ class RequestList(Struct, frozen=True, tag=True):
 
 
 ToApi = (
-    Welcome | Load | Accepted | Refused | Tokens | PromptLogprobs | Finished | Failed | Reply | CacheReset | RequestList
+    Welcome
+    | Load
+    | Accepted
+    | Refused
+    | Tokens
+    | PromptLogprobs
+    | Finished
+    | Failed
+    | Reply
+    | OpenProfiles
+    | CacheReset
+    | RequestList
 )
 
 

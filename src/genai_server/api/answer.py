@@ -71,6 +71,11 @@ class Answer:
         watch = self._stopwatch
         return Usage(watch.input_tokens, watch.output_tokens, self._stream.num_cached, self._text.num_reasoning)
 
+    @property
+    def num_profiled(self) -> int:
+        """How many of its tokens were profiled, once it has ended."""
+        return self._stream.num_profiled
+
     def timings(self) -> Timings:
         """The figures, once the answer has ended."""
         return self._stopwatch.timings(self._stream.phases.decode)

@@ -8,10 +8,13 @@ from genai_server.engine.guidance import Compiled
 from genai_server.messages import (
     Cancel,
     CancelRequest,
+    EndProfile,
     GetRuntimeOptions,
+    ListProfiles,
     ListRequests,
     ResetPrefixCache,
     SetRuntimeOption,
+    StartProfile,
     Stop,
     Submit,
 )
@@ -33,7 +36,16 @@ class GrammarCompiled(Struct, frozen=True):
 
 
 # What wants one reply.
-Question = SetRuntimeOption | GetRuntimeOptions | ResetPrefixCache | ListRequests | CancelRequest
+Question = (
+    SetRuntimeOption
+    | GetRuntimeOptions
+    | StartProfile
+    | EndProfile
+    | ListProfiles
+    | ResetPrefixCache
+    | ListRequests
+    | CancelRequest
+)
 Message = Submit | Cancel | Stop | Question | Connected | Disconnected | GrammarCompiled
 # Each with the number of the connection that it concerns.
 Inbox = SimpleQueue[tuple[int, Message]]

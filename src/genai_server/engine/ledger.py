@@ -66,7 +66,9 @@ class Ledger:
         else:
             self._reception.forget(connection, key)
             self._outbox.tell(connection, Accepted(key))
-        self._outbox.tell(connection, Finished(key, reason, sequence.phases(), sequence.num_cached))
+        self._outbox.tell(
+            connection, Finished(key, reason, sequence.phases(), sequence.num_cached, sequence.num_profiled)
+        )
 
     def finish_late(self, now: float) -> None:
         """End those whose deadline has come, wherever they are."""

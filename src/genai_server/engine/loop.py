@@ -85,7 +85,7 @@ class EngineLoop:
         self.beat(0)
         self._ledger.finish_late(self._clock())
         admitted = self._scheduler.admit()
-        self._options.choose(self._scheduler.running)
+        self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:
             self._open(sequence)
         self._move()
@@ -185,7 +185,9 @@ class EngineLoop:
             for sequence, positions in zip(step.sequences, logits, strict=True):
                 with self._failing([sequence]):
                     self._advance(sequence, positions)
-            self._scheduler.observe(step, self._clock() - started)
+            seconds = self._clock() - started
+            self._scheduler.observe(step, seconds)
+            self._options.sessions.observe(step, seconds)
 
     @contextmanager
     def _ending_in_time(self, step: Pass) -> Iterator[None]:

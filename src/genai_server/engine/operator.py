@@ -4,21 +4,28 @@ from collections.abc import Callable
 
 from genai_server.engine.inbox import Question
 from genai_server.engine.ledger import Ledger
+from genai_server.engine.profiling import DEFAULT_PREFIX
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
+from genai_server.engine.runtime_options import NOT_EXACT, PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
+from genai_server.errors import GenaiServerError, Unavailable
 from genai_server.generation import FinishReason
 from genai_server.messages import (
     CacheReset,
     CancelRequest,
+    EndProfile,
     GetRuntimeOptions,
+    ListProfiles,
     ListRequests,
+    OpenProfiles,
+    Refusal,
     Reply,
     RequestList,
     RequestState,
     ResetPrefixCache,
     SetRuntimeOption,
+    StartProfile,
     ToApi,
 )
 
@@ -47,6 +54,8 @@ class Operator:
                 return self._set_runtime_option(message)
             case GetRuntimeOptions(call):
                 return Reply(call, self._options.describe(self._ledger.accepted))
+            case StartProfile() | EndProfile() | ListProfiles():
+                return self._profile_sessions(message)
             case ResetPrefixCache(call):
                 return CacheReset(call, self._runners.forget())
             case ListRequests(call):
@@ -62,6 +71,21 @@ class Operator:
             self._ledger.finish(sequence, FinishReason.CANCELLED)
         self._ledger.tell_load(terminated=self._options.terminated)
         return ended
+
+    def _profile_sessions(self, message: StartProfile | EndProfile | ListProfiles) -> OpenProfiles:
+        """Begin or end a session; returns the one that has begun, or all that are open."""
+        begun = None
+        try:
+            if isinstance(message, StartProfile):
+                begun = self._options.start_session(message.plan, self._ledger.accepted).id
+            elif isinstance(message, EndProfile):
+                self._options.sessions.end(message.id)
+        except (GenaiServerError, OSError) as error:
+            found = Unavailable(str(error)) if isinstance(error, OSError) else error
+            return OpenProfiles(message.call, [], Refusal(found.code, found.message, found.param))
+        self._options.choose(self._scheduler.running, self._scheduler.waiting)
+        states = self._options.sessions.describe(self._ledger.accepted)
+        return OpenProfiles(message.call, [state for state in states if begun in (None, state.id)])
 
     def _set_runtime_option(self, message: SetRuntimeOption) -> Reply:
         name = message.request_id
@@ -83,10 +107,12 @@ class Operator:
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
         """Switch profiling; returns why not, if it cannot be."""
         if value != "0" and not whole_device and not all(map(self._runners.can_profile, sequences)):
-            return "an exact request cannot be profiled with this model: alone, as it would run, a row rounds otherwise"
+            return NOT_EXACT
+        if (value if value != "1" else DEFAULT_PREFIX) in self._options.sessions.prefixes:
+            return f"prefix {value!r} is that of an open profile session: give another, or end the session"
         try:
             self._options.set_profiling(value, sequences, whole_device=whole_device)
-            self._options.choose(self._scheduler.running)
+            self._options.choose(self._scheduler.running, self._scheduler.waiting)
         except OSError as error:
             self._options.report_failure(str(error))
         return None

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from genai_server import __version__
 from genai_server.engine.cores import usable_cores
 from genai_server.engine.sequence import Sequence
+from genai_server.profile_plan import ProfilePlan, StepTimes
 from genai_server.profiles.manifest import DECODE, PREFILL, SUFFIX, End, Line, PassRecord, Session, encode_line
 
 _LIBRARIES = "onnxruntime"
@@ -55,7 +56,7 @@ class _Before:
 class ProfileManifest:
     """The manifests of a device's folder; one session for each prefix is open at a time.
 
-    A session begins with its first file. `about` is what all sessions have in common.
+    A session begins with its first file, or before, if it has a plan. `about` is what all sessions have in common.
     """
 
     def __init__(self, directory: Path, about: Session) -> None:
@@ -69,12 +70,16 @@ class ProfileManifest:
         """The manifests that are written to."""
         return frozenset(self._open.values())
 
-    def end(self, prefix: str, reason: str | None = None) -> None:
+    def begin(self, plan: ProfilePlan) -> str:
+        """Begin a session, whose files are to come; returns its id. Raises OSError."""
+        return self._begin(plan.prefix, time.time(), plan).name.removesuffix(SUFFIX)
+
+    def end(self, prefix: str, reason: str | None = None, steps: StepTimes | None = None) -> None:
         """End the session under a prefix, if one is open; on a full disk it stays without its end."""
         path = self._open.pop(prefix, None)
         if path is not None and path.exists():
             with suppress(OSError):
-                _write(path, End(time.time(), reason))
+                _write(path, End(time.time(), reason, steps))
 
     def end_others(self, prefixes: Collection[str], reason: str | None = None) -> None:
         """End the sessions under all prefixes but these."""
@@ -110,13 +115,15 @@ class ProfileManifest:
 
     def _session(self, prefix: str, started: float) -> Path:
         """The open session under a prefix, begun if there is none."""
-        if prefix not in self._open:
-            stamp = datetime.fromtimestamp(started).strftime("%Y-%m-%d_%H-%M-%S_%f")[:-3]
-            name = f"{prefix}_{stamp}"
-            path = self._directory / f"{name}{SUFFIX}"
-            _write(path, replace(self._about, id=name, prefix=prefix, started=started))
-            self._open[prefix] = path
-        return self._open[prefix]
+        return self._open.get(prefix) or self._begin(prefix, started)
+
+    def _begin(self, prefix: str, started: float, plan: ProfilePlan | None = None) -> Path:
+        stamp = datetime.fromtimestamp(started).strftime("%Y-%m-%d_%H-%M-%S_%f")[:-3]
+        name = f"{prefix}_{stamp}"
+        path = self._directory / f"{name}{SUFFIX}"
+        _write(path, replace(self._about, id=name, prefix=prefix, started=started, plan=plan))
+        self._open[prefix] = path
+        return path
 
     def _files(self) -> set[str]:
         try:

@@ -2,22 +2,29 @@
 
 import logging
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from genai_server.engine.profile_manifest import ProfileManifest
+from genai_server.engine.profile_session import ProfileSession
+from genai_server.engine.profile_sessions import ProfileSessions
 from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder, wait_for_next_file_name
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sequence import Sequence
+from genai_server.errors import InvalidField, RequestNotFound, Unavailable
 from genai_server.messages import ProfiledRequest, RuntimeOptions
+from genai_server.profile_plan import ProfilePlan
 from genai_server.profiles.manifest import Session
+from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
 TERMINATE = "terminate_session"
 PROFILING = "enable_profiling"
+NOT_EXACT = "an exact request cannot be profiled with this model: alone, as it would run, a row rounds otherwise"
 
 
 class Kept(Struct, frozen=True):
@@ -34,7 +41,8 @@ class RuntimeOptionState:
     so that not a whole batch falls apart into them, a switch for the device concerns at most `max_rows` sequences at a
     time, those that have run longest. Where all are on Generators anyway, it concerns all. With a `state_file`, an
     engine that is started anew goes on with what was set before: a device that an operator has terminated does not come
-    back to life by a crash. `about` says what the manifests say of every session.
+    back to life by a crash. Beside the switch there are `sessions`, which have their turn where the switch leaves them
+    rows. `about` says what the manifests say of every session.
     """
 
     def __init__(
@@ -45,11 +53,13 @@ class RuntimeOptionState:
         max_rows: int = 1,
         state_file: Path | None = None,
         about: Session | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._runners = runners
         self._max_rows = max_rows if runners.batched is not None else sys.maxsize
         self._folder = folder
         self._manifest = ProfileManifest(folder.directory, about or Session(id="", prefix="", started=0))
+        self.sessions = ProfileSessions(self._manifest, clock)
         self._stopped: str | None = None
         self._state_file = state_file
         self._kept = _read(state_file)
@@ -89,24 +99,44 @@ class RuntimeOptionState:
         for sequence in sequences:
             sequence.left_out = prefix == "0" and not whole_device
             if prefix == "0" or not whole_device or sequence.profile != "0":
-                _profile(sequence, prefix)
+                sequence.profile_under(prefix)
 
     def report_failure(self, reason: str) -> None:
         """Say why nothing is profiled."""
         self._stopped = reason
 
-    def choose(self, running: list[Sequence]) -> None:
-        """While the device is profiled, let the next ones take the places of those that have ended."""
-        self._manifest.end_others({self._kept.profile, *(sequence.profile for sequence in running)})
-        if self._kept.profile != "0":
-            free = self._max_rows - sum(sequence.profile != "0" for sequence in running)
-            able = [
-                sequence
-                for sequence in running
-                if sequence.profile == "0" and not sequence.left_out and self._runners.can_profile(sequence)
-            ]
-            for sequence in able[: max(0, free)]:
-                _profile(sequence, self._kept.profile)
+    def start_session(self, plan: ProfilePlan, sequences: Collection[Sequence]) -> ProfileSession:
+        """Begin a profile session. Raises RequestNotFound, InvalidField, Unavailable and OSError."""
+        named = [s for s in sequences if plan.request_id in (None, s.request.request_id)]
+        if plan.request_id is not None and not named:
+            raise RequestNotFound(f"no request {plan.request_id!r} is running or waiting", param="request_id")
+        if plan.request_id is not None and not all(map(self._runners.can_profile, named)):
+            raise InvalidField(NOT_EXACT, param="request_id")
+        self._folder.prepare()
+        self._folder.remove_old()
+        if reached := self._folder.make_room(self._manifest.open_sessions):
+            raise Unavailable(reached)
+        return self.sessions.start(plan, {self._kept.profile, *(sequence.profile for sequence in sequences)})
+
+    def choose(self, running: list[Sequence], waiting: Collection[Sequence] = ()) -> None:
+        """Let the next ones take the places of those that have ended, or that no session wants any more."""
+        self.sessions.release(running, waiting)
+        self._manifest.end_others(
+            {self._kept.profile, *self.sessions.prefixes, *(sequence.profile for sequence in running)}
+        )
+        if self._kept.profile == "0" and not self.sessions.prefixes:
+            return
+        free = self._max_rows - sum(sequence.profile != "0" for sequence in running)
+        for sequence in running:
+            if free > 0 and self._is_able(sequence) and (prefix := self._prefix_for(sequence)) != "0":
+                sequence.profile_under(prefix)
+                free -= 1
+
+    def _is_able(self, sequence: Sequence) -> bool:
+        return sequence.profile == "0" and not sequence.left_out and self._runners.can_profile(sequence)
+
+    def _prefix_for(self, sequence: Sequence) -> str:
+        return self.sessions.prefix_for(sequence) if self._kept.profile == "0" else self._kept.profile
 
     def move(self, sequence: Sequence) -> None:
         """Have a running sequence on the runner that it needs. Raises RunnerFailed."""
@@ -134,6 +164,9 @@ class RuntimeOptionState:
         """Account for the file that a profiled pass has written; at a limit or on a full disk all profiling stops."""
         if sequence.batched or sequence.active_profile == "0":
             return
+        if sequence.num_unread == 0:
+            sequence.num_profiled += 1
+            self.sessions.profiled(sequence)
         wait_for_next_file_name()
         try:
             self._manifest.after_pass(sequence)
@@ -144,6 +177,7 @@ class RuntimeOptionState:
             self._stop(reached, running)
 
     def _stop(self, reason: str, sequences: Iterable[Sequence]) -> None:
+        self.sessions.end_all(reason)
         self._manifest.end_others((), reason)
         self.set_profiling("0", sequences, whole_device=True)
         self._stopped = reason
@@ -164,13 +198,6 @@ class RuntimeOptionState:
             profile_bytes=size,
             profile_stopped=self._stopped,
         )
-
-
-def _profile(sequence: Sequence, prefix: str) -> None:
-    """Profile a sequence from its next token on, or go on as before under another prefix."""
-    if sequence.profile == "0" or prefix == "0":
-        sequence.profiled_from = sequence.num_produced
-    sequence.profile = prefix
 
 
 def _read(state_file: Path | None) -> Kept:

@@ -17,7 +17,7 @@ class Sequence:
     `num_cached` of the prompt came from the cache. The log probabilities of the prompt's first `num_scored` need not be
     told any more; the very first has none. `profile` is the prefix that its passes shall be profiled under from now on,
     `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which it is
-    profiled; one that is `left_out` is not chosen when the device is profiled. `batched` says which of the engine's two
+    profiled, `num_profiled` how many of its tokens were; one that is `left_out` is not chosen when the device is profiled. `batched` says which of the engine's two
     runners has it. At `deadline`, a time of the clock, the answer ends as it is.
     """
 
@@ -42,6 +42,7 @@ class Sequence:
         self.profile = "0"
         self.active_profile = "0"
         self.profiled_from = 0
+        self.num_profiled = 0
         self.left_out = False
         self._clock = clock
         self._arrived = clock()
@@ -79,6 +80,12 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens that may still be produced."""
         return max(0, self.max_length - len(self.tokens))
+
+    def profile_under(self, prefix: str) -> None:
+        """Be profiled from the next token on, or go on as before under another prefix, or no longer ("0")."""
+        if self.profile == "0" or prefix == "0":
+            self.profiled_from = self.num_produced
+        self.profile = prefix
 
     def start(self) -> None:
         """The first pass begins."""

@@ -21,13 +21,16 @@ from genai_server.messages import (
     CacheReset,
     Cancel,
     CancelRequest,
+    EndProfile,
     EngineStatus,
     Failed,
     Finished,
     GetRuntimeOptions,
     Hello,
+    ListProfiles,
     ListRequests,
     Load,
+    OpenProfiles,
     PromptLogprobs,
     Refused,
     Reply,
@@ -35,6 +38,7 @@ from genai_server.messages import (
     RequestState,
     ResetPrefixCache,
     SetRuntimeOption,
+    StartProfile,
     Stop,
     Submit,
     ToApi,
@@ -43,6 +47,7 @@ from genai_server.messages import (
     Welcome,
     encode_frame,
 )
+from genai_server.profile_plan import ProfilePlan, ProfileState
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
@@ -107,6 +112,19 @@ class EngineClient:
         """The state of the runtime options. Raises NoEngineReady."""
         reply: Reply = await self._call(GetRuntimeOptions)
         return reply
+
+    async def start_profile(self, plan: ProfilePlan) -> ProfileState:
+        """Begin a profile session. Raises RequestNotFound, InvalidField, Unavailable and NoEngineReady."""
+        (begun,) = _granted(await self._call(lambda call: StartProfile(call, plan)))
+        return begun
+
+    async def end_profile(self, id: str) -> None:
+        """End a profile session. Raises ProfileNotFound and NoEngineReady."""
+        _granted(await self._call(lambda call: EndProfile(call, id)))
+
+    async def profiles(self) -> list[ProfileState]:
+        """The open profile sessions. Raises NoEngineReady."""
+        return _granted(await self._call(ListProfiles))
 
     async def reset_prefix_cache(self) -> int:
         """Forget the past of all sequences that have ended; returns how many slots had one. Raises NoEngineReady."""
@@ -196,7 +214,7 @@ class EngineClient:
                     self._send([Submit(key, retry.request)])
             case Load():
                 self.load = message
-            case Reply() | CacheReset() | RequestList():
+            case Reply() | OpenProfiles() | CacheReset() | RequestList():
                 call = self._calls.pop(message.call, None)
                 if call is not None and not call.done():
                     call.set_result(message)
@@ -219,7 +237,7 @@ class EngineClient:
                 stream.deliver_prompt(message.logprobs)
                 return
             case Finished():
-                stream.finish(message.reason, message.phases, message.num_cached)
+                stream.finish(message.reason, message.phases, message.num_cached, message.num_profiled)
             case Refused():
                 stream.fail(from_code(message.code, message.message, message.param, message.retry_after))
             case Failed():
@@ -251,3 +269,10 @@ class EngineClient:
                     return msgspec.structs.replace(status, state="starting")
                 return status
         return EngineStatus(self.device, "stopped")
+
+
+def _granted(reply: OpenProfiles) -> list[ProfileState]:
+    """The sessions that an engine has answered with. Raises what it refused with."""
+    if reply.refusal is not None:
+        raise from_code(reply.refusal.code, reply.refusal.message, reply.refusal.param)
+    return reply.sessions

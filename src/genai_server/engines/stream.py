@@ -18,7 +18,7 @@ class Batch(Struct, frozen=True):
 
 
 class TokenStream:
-    """Batches of an answer's tokens as they arrive; at the end `reason` is set, `phases` and `num_cached`.
+    """Batches of an answer's tokens as they arrive; at the end `reason` is set, `phases`, `num_cached` and `num_profiled`.
 
     Belongs to the event loop. Exactly one of `finish` and `fail` takes effect, the first. Who closes it before the end
     cancels the request in the engine. A slow reader gets several batches as one. `prompt_logprobs` is complete when the
@@ -35,6 +35,7 @@ class TokenStream:
         self.reason: FinishReason | None = None
         self.phases = Phases()
         self.num_cached = 0
+        self.num_profiled = 0
         self.prompt_logprobs: list[TokenLogprob] = []
         self._on_leave = on_leave
         self._on_stop = on_stop
@@ -64,10 +65,11 @@ class TokenStream:
         self._logprobs += logprobs
         self._wake()
 
-    def finish(self, reason: FinishReason, phases: Phases, num_cached: int = 0) -> None:
+    def finish(self, reason: FinishReason, phases: Phases, num_cached: int = 0, num_profiled: int = 0) -> None:
         """The answer is complete."""
         if not self.is_ended:
-            self.reason, self.phases, self.num_cached = reason, phases, num_cached
+            self.reason, self.phases = reason, phases
+            self.num_cached, self.num_profiled = num_cached, num_profiled
             self._wake()
 
     def fail(self, error: GenaiServerError) -> None:

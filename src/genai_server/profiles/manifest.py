@@ -11,12 +11,16 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from genai_server.profile_plan import ProfilePlan, StepTimes
+
 SUFFIX = ".manifest.jsonl"
 PREFILL, DECODE = "prefill", "decode"
 
 
 class Session(Struct, frozen=True, tag="session"):
-    """What was profiled with what: `threads` of an operator, on so many `cores`, 0 where unknown."""
+    """What was profiled with what: `threads` of an operator, on so many `cores`, 0 where unknown. `plan` is None where
+    the runtime option was switched by hand.
+    """
 
     id: str
     prefix: str
@@ -26,6 +30,7 @@ class Session(Struct, frozen=True, tag="session"):
     threads: int = 0
     cores: int = 0
     versions: dict[str, str] = {}
+    plan: ProfilePlan | None = None
 
 
 class PassRecord(Struct, frozen=True, tag="pass"):
@@ -48,10 +53,11 @@ class PassRecord(Struct, frozen=True, tag="pass"):
 
 
 class End(Struct, frozen=True, tag="end"):
-    """Nothing more comes; `reason` says why, if nobody asked for it."""
+    """Nothing more comes; `reason` says why, if nobody asked for it, `steps` what profiling cost, if it was planned."""
 
     ended: float
     reason: str | None = None
+    steps: StepTimes | None = None
 
 
 Line = Session | PassRecord | End

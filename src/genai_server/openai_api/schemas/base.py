@@ -51,7 +51,9 @@ class ErrorResponse(BaseModel):
 
 
 class Metrics(BaseModel):
-    """How long an answer took; times in seconds, rates in tokens per second, null where unknown."""
+    """How long an answer took; times in seconds, rates in tokens per second, null where unknown. `profiled_tokens` is
+    there if some of the answer's were profiled, which makes them slower.
+    """
 
     ttft: float | None
     total_latency: float
@@ -61,3 +63,4 @@ class Metrics(BaseModel):
     output_tokens: int
     tpot: float | None
     model: str
+    profiled_tokens: int = 0

@@ -1,0 +1,99 @@
+"""One profile session: which passes it wants, given whose they are, which token they make and how long others took.
+
+Pure policy: it knows no library and no file, and is told the time, in seconds that never go back.
+"""
+
+from collections import deque
+from collections.abc import Collection
+from statistics import median
+
+from genai_server.profile_plan import ProfilePlan, SlowTokens, StepTimes
+
+_HOUR = 3600.0
+# Steps that a median is taken of, and how many there must be before one counts as slow against it.
+_MOST_STEPS = 256
+_LEAST_STEPS = 16
+
+
+class ProfileSession:
+    """Begins now, under a plan; a sequence is named by its number, and by its request's name.
+
+    `num_triggered` counts the slow tokens that had others profiled, `num_tokens` the profiled ones.
+    """
+
+    def __init__(self, id: str, plan: ProfilePlan, now: float) -> None:
+        self.id = id
+        self.plan = plan
+        self.num_tokens = 0
+        self.num_triggered = 0
+        self._ends = now + plan.max_seconds
+        self._trigger = None if plan.slow is None else _Trigger(plan.slow)
+        self._until: dict[int, int] = {}
+        self._profiled: deque[float] = deque(maxlen=_MOST_STEPS)
+        self._unprofiled: deque[float] = deque(maxlen=_MOST_STEPS)
+
+    def concerns(self, name: str) -> bool:
+        """Whether requests of this name are meant."""
+        return self.plan.request_id in (None, name)
+
+    def wants(self, sequence: int, name: str, token: int) -> bool:
+        """Whether the next pass of a sequence, towards this output token, is to be profiled."""
+        last = self.plan.last_token
+        within = token >= self.plan.first_token and (last is None or token <= last)
+        triggered = self._trigger is None or token < self._until.get(sequence, 0)
+        return within and triggered and self.concerns(name)
+
+    def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
+        """A decode step took so long; `next_tokens` says which token each of its sequences that are meant makes next."""
+        if profiled:
+            self._profiled.append(seconds)
+            return
+        if self._trigger is not None and self._trigger.fires(seconds, self._unprofiled, now):
+            self.num_triggered += 1
+            until = {sequence: token + self._trigger.num_tokens for sequence, token in next_tokens.items()}
+            self._until = {**self._until, **until}
+        self._unprofiled.append(seconds)
+
+    def keep(self, sequences: Collection[int]) -> None:
+        """All others have ended."""
+        self._until = {sequence: token for sequence, token in self._until.items() if sequence in sequences}
+
+    def over(self, now: float) -> str | None:
+        """Why the session is to end, in words, or None if it goes on."""
+        if self.num_tokens >= self.plan.max_tokens:
+            return f"{self.num_tokens} tokens are profiled (max_tokens)"
+        if now >= self._ends:
+            return f"{self.plan.max_seconds:g} seconds have passed (max_seconds)"
+        return None
+
+    @property
+    def steps(self) -> StepTimes:
+        """What profiling has cost up to now."""
+        return StepTimes(_milliseconds(self._profiled), _milliseconds(self._unprofiled))
+
+
+class _Trigger:
+    """Fires on slow tokens, so often within an hour."""
+
+    def __init__(self, slow: SlowTokens) -> None:
+        self.num_tokens = slow.num_tokens
+        self._slow = slow
+        self._fired: deque[float] = deque(maxlen=slow.max_per_hour)
+
+    def fires(self, seconds: float, before: deque[float], now: float) -> bool:
+        if not self._is_slow(seconds, before):
+            return False
+        if len(self._fired) == self._fired.maxlen and now - self._fired[0] < _HOUR:
+            return False
+        self._fired.append(now)
+        return True
+
+    def _is_slow(self, seconds: float, before: deque[float]) -> bool:
+        if self._slow.over_ms is not None:
+            return seconds * 1000 > self._slow.over_ms
+        assert self._slow.ratio is not None
+        return len(before) >= _LEAST_STEPS and seconds > self._slow.ratio * median(before)
+
+
+def _milliseconds(seconds: deque[float]) -> float | None:
+    return round(median(seconds) * 1000, 3) if seconds else None
