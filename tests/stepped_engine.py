@@ -32,10 +32,12 @@ from genai_server.messages import (
     Refused,
     ResetPrefixCache,
     SetRuntimeOption,
+    StartProfile,
     Submit,
     ToApi,
     Tokens,
 )
+from genai_server.profile_plan import ProfilePlan, SlowTokens
 from tests.crowd import MAX_LENGTH, Answer, Asked
 
 SLOTS = 8
@@ -98,7 +100,7 @@ class SteppedEngine:
         self.loop = EngineLoop(
             self.runners,
             self.scheduler,
-            RuntimeOptionState(self.runners, folder, max_rows=2),
+            RuntimeOptionState(self.runners, folder, max_rows=2, clock=lambda: self._seconds),
             model_guidance(self._model_dir, self.generator.model),
             inbox=self.inbox,
             send=self._receive,
@@ -118,8 +120,8 @@ class SteppedEngine:
         return self._answer(request)
 
     def together(self, crowd: Sequence[Asked], seed: int) -> list[Answer]:
-        """What becomes of them all, in their order, while by chance profiling is switched, pasts are forgotten and
-        passes interrupted.
+        """What becomes of them all, in their order, while by chance profiling is switched, sessions begin, passes are
+        interrupted and pasts forgotten.
         """
         self.begin(random.Random(seed))
         self.batched.chance, self.batched.num_interrupted = self.chance, 0
@@ -194,6 +196,11 @@ class SteppedEngine:
             self.inbox.put((API, SetRuntimeOption(0, PROFILING, chance.choice(("0", "1")), name)))
         if chance.random() < 0.01:
             self.inbox.put((API, ResetPrefixCache(0)))
+        if chance.random() < 0.05:
+            first = chance.randrange(20)
+            slow = chance.choice((None, SlowTokens(over_ms=18.0, num_tokens=3, max_per_hour=1000)))
+            plan = ProfilePlan("plan", None, first, first + chance.randrange(5), 20, 60.0, slow)
+            self.inbox.put((API, StartProfile(0, plan)))
 
     def _step(self) -> None:
         self.loop.run_one_step()

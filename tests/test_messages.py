@@ -43,7 +43,7 @@ from genai_server.messages import (
     encode_frame,
     engine_decoder,
 )
-from genai_server.profile_plan import ProfilePlan, ProfileState, SlowTokens, StepTimes
+from genai_server.profile_plan import Profiled, ProfilePlan, ProfileState, SlowTokens
 
 _SAMPLING = Sampling(0.7, 40, 0.9, 0.05, 1.1, seed=2**63 - 1)
 _OPTIONS = RuntimeOptions("0", "slow", [ProfiledRequest("r1", 3)], "profiles/cpu", 4, 5000, None)
@@ -96,7 +96,7 @@ TO_API: list[ToApi] = [
     *(Finished(1, reason, Phases(0.1, 0.2, 0.3)) for reason in FinishReason),
     Finished(1, FinishReason.STOP, Phases(), num_cached=7),
     Finished(1, FinishReason.STOP, Phases(), num_profiled=7),
-    OpenProfiles(9, [ProfileState("slow_2026", "recording", 3, 1, StepTimes(12.5, 9.25))]),
+    OpenProfiles(9, [ProfileState("slow_2026", "recording", Profiled(3, 1, 12.5, 9.25))]),
     OpenProfiles(9, refusal=Refusal("invalid_value", "not this", "prefix")),
     Failed(1, "engine_died", "gone"),
     Failed(1, "invalid_value", "nothing left", "logit_bias"),

@@ -172,7 +172,7 @@ class PromptLogprobs(Struct, frozen=True, tag=True):
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """The answer is complete; `phases` says what the engine spent on it, `num_cached` how much of the prompt it had, and
+    """The answer is complete; `phases` says what the engine spent on it, `num_cached` how much of the prompt it had,
     `num_profiled` how many of its tokens were profiled.
     """
 

@@ -29,20 +29,22 @@ class ProfilePlan(Struct, frozen=True):
     slow: SlowTokens | None = None
 
 
-class StepTimes(Struct, frozen=True):
-    """The median decode step's milliseconds while a session was open: of the passes that were profiled, which then run
-    on a Generator alone, and of those beside; None where there was none.
+class Profiled(Struct, frozen=True):
+    """What a session has come to: so many tokens were profiled, so often was one slow that had others profiled.
+
+    `step_ms` is what a decode step takes that is profiled (the median; such a step runs alone), `other_step_ms` what
+    the others take that the session might have profiled, all that they cost included; None where there was none.
     """
 
-    profiled_ms: float | None = None
-    unprofiled_ms: float | None = None
+    tokens: int = 0
+    triggers: int = 0
+    step_ms: float | None = None
+    other_step_ms: float | None = None
 
 
 class ProfileState(Struct, frozen=True):
-    """An open session: `state` is "waiting" or "recording". So many tokens were profiled, and so often was one slow."""
+    """An open session: `state` is "waiting", until a request comes to what it wants to profile, or "recording"."""
 
     id: str
     state: str
-    num_tokens: int
-    num_triggered: int
-    steps: StepTimes
+    profiled: Profiled

@@ -27,7 +27,17 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.generation import FinishReason, GenerationRequest, Sampling, TokenLogprob
-from genai_server.messages import Failed, Finished, PromptLogprobs, SetRuntimeOption, Submit, ToApi, Tokens
+from genai_server.messages import (
+    Failed,
+    Finished,
+    PromptLogprobs,
+    SetRuntimeOption,
+    StartProfile,
+    Submit,
+    ToApi,
+    Tokens,
+)
+from genai_server.profile_plan import ProfilePlan, SlowTokens
 from genai_server.text.codec import load_text_codec
 from tests.running_server import DEMO
 
@@ -202,6 +212,42 @@ def test_grammar_penalties_and_log_probabilities_go_with_a_request_that_is_profi
     assert len(list(tmp_path.glob("cpu/p_*.json"))) == 4
     assert device.tokens(2) == device.tokens(1)
     assert len(device.logprobs(2)) == len(device.tokens(2))
+
+
+# profile sessions
+
+
+PLANS = {
+    "prompts": ProfilePlan("p", last_token=0),
+    "the first tokens": ProfilePlan("p", last_token=4),
+    "tokens in the middle": ProfilePlan("p", first_token=7, last_token=9),
+    "all but prompts": ProfilePlan("p", first_token=1, max_tokens=30),
+    "one request": ProfilePlan("p", "r2", first_token=2, last_token=5),
+    "what follows slow tokens": ProfilePlan("p", slow=SlowTokens(over_ms=1e-6, num_tokens=2, max_per_hour=3)),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_answers_have_the_same_tokens_while_a_session_profiles_them(device: Device, name: str) -> None:
+    texts = ("What is the capital of Italy?", "Count from 1 to 12.", "How are you today?")
+    for key, text in enumerate(texts):
+        device.submit(key, text)
+    device.run(0, 1, 2)
+    device.inbox.put((API, StartProfile(9, PLANS[name])))
+    for key, text in enumerate(texts, 10):
+        device.submit(key, text, request_id=f"r{key - 9}")
+    device.step()
+    if name == "one request":  # which must be there
+        device.inbox.put((API, StartProfile(9, PLANS[name])))
+    device.run(10, 11, 12)
+    for key in range(3):
+        assert device.tokens(key + 10) == device.tokens(key)
+    ends = [m for m in device.sent if isinstance(m, Finished) and m.key >= 10]
+    assert sum(end.num_profiled for end in ends) > 0
+    if name == "tokens in the middle":  # in a batch, one request at a time
+        assert max(end.num_profiled for end in ends) == 3
+    if name == "one request":
+        assert [e.key for e in ends if e.num_profiled] == [11]
 
 
 # log probabilities

@@ -20,6 +20,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest, ModelInfo, Sampling
 from genai_server.messages import ProfiledRequest
 from genai_server.profiles.manifest import find_manifests
+from genai_server.timing import Clock
 
 PROMPT = [1, 2, 3]
 
@@ -75,11 +76,13 @@ class Device:
         max_files: int = 100,
         max_bytes: int = 10_000,
         state_file: Path | None = None,
+        clock: Clock = lambda: 0.0,
     ) -> None:
+        self.clock = clock
         self.runner = Recorder()
         self.folder = ProfileFolder(root, "cpu", max_files=max_files, max_bytes=max_bytes)
         self.runners = RunnerPair(self.runner)
-        self.state = RuntimeOptionState(self.runners, self.folder, state_file=state_file)
+        self.state = RuntimeOptionState(self.runners, self.folder, state_file=state_file, clock=clock)
         self.sequences: list[Sequence] = []
         for _ in range(num_sequences):
             self.arrive()
@@ -93,16 +96,21 @@ class Device:
         self.runners.open(sequence)
         return sequence
 
-    def run(self, sequence: Sequence, num_tokens: int | None = None) -> None:
-        """One step, as the loop does it, which reads what is unread and gives a token, or only part of it."""
+    def run(self, sequence: Sequence, num_tokens: int | None = None, seconds: float = 0.01) -> None:
+        """One step, as the loop does it, which reads what is unread and gives a token, or only part of it: of a past
+        that is read anew all but the last.
+        """
         self.state.choose(self.sequences)
         for other in self.sequences:
             self.state.move(other)
         self.state.before_pass(sequence)
-        self.runners.forward(Pass([sequence], num_tokens or sequence.num_unread))
+        anew = sequence.is_prefilling and sequence.num_produced > 0
+        step = Pass([sequence], num_tokens or sequence.num_unread - anew, prefills=sequence.is_prefilling)
+        self.runners.forward(step)
         self.state.after_pass(sequence, self.sequences)
         if sequence.num_unread == 0:
             sequence.append(1)
+        self.state.sessions.observe(step, seconds)
 
     def profile(self, value: str, *sequences: Sequence) -> None:
         """Set enable_profiling on these, or on the whole device."""
@@ -377,12 +385,18 @@ class BatchedDevice(Device):
     """A device whose sequences run in a batch unless they are profiled."""
 
     def __init__(
-        self, root: Path, *, num_sequences: int = 3, max_rows: int = 1, lone_row_is_exact: bool = True
+        self,
+        root: Path,
+        *,
+        num_sequences: int = 3,
+        max_rows: int = 1,
+        lone_row_is_exact: bool = True,
+        clock: Clock = lambda: 0.0,
     ) -> None:
-        super().__init__(root, num_sequences=0)
+        super().__init__(root, num_sequences=0, clock=clock)
         self.batch = Batch(lone_row_is_exact=lone_row_is_exact)
         self.runners = RunnerPair(self.runner, cast(BatchedRunner, self.batch))
-        self.state = RuntimeOptionState(self.runners, self.folder, max_rows=max_rows)
+        self.state = RuntimeOptionState(self.runners, self.folder, max_rows=max_rows, clock=clock)
         for _ in range(num_sequences):
             self.arrive()
 

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from genai_server.profile_plan import Profiled
 from genai_server.profiles.analysis import analyse
 from genai_server.profiles.folder import read_profile
+from genai_server.profiles.manifest import End, encode_line
 from genai_server.profiles.text import as_text
-from tests.profiles.files import DOWN, event, kernel, run_events, write, write_session
+from tests.profiles.files import BEGAN, DOWN, event, kernel, run_events, write, write_session
 
 
 def test_it_names_the_session_the_operators_and_the_slow_token_with_its_node(tmp_path: Path) -> None:
@@ -16,6 +18,14 @@ def test_it_names_the_session_the_operators_and_the_slow_token_with_its_node(tmp
     assert "1 of 20 decode tokens took more than 1.5 times the median of 0.70 ms." in text
     line = next(line for line in text.splitlines() if line.startswith("token 13 of req-1"))
     assert line.split() == ["token", "13", "of", "req-1", "4.70", "6.7", DOWN, "(MatMulNBits)", "4.30", "+4.00"]
+
+
+def test_it_says_what_profiling_itself_has_cost(tmp_path: Path) -> None:
+    manifest = write_session(tmp_path, end=False)
+    with manifest.open("ab") as file:
+        file.write(encode_line(End(BEGAN + 9, None, Profiled(8, 0, step_ms=7.371, other_step_ms=0.754))))
+    line = "with all that profiling costs, a step of decoding took 7.37 ms (median), one that was not profiled 0.75 ms"
+    assert line in as_text(analyse(read_profile(tmp_path))).splitlines()
 
 
 def test_where_all_tokens_are_alike_it_says_so(tmp_path: Path) -> None:

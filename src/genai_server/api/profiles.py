@@ -4,11 +4,12 @@ The routes that read are plain functions, which run in threads: a large profile 
 that the engines write to, and name nothing in it but what a manifest names.
 """
 
+import asyncio
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -18,10 +19,13 @@ from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Res
 
 from genai_server.api.admin import set_runtime_options
 from genai_server.api.auth import require_admin
+from genai_server.api.inquiry import ask
 from genai_server.api.services import Services, services
-from genai_server.errors import InvalidField, ProfileNotFound
-from genai_server.openai_api.schemas.admin import RuntimeOptionsRequest
+from genai_server.engines.client import EngineClient
+from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound
+from genai_server.openai_api.schemas.admin import ProfileRequest, RuntimeOptionsRequest
 from genai_server.openai_api.schemas.base import ErrorResponse
+from genai_server.profile_plan import ProfilePlan, ProfileState
 from genai_server.profiles.analysis import SLOW_AT, analyse
 from genai_server.profiles.folder import find_session, read_session
 from genai_server.profiles.manifest import Manifest, find_manifests
@@ -53,7 +57,17 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
     return found
 
 
+async def _open_sessions(services: Annotated[Services, Depends(services)]) -> Mapping[str, ProfileState]:
+    """The sessions with a plan that engines have open now, by id; none where no engine runs."""
+    try:
+        told = await ask(services.router.select(None), EngineClient.profiles)
+    except NoEngineReady:
+        return {}
+    return {state.id: state for states in told.values() for state in states}
+
+
 FoundManifest = Annotated[Manifest, Depends(_manifest)]
+OpenSessions = Annotated[Mapping[str, ProfileState], Depends(_open_sessions)]
 
 
 @router.post("/start_profile")
@@ -68,20 +82,44 @@ async def stop_profile(services: Annotated[Services, Depends(services)]) -> dict
     return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "0"}), services)
 
 
+@router.post("/v1/admin/profiles")
+async def begin_profile(
+    body: ProfileRequest, services: Annotated[Services, Depends(services)], root: Annotated[Path, Depends(_profile_dir)]
+) -> dict[str, Any]:
+    """Begin a profile session on one device, or on the one that has the request."""
+    engines = services.router.select(body.device)
+    if len(engines) > 1 and body.request_id is None:
+        known = ", ".join(engine.device for engine in engines)
+        raise MissingField(f"device is required where there are several: {known}", param="device")
+    begun = await _begin(engines, body.plan())
+    manifest = await asyncio.to_thread(find_session, root, begun.id)
+    assert manifest is not None
+    return _summary(manifest, {begun.id: begun})
+
+
+async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileState:
+    """The session on the first device that has what is meant. Raises what engines refuse with."""
+    for engine in engines:
+        with suppress(RequestNotFound):
+            (begun,) = (await ask([engine], lambda engine: engine.start_profile(plan))).values()
+            return begun
+    raise RequestNotFound(f"no request {plan.request_id!r} is running or waiting", param="request_id")
+
+
 @router.get("/v1/admin/profiles")
-def list_profiles(root: Annotated[Path, Depends(_profile_dir)]) -> dict[str, Any]:
+def list_profiles(root: Annotated[Path, Depends(_profile_dir)], open_sessions: OpenSessions) -> dict[str, Any]:
     """The profile sessions of all devices, oldest first."""
     try:
         manifests = find_manifests(root)
     except OSError:  # nothing was ever profiled
         manifests = []
-    return {"object": "list", "data": [_summary(manifest) for manifest in manifests]}
+    return {"object": "list", "data": [_summary(manifest, open_sessions) for manifest in manifests]}
 
 
 @router.get("/v1/admin/profiles/{session_id}")
-def get_profile(manifest: FoundManifest) -> dict[str, Any]:
+def get_profile(manifest: FoundManifest, open_sessions: OpenSessions) -> dict[str, Any]:
     """A session with its passes, one for each of ONNX Runtime's files; `latest` is the last session."""
-    return _summary(manifest) | {"passes": [msgspec.to_builtins(record) for record in manifest.passes]}
+    return _summary(manifest, open_sessions) | {"passes": [msgspec.to_builtins(record) for record in manifest.passes]}
 
 
 @router.get("/v1/admin/profiles/{session_id}/report")
@@ -129,30 +167,49 @@ def download_file(manifest: FoundManifest, name: str) -> Response:
 
 
 @router.delete("/v1/admin/profiles/{session_id}")
-def delete_profile(manifest: FoundManifest) -> dict[str, Any]:
-    """Remove a session that has ended, with its files."""
-    if is_open(manifest, time.time()):
+async def delete_profile(
+    manifest: FoundManifest, open_sessions: OpenSessions, services: Annotated[Services, Depends(services)]
+) -> dict[str, Any]:
+    """End a session that is open, or remove one that has ended, with its files."""
+    about = manifest.session
+    if about.id in open_sessions:
+        with suppress(ProfileNotFound):  # it has ended by itself meanwhile
+            await ask(services.router.select(about.device), lambda engine: engine.end_profile(about.id))
+        return {"id": about.id, "object": "profile", "deleted": False}
+    if _is_open(manifest, open_sessions):
         raise InvalidField(
-            f'session {manifest.session.id!r} is still written to: set enable_profiling to "0" first',
-            param="session_id",
+            f'session {about.id!r} is still written to: set enable_profiling to "0" first', param="session_id"
         )
     try:
-        remove(manifest)
+        await asyncio.to_thread(remove, manifest)
     except OSError as error:
-        raise InvalidField(f"session {manifest.session.id!r} cannot be removed: {error}", param="session_id") from None
-    return {"id": manifest.session.id, "object": "profile", "deleted": True}
+        raise InvalidField(f"session {about.id!r} cannot be removed: {error}", param="session_id") from None
+    return {"id": about.id, "object": "profile", "deleted": True}
 
 
-def _summary(manifest: Manifest) -> dict[str, Any]:
+def _is_open(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> bool:
+    """Whether an engine may still write to a session; of those with a plan it tells itself."""
+    if manifest.session.plan is not None:
+        return manifest.session.id in open_sessions
+    return is_open(manifest, time.time())
+
+
+def _summary(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> dict[str, Any]:
+    """A session as it is told; `state` is that of the engine as long as it is open, and then "ended"."""
     about = msgspec.to_builtins(manifest.session)
     del about["type"]
-    end = manifest.end
+    still, end = _is_open(manifest, open_sessions), manifest.end
+    told = open_sessions.get(manifest.session.id)
+    reason = end.reason if end else None if still else "its engine has gone"
+    profiled = told.profiled if told else end.profiled if end else None
     return {
         "object": "profile",
         **about,
-        "open": is_open(manifest, time.time()),
+        "open": still,
+        "state": told.state if told else "recording" if still else "ended",
+        "profiled": msgspec.to_builtins(profiled),
         "ended": None if end is None else end.ended,
-        "reason": None if end is None else end.reason,
+        "reason": reason,
         "requests": list(dict.fromkeys(record.request_id for record in manifest.passes)),
         "files": len(manifest.passes),
         "bytes": sum(path.stat().st_size for path in manifest.files if path.is_file()),

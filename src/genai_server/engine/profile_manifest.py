@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from genai_server import __version__
 from genai_server.engine.cores import usable_cores
 from genai_server.engine.sequence import Sequence
-from genai_server.profile_plan import ProfilePlan, StepTimes
+from genai_server.profile_plan import Profiled, ProfilePlan
 from genai_server.profiles.manifest import DECODE, PREFILL, SUFFIX, End, Line, PassRecord, Session, encode_line
 
 _LIBRARIES = "onnxruntime"
@@ -74,12 +74,12 @@ class ProfileManifest:
         """Begin a session, whose files are to come; returns its id. Raises OSError."""
         return self._begin(plan.prefix, time.time(), plan).name.removesuffix(SUFFIX)
 
-    def end(self, prefix: str, reason: str | None = None, steps: StepTimes | None = None) -> None:
+    def end(self, prefix: str, reason: str | None = None, profiled: Profiled | None = None) -> None:
         """End the session under a prefix, if one is open; on a full disk it stays without its end."""
         path = self._open.pop(prefix, None)
         if path is not None and path.exists():
             with suppress(OSError):
-                _write(path, End(time.time(), reason, steps))
+                _write(path, End(time.time(), reason, profiled))
 
     def end_others(self, prefixes: Collection[str], reason: str | None = None) -> None:
         """End the sessions under all prefixes but these."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection
 from statistics import median
 
-from genai_server.profile_plan import ProfilePlan, SlowTokens, StepTimes
+from genai_server.profile_plan import Profiled, ProfilePlan, SlowTokens
 
 _HOUR = 3600.0
 # Steps that a median is taken of, and how many there must be before one counts as slow against it.
@@ -18,14 +18,14 @@ _LEAST_STEPS = 16
 class ProfileSession:
     """Begins now, under a plan; a sequence is named by its number, and by its request's name.
 
-    `num_triggered` counts the slow tokens that had others profiled, `num_tokens` the profiled ones.
+    `num_tokens` counts the profiled tokens, `num_triggers` the slow ones that had others profiled.
     """
 
     def __init__(self, id: str, plan: ProfilePlan, now: float) -> None:
         self.id = id
         self.plan = plan
         self.num_tokens = 0
-        self.num_triggered = 0
+        self.num_triggers = 0
         self._ends = now + plan.max_seconds
         self._trigger = None if plan.slow is None else _Trigger(plan.slow)
         self._until: dict[int, int] = {}
@@ -44,12 +44,12 @@ class ProfileSession:
         return within and triggered and self.concerns(name)
 
     def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
-        """A decode step took so long; `next_tokens` says which token each of its sequences that are meant makes next."""
+        """A decode step took so long; `next_tokens` has the token that each of those concerned makes next."""
         if profiled:
             self._profiled.append(seconds)
             return
         if self._trigger is not None and self._trigger.fires(seconds, self._unprofiled, now):
-            self.num_triggered += 1
+            self.num_triggers += 1
             until = {sequence: token + self._trigger.num_tokens for sequence, token in next_tokens.items()}
             self._until = {**self._until, **until}
         self._unprofiled.append(seconds)
@@ -67,9 +67,10 @@ class ProfileSession:
         return None
 
     @property
-    def steps(self) -> StepTimes:
-        """What profiling has cost up to now."""
-        return StepTimes(_milliseconds(self._profiled), _milliseconds(self._unprofiled))
+    def profiled(self) -> Profiled:
+        """What it has come to up to now."""
+        times = _milliseconds(self._profiled), _milliseconds(self._unprofiled)
+        return Profiled(self.num_tokens, self.num_triggers, *times)
 
 
 class _Trigger:

@@ -100,9 +100,7 @@ class ProfileSessions:
             ProfileState(
                 session.id,
                 "recording" if prefix in recording else "waiting",
-                session.num_tokens,
-                session.num_triggered,
-                session.steps,
+                session.profiled,
             )
             for prefix, session in self._open.items()
         ]
@@ -110,7 +108,7 @@ class ProfileSessions:
     def _end(self, session: ProfileSession, reason: str | None = None) -> None:
         del self._open[session.plan.prefix]
         self._ended.add(session.plan.prefix)
-        self._manifest.end(session.plan.prefix, reason, session.steps)
+        self._manifest.end(session.plan.prefix, reason, session.profiled)
 
 
 def _wants(session: ProfileSession, sequence: Sequence) -> bool:

@@ -17,8 +17,9 @@ class Sequence:
     `num_cached` of the prompt came from the cache. The log probabilities of the prompt's first `num_scored` need not be
     told any more; the very first has none. `profile` is the prefix that its passes shall be profiled under from now on,
     `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which it is
-    profiled, `num_profiled` how many of its tokens were; one that is `left_out` is not chosen when the device is profiled. `batched` says which of the engine's two
-    runners has it. At `deadline`, a time of the clock, the answer ends as it is.
+    profiled, `num_profiled` how many of its tokens were; one that is `left_out` is not chosen when the device is
+    profiled. `batched` says which of the engine's two runners has it. At `deadline`, a time of the clock, the answer
+    ends as it is.
     """
 
     def __init__(

@@ -34,6 +34,7 @@ def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
     return Report(
         name=profile.name,
         session=profile.session,
+        profiled=profile.profiled,
         unread=profile.unread,
         findings=find(profile.session, phases, slow),
         phases=phases,

@@ -55,7 +55,8 @@ def read_session(manifest: Manifest) -> Profile:
         for run in _runs(manifest.path.parent / record.file, unread):
             start = round((record.started - manifest.session.started) * 1e6) + run.start
             passes.append(_pass(record.file, start, run, record))
-    return _profile(Profile(manifest.session.id, manifest.path.parent, passes, manifest.session, unread))
+    profiled = None if manifest.end is None else manifest.end.profiled
+    return _profile(Profile(manifest.session.id, manifest.path.parent, passes, manifest.session, unread, profiled))
 
 
 def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from genai_server.profile_plan import Profiled
 from genai_server.profiles.manifest import PassRecord, Session
 
 _LAYER = re.compile(r"\blayers?[./](\d+)\b")
@@ -77,13 +78,16 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class Profile:
-    """The passes of a session in order, of files in `folder`; `unread` are those that cannot be read, with reasons."""
+    """The passes of a session in order, of files in `folder`; `unread` are those that cannot be read, with reasons.
+    `profiled` is what has come of the session's plan, if it had one and has ended.
+    """
 
     name: str
     folder: Path
     passes: list[ForwardPass]
     session: Session | None = None
     unread: dict[str, str] = field(default_factory=dict)
+    profiled: Profiled | None = None
 
 
 def layer_of(node: str) -> int | None:

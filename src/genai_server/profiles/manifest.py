@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from genai_server.profile_plan import ProfilePlan, StepTimes
+from genai_server.profile_plan import Profiled, ProfilePlan
 
 SUFFIX = ".manifest.jsonl"
 PREFILL, DECODE = "prefill", "decode"
@@ -53,11 +53,11 @@ class PassRecord(Struct, frozen=True, tag="pass"):
 
 
 class End(Struct, frozen=True, tag="end"):
-    """Nothing more comes; `reason` says why, if nobody asked for it, `steps` what profiling cost, if it was planned."""
+    """Nothing more comes; `reason` says why, if nobody asked for it, `profiled` what has come of a plan."""
 
     ended: float
     reason: str | None = None
-    steps: StepTimes | None = None
+    profiled: Profiled | None = None
 
 
 Line = Session | PassRecord | End

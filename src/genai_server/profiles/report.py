@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from genai_server.profile_plan import Profiled
 from genai_server.profiles.manifest import Session
 
 
@@ -100,12 +101,13 @@ class NodeName(Struct, frozen=True):
 class Report(Struct, frozen=True):
     """All that is known of a profile; lists of shares have the largest first.
 
-    `findings` are sentences, `unread` files with the reason. `slow_at` is the multiple of the median from which a token
-    counts as slow.
+    `profiled` says what profiling itself cost, if the session had a plan and has ended. `findings` are sentences,
+    `unread` files with the reason. `slow_at` is the multiple of the median from which a token counts as slow.
     """
 
     name: str
     session: Session | None
+    profiled: Profiled | None
     unread: dict[str, str]
     findings: list[str]
     phases: list[PhaseTime]

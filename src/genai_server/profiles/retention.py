@@ -23,8 +23,11 @@ def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Ma
 
 
 def is_open(manifest: Manifest, now: float) -> bool:
-    """Whether an engine may still write to a session."""
-    return manifest.end is None and now - manifest.changed < ABANDONED_AFTER
+    """Whether an engine may still write to a session; one with a plan may wait for long."""
+    plan, last = manifest.session.plan, manifest.changed
+    if plan is not None:
+        last = max(last, manifest.session.started + plan.max_seconds)
+    return manifest.end is None and now - last < ABANDONED_AFTER
 
 
 def remove(manifest: Manifest) -> None:

@@ -40,6 +40,10 @@ def _heading(report: Report) -> str:
     lines.append(
         f"{_count(len(report.passes), 'pass', 'passes')}{of}, {_ms(report.total_us)} ms, {share:.0f} % kernels"
     )
+    if report.profiled is not None and (step := report.profiled.step_ms) is not None:
+        lines.append(f"with all that profiling costs, a step of decoding took {step:.2f} ms (median)")
+        if (other := report.profiled.other_step_ms) is not None:
+            lines[-1] += f", one that was not profiled {other:.2f} ms"
     return "\n".join(lines)
 
 
