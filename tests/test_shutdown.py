@@ -1,6 +1,7 @@
 """How the server stops, seen from outside, on real processes: what may end, what is refused, and the exit status."""
 
 import json
+import shutil
 import signal
 import socket
 import threading
@@ -12,7 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.running_server import EventReader, RunningServer, body, run_server, wait_until
+from genai_server.profiles.folder import read_profile
+from tests.running_server import DEMO, EventReader, RunningServer, body, run_server, wait_until
 from tests.running_server import serve_with_uvicorn as uvicorn
 
 KINDS = pytest.mark.parametrize("kind", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
@@ -185,3 +187,20 @@ def answers(condition: Callable[[], bool]) -> bool:
         return condition()
     except httpx.TransportError:
         return False
+
+
+def test_a_profile_of_the_whole_session_is_written_to_its_end_when_the_server_stops(own_folder: Path) -> None:
+    model = own_folder / "model"
+    shutil.copytree(DEMO, model)
+    config = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))
+    config["model"]["decoder"].setdefault("session_options", {})["enable_profiling"] = str(own_folder / "whole")
+    (model / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with run_server(own_folder, "--model-dir", str(model)) as server:
+        server.chat("Hello!", max_tokens=5)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 0
+    passes = {}
+    for path in own_folder.glob("whole_*.json"):
+        passes["batch" in path.name] = len(read_profile(path).passes)
+    assert passes.keys() == {False, True}
+    assert min(passes.values()) > 0

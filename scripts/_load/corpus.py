@@ -150,6 +150,10 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/detokenize": [{"tokens": [72, 105]}],
     "/apply-template": _TEMPLATE,
     "/v1/apply-template": _TEMPLATE,
+    "/v1/admin/profiles": [
+        {"prefix": "fuzz", "tokens": [2, 4], "max_tokens": 5, "max_seconds": 0.5},
+        {"phase": "decode", "slow_token_ratio": 3, "next_tokens": 2, "max_per_hour": 1, "max_seconds": 0.5},
+    ],
     "/v1/admin/runtime_options": [
         {"terminate_session": "0", "enable_profiling": "0"},
         {"terminate_session": "1", "request_id": "nobody", "device": "scripted"},

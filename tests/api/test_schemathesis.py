@@ -41,3 +41,5 @@ def test_no_body_meets_an_undocumented_answer_of_the_admin(scripted: RunningServ
     finally:
         scripted.options(terminate_session="0")
         scripted.options(enable_profiling="0")
+        for session in scripted.client.get("/v1/admin/profiles").json()["data"]:
+            scripted.client.delete(f"/v1/admin/profiles/{session['id']}")

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from genai_server.engine.profiling import LEAST_FREE, ProfileFolder, wait_for_next_file_name
-from genai_server.profiles.manifest import find_manifests
-from tests.profiles.files import write_session
+from genai_server.profiles.manifest import SUFFIX, End, encode_line, find_manifests
+from tests.profiles.files import session, write_session
 
 
 def _folder(root: Path, device: str = "cpu", max_files: int = 100, max_bytes: int = 10_000) -> ProfileFolder:
@@ -128,3 +128,14 @@ def test_sessions_that_are_older_than_their_most_age_go(tmp_path: Path) -> None:
     assert [manifest.session.started for manifest in find_manifests(tmp_path)] == [now - 100]
     _folder(tmp_path).remove_old()
     assert len(find_manifests(tmp_path)) == 1
+
+
+def test_of_sessions_without_files_there_are_no_more_than_there_may_be_files(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, max_files=3)
+    for began in range(5):
+        (tmp_path / "cpu").mkdir(exist_ok=True)
+        (tmp_path / "cpu" / f"mine_{began}{SUFFIX}").write_bytes(
+            session(f"mine_{began}", began=time.time() + began) + encode_line(End(time.time()))
+        )
+    folder.remove_old()
+    assert [each.session.id for each in find_manifests(tmp_path)] == ["mine_2", "mine_3", "mine_4"]

@@ -64,6 +64,9 @@ class Recorder:
     def close(self, sequence: int) -> None:
         del self._prefix[sequence]
 
+    def end_session(self) -> None:
+        self._prefix.clear()
+
 
 class Device:
     """The options of a device, with a runner, a folder and some sequences."""

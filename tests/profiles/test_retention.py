@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from genai_server.profiles.manifest import find_manifests
+from genai_server.profile_plan import ProfilePlan
+from genai_server.profiles.manifest import Manifest, Session, find_manifests
 from genai_server.profiles.retention import ABANDONED_AFTER, is_open, make_room, removable, remove
 from tests.profiles.files import write_session
 
@@ -73,3 +74,10 @@ def test_a_session_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Pat
     stubborn.mkdir()
     make_room(removable(tmp_path, NOW), lambda: True, older_than=0.0)
     assert ids(tmp_path) == ["mine_1"]
+
+
+def test_a_session_that_waits_by_its_plan_is_open_for_as_long_as_it_may_wait(tmp_path: Path) -> None:
+    plan = ProfilePlan("mine", max_seconds=50_000.0)
+    waiting = Manifest(tmp_path / "m", Session("mine_1", "mine", 1000.0, plan=plan), [], None, changed=1000.0)
+    assert is_open(waiting, 50_000.0)
+    assert not is_open(waiting, 51_000.0 + ABANDONED_AFTER)

@@ -28,6 +28,10 @@ class Disconnected(Struct, frozen=True):
     """An API process has gone; nobody waits for its requests any more."""
 
 
+class Leave(Struct, frozen=True):
+    """The engine is to end: what runs is lost."""
+
+
 class GrammarCompiled(Struct, frozen=True):
     """What has come of the grammar that a request waited for."""
 
@@ -46,6 +50,6 @@ Question = (
     | ListRequests
     | CancelRequest
 )
-Message = Submit | Cancel | Stop | Question | Connected | Disconnected | GrammarCompiled
+Message = Submit | Cancel | Stop | Question | Connected | Disconnected | GrammarCompiled | Leave
 # Each with the number of the connection that it concerns.
 Inbox = SimpleQueue[tuple[int, Message]]

@@ -6,10 +6,14 @@ import shutil
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 # What a terminal or an operator sends to whole process groups.
 _GROUP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+# Seconds for what is done before leaving; the supervisor allows some more.
+_CLOSING = 3.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -21,7 +25,8 @@ def ignore_group_signals() -> None:
 
 
 class Lifeline:
-    """Standard input, which stays open for as long as the supervisor lives; its end ends this process at once.
+    """Standard input, which stays open for as long as the supervisor lives; its end ends this process at once, or after
+    `close`, if somebody has given that, which has some seconds for it.
 
     `folder`, the supervisor's, which holds the secret, is then removed: killed, it could not do so itself.
     """
@@ -29,11 +34,16 @@ class Lifeline:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._let_go = threading.Event()
+        self._close: Callable[[], None] | None = None
 
     def hold(self) -> None:
         """From now on, leave with the supervisor."""
         _end_native_code_too()
         threading.Thread(target=self._follow, name="supervisor-watch", daemon=True).start()
+
+    def before_leaving(self, close: Callable[[], None]) -> None:
+        """Order this first; it returns at once, and has the main thread close what is open and end the process."""
+        self._close = close
 
     def let_go(self) -> None:
         """Only this engine is given up; the supervisor lives, and needs its folder."""
@@ -43,6 +53,9 @@ class Lifeline:
         sys.stdin.buffer.read()
         if not self._let_go.is_set():
             shutil.rmtree(self._folder, ignore_errors=True)
+        if self._close is not None:
+            self._close()
+            time.sleep(_CLOSING)
         # Not sys.exit: the main thread may be in native code for long.
         os._exit(0)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from queue import Empty
 
 from genai_server.engine.guidance import Compiled, Guidance
-from genai_server.engine.inbox import Connected, Disconnected, GrammarCompiled, Inbox, Message
+from genai_server.engine.inbox import Connected, Disconnected, GrammarCompiled, Inbox, Leave, Message
 from genai_server.engine.ledger import Ledger
 from genai_server.engine.operator import Operator
 from genai_server.engine.outbox import Outbox, Send
@@ -62,6 +62,7 @@ class EngineLoop:
         clock: Clock = time.perf_counter,
     ) -> None:
         self.beat: Beat = lambda tokens: None
+        self._leaving = False
         self._runners = runners
         self._scheduler = scheduler
         self._inbox = inbox
@@ -75,9 +76,13 @@ class EngineLoop:
         self._operator = Operator(runners, scheduler, options, self._ledger, self._terminate)
 
     def run_forever(self) -> None:
-        """Work until the process ends."""
-        while True:
+        """Work until the process ends, or until `leave`."""
+        while not self._leaving:
             self.run_one_step()
+
+    def leave(self) -> None:
+        """Have `run_forever` return after the pass that runs now; any thread may call it."""
+        self._inbox.put((0, Leave()))
 
     def run_one_step(self) -> None:
         """Receive what has arrived, waiting a moment for it if there is nothing to do, and run one forward pass."""
@@ -116,6 +121,8 @@ class EngineLoop:
                 self._go_on(connection, message)
             case Cancel(key) | Stop(key):
                 self._leave(connection, key, answered=isinstance(message, Stop))
+            case Leave():
+                self._leaving = True
             case Connected():
                 self._outbox.connect(connection)
             case Disconnected():

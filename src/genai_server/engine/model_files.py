@@ -85,6 +85,12 @@ def read_config(directory: Path) -> dict[str, Any]:
     return _read_json(directory / CONFIG)
 
 
+def session_profile(directory: Path) -> str:
+    """The prefix under which ONNX Runtime profiles the model's whole session, or "". Raises ModelDirectoryError."""
+    options = read_config(directory)["model"]["decoder"].get("session_options") or {}
+    return str(options.get("enable_profiling") or "")
+
+
 def model_info(config: dict[str, Any]) -> ModelInfo:
     """Read `genai_config.json`, whose `search` section holds the model's own sampling defaults.
 

@@ -19,6 +19,7 @@ from genai_server.engine.guidance import Guidance, bytes_guidance, model_guidanc
 from genai_server.engine.lifeline import Lifeline, ignore_group_signals
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.memory import free_memory
+from genai_server.engine.model_files import session_profile
 from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.profile_manifest import about_engine
 from genai_server.engine.profiling import ProfileFolder
@@ -62,14 +63,25 @@ def main() -> None:
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
     try:
-        serve(spec, listener, runners, guidance, report)
+        serve(spec, listener, runners, guidance, report, lifeline)
     except BaseException:
         log.exception("the engine met an internal error and ends")
         os._exit(1)
+    os._exit(0)
 
 
-def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, guidance: Guidance, report: BinaryIO) -> None:
-    """Take connections and run the generator worker, until the process ends."""
+def serve(
+    spec: EngineSpec,
+    listener: Listener,
+    runners: RunnerPair,
+    guidance: Guidance,
+    report: BinaryIO,
+    lifeline: Lifeline,
+) -> None:
+    """Take connections and run the generator worker, until the process ends.
+
+    Only a model whose whole session is profiled has it end, which is when its file is written; else that takes time.
+    """
     connections = Connections(listener, spec.secret, runners.generator.model, runners.batching, runners.interrupt)
     profiles = ProfileFolder(
         Path(spec.profile_dir),
@@ -96,8 +108,11 @@ def serve(spec: EngineSpec, listener: Listener, runners: RunnerPair, guidance: G
     )
     loop.beat = Heartbeat(Path(spec.heartbeat_file)).beat
     connections.start()
+    if not spec.device.startswith("scripted") and session_profile(Path(spec.model_dir)):
+        lifeline.before_leaving(loop.leave)
     _tell(report, EngineReport(address=listener.address))
     loop.run_forever()
+    runners.end_sessions()
 
 
 def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
@@ -184,7 +199,14 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
         raise DoesNotFit(need)
     if num_slots < spec.max_batch_size:
         log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, spec.max_batch_size, need)
-    session = open_session(graph, spec.threads, optimized=model_dir != Path(spec.model_dir), options=spec.options)
+    prefix = session_profile(model_dir)
+    session = open_session(
+        graph,
+        spec.threads,
+        optimized=model_dir != Path(spec.model_dir),
+        options=spec.options,
+        profile_prefix=f"{prefix}_batch" if prefix else "",
+    )
     try:
         return BatchedRunner(graph, session, model, BatchLimits(num_slots, max_length), run_entries=spec.options.run)
     except RunnerFailed as error:

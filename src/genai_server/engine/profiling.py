@@ -54,9 +54,14 @@ class ProfileFolder:
         return None
 
     def remove_old(self) -> None:
-        """Remove the sessions, of any device, that ended too long ago."""
+        """Remove the sessions, of any device, that ended too long ago, and of the others, which may have no files, all
+        but so many as there may be files.
+        """
         now = time.time()
-        make_room(removable(self._root, now), lambda: False, now - self._max_age)
+        sessions = removable(self._root, now)
+        older_than = now - self._max_age
+        make_room(sessions, lambda: False, older_than)
+        make_room(sessions[: max(0, len(sessions) - self._max_files)], lambda: True, older_than)
 
     def make_room(self, keep: Collection[Path]) -> str | None:
         """Remove the oldest sessions for as long as a limit is reached; returns the one that is nevertheless.

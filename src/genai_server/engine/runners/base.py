@@ -79,6 +79,10 @@ class Runner(Protocol):
         """End a sequence and free its memory."""
         ...
 
+    def end_session(self) -> None:
+        """End the model's session, for that is when ONNX Runtime writes what it has profiled of it; nothing follows."""
+        ...
+
 
 class ExportingRunner(Runner, Protocol):
     """A runner whose keys and values can be copied out."""

@@ -38,14 +38,23 @@ class BatchLimits:
 
 
 def open_session(
-    graph: DecoderGraph, threads: int, *, optimized: bool, options: DeviceOptions = DEFAULT_OPTIONS
+    graph: DecoderGraph,
+    threads: int,
+    *,
+    optimized: bool,
+    options: DeviceOptions = DEFAULT_OPTIONS,
+    profile_prefix: str = "",
 ) -> Any:
     """An ONNX Runtime session whose inputs and outputs are in CPU memory, with a device's options.
 
     `threads` 0 takes the physical cores that the process may use. `optimized` says that the graph has been optimized
-    already. Raises ConfigurationError for what the options name and is not there.
+    already. With a `profile_prefix`, ONNX Runtime profiles the session from its load to its end. Raises
+    ConfigurationError for what the options name and is not there.
     """
-    return open_with(graph.path, session_options(options, threads, optimized=optimized), options)
+    found = session_options(options, threads, optimized=optimized)
+    if profile_prefix:
+        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
+    return open_with(graph.path, found, options)
 
 
 class BatchedRunner:
@@ -157,6 +166,9 @@ class BatchedRunner:
         reading = self._reading
         if reading is not None:
             reading.terminate = True
+
+    def end_session(self) -> None:
+        self._session.end_profiling()
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         raise RunnerFailed(f"the batched runner has no runtime option {option}")

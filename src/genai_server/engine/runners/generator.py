@@ -105,6 +105,10 @@ class GeneratorRunner:
     def close(self, sequence: int) -> None:
         self._generators.pop(sequence, None)
 
+    def end_session(self) -> None:
+        self._generators.clear()
+        del self._model
+
     @property
     def nodes(self) -> dict[str, int | None]:
         """The providers in their order; how many nodes of the graph each of them runs, the library does not tell."""

@@ -104,6 +104,12 @@ class RunnerPair:
         if self.batched is not None:
             self.batched.interrupt()
 
+    def end_sessions(self) -> None:
+        """End the model's sessions; nothing runs any more."""
+        self.generator.end_session()
+        if self.batched is not None:
+            self.batched.end_session()
+
     def close(self, sequence: Sequence) -> None:
         """End a sequence and free what it holds."""
         self._runner(sequence).close(sequence.id)

@@ -150,6 +150,9 @@ class ScriptedRunner:
     def close(self, sequence: int) -> None:
         self._sequences.pop(sequence, None)
 
+    def end_session(self) -> None:
+        """Nothing: there is none."""
+
 
 def hold_lock(seconds: float) -> None:
     """Sleep without giving up Python's lock; no signal ends it early."""
