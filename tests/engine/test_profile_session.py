@@ -88,6 +88,15 @@ def test_a_profiled_step_triggers_nothing_and_counts_apart() -> None:
     assert session.profiled == Profiled(0, 0, step_ms=80.0, other_step_ms=12.0)
 
 
+def test_the_first_step_after_profiled_ones_is_no_slow_token_for_it_is_always_slow() -> None:
+    session = begin(slow=SlowTokens(over_ms=50))
+    session.decoded({1: 5}, 0.08, 0.0, profiled=True)
+    decode(session, 60)
+    assert (session.num_triggers, session.profiled.other_step_ms) == (0, None)
+    decode(session, 60)
+    assert session.num_triggers == 1
+
+
 def test_in_a_batch_the_next_tokens_of_each_answer_that_is_meant_are_wanted() -> None:
     session = begin(slow=SlowTokens(over_ms=50, num_tokens=2))
     session.decoded({1: 4, 2: 30}, 0.06, 0.0, profiled=False)

@@ -29,6 +29,7 @@ class ProfileSession:
         self._ends = now + plan.max_seconds
         self._trigger = None if plan.slow is None else _Trigger(plan.slow)
         self._until: dict[int, int] = {}
+        self._returning: set[int] = set()
         self._profiled: deque[float] = deque(maxlen=_MOST_STEPS)
         self._unprofiled: deque[float] = deque(maxlen=_MOST_STEPS)
 
@@ -47,6 +48,10 @@ class ProfileSession:
         """A decode step took so long; `next_tokens` has the token that each of those concerned makes next."""
         if profiled:
             self._profiled.append(seconds)
+            self._returning |= next_tokens.keys()
+            return
+        if back := self._returning & next_tokens.keys():  # their first step in the batch again, which takes longer
+            self._returning -= back
             return
         if self._trigger is not None and self._trigger.fires(seconds, self._unprofiled, now):
             self.num_triggers += 1
@@ -57,6 +62,7 @@ class ProfileSession:
     def keep(self, sequences: Collection[int]) -> None:
         """All others have ended."""
         self._until = {sequence: token for sequence, token in self._until.items() if sequence in sequences}
+        self._returning &= set(sequences)
 
     def over(self, now: float) -> str | None:
         """Why the session is to end, in words, or None if it goes on."""
