@@ -6,7 +6,20 @@ import pytest
 
 from genai_server.engine.inbox import Connected
 from genai_server.generation import FinishReason
-from genai_server.messages import Accepted, CancelRequest, Finished, ListRequests, RequestList, RequestState
+from genai_server.messages import (
+    Accepted,
+    CancelRequest,
+    EndProfile,
+    Finished,
+    ListProfiles,
+    ListRequests,
+    OpenProfiles,
+    Refusal,
+    RequestList,
+    RequestState,
+    StartProfile,
+)
+from genai_server.profile_plan import ProfilePlan
 from tests.engine.test_loop import OTHER_API, Bench
 from tests.engine.test_reception import nothing_compiles
 from tests.engine.test_sequence import HandClock
@@ -96,3 +109,38 @@ def test_an_unknown_name_ends_nobody(bench: Bench) -> None:
     assert ask(bench, CancelRequest(7, "r9")) == []
     bench.run()
     assert bench.text(1) == "a"
+
+
+# profile sessions
+
+
+def ask_profiles(bench: Bench, question: StartProfile | EndProfile | ListProfiles) -> OpenProfiles:
+    bench.inbox.put((OTHER_API, question))
+    bench.steps(1)
+    (found,) = [m for _, m in bench.sent if isinstance(m, OpenProfiles) and m.call == question.call]
+    return found
+
+
+def test_who_begins_a_session_is_told_of_that_one_and_who_asks_of_all_that_are_open(bench: Bench) -> None:
+    one = ask_profiles(bench, StartProfile(1, ProfilePlan("one"))).sessions
+    other = ask_profiles(bench, StartProfile(2, ProfilePlan("other"))).sessions
+    assert [[state.id.partition("_")[0] for state in told] for told in (one, other)] == [["one"], ["other"]]
+    assert ask_profiles(bench, ListProfiles(3)).sessions == one + other
+    assert ask_profiles(bench, EndProfile(4, one[0].id)).sessions == other
+    assert ask_profiles(bench, ListProfiles(5)).sessions == other
+
+
+def test_a_session_that_cannot_be_is_refused_with_code_and_field(bench: Bench) -> None:
+    told = ask_profiles(bench, StartProfile(1, ProfilePlan("one", request_id="nobody")))
+    assert told.refusal == Refusal("request_not_found", "no request 'nobody' is running or waiting", "request_id")
+    refusal = ask_profiles(bench, EndProfile(2, "one_1")).refusal
+    assert refusal is not None
+    assert refusal.code == "profile_not_found"
+
+
+def test_where_the_folder_cannot_be_made_a_session_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file", encoding="utf-8")
+    refusal = ask_profiles(Bench(tmp_path / "taken"), StartProfile(1, ProfilePlan("one"))).refusal
+    assert refusal is not None
+    assert refusal.code == "unavailable"
+    assert "taken" in refusal.message
