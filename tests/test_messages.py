@@ -15,9 +15,11 @@ from genai_server.messages import (
     CancelRequest,
     EndProfile,
     Failed,
+    Figures,
     Finished,
     GetRuntimeOptions,
     Hello,
+    Histogram,
     ListProfiles,
     ListRequests,
     Load,
@@ -80,11 +82,13 @@ TO_ENGINE: list[ToEngine] = [
     ListRequests(7),
     CancelRequest(8, "req-é"),
 ]
+_HISTOGRAM = Histogram([0.25, 1.0], [1, 0, 3], 12.5)
 TO_API: list[ToApi] = [
     Welcome(4321, ModelInfo(8192, 151_936, [1, 2], _SAMPLING), Batching()),
     Welcome(1, ModelInfo(8, 9, [], _SAMPLING), Batching("batched", None, 16, exact=False)),
     Load(running=1, waiting=2, others=3, terminated=True),
     Load(room=0, room_tokens=2**40, retry_after=600),
+    Figures(1, 2, 3, 4, 5, 6, 7, 8, _HISTOGRAM, _HISTOGRAM, Histogram([], [0], 0.0), Histogram([], [2**40], 1e9)),
     Accepted(1),
     Refused(2, "queue_full", "too many"),
     Refused(2, "invalid_value", "not this", "grammar"),

@@ -119,7 +119,7 @@ def _live_keys(settings: Settings) -> ApiKeys:
 def app_from_environment() -> FastAPI:
     """The app of an API process: attached to engines that run already, or with engines of its own."""
     settings = load_settings()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     folder = engines_to_attach()
     if folder is not None:
         threading.Thread(target=_end_with_the_parent, name="parent-watch", daemon=True).start()

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(vars(arguments))
     if settings.reload and settings.workers > 1:
         raise ConfigurationError(f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only")
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     check_doors(settings)
     load_codecs(settings)  # what is wrong with the model's text side is told before anything starts
     listener = listen(settings)

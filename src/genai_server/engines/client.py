@@ -24,6 +24,7 @@ from genai_server.messages import (
     EndProfile,
     EngineStatus,
     Failed,
+    Figures,
     Finished,
     GetRuntimeOptions,
     Hello,
@@ -54,13 +55,17 @@ RETRY_SECONDS = 0.05
 
 
 class EngineClient:
-    """Attached to the engine of one device for as long as `run` runs; belongs to the event loop."""
+    """Attached to the engine of one device for as long as `run` runs; belongs to the event loop.
+
+    `load` and `figures` are what the engine has told last; the figures are None until it has counted.
+    """
 
     def __init__(self, device: str, folder: Path) -> None:
         self.device = device
         self.model: ModelInfo | None = None
         self.batching = Batching()
         self.load = Load()
+        self.figures: Figures | None = None
         self._folder = folder
         self._writer: asyncio.WriteTransport | None = None
         self._streams: dict[int, TokenStream] = {}
@@ -195,7 +200,7 @@ class EngineClient:
         """The engine has gone: tell everybody who waits for it."""
         if self._writer is not None:
             self._writer.close()
-        self._writer, self.model, self.load = None, None, Load()
+        self._writer, self.model, self.load, self.figures = None, None, Load(), None
         streams, self._streams = self._streams, {}
         calls, self._calls = self._calls, {}
         for key, stream in streams.items():
@@ -214,6 +219,8 @@ class EngineClient:
                     self._send([Submit(key, retry.request)])
             case Load():
                 self.load = message
+            case Figures():
+                self.figures = message
             case Reply() | OpenProfiles() | CacheReset() | RequestList():
                 call = self._calls.pop(message.call, None)
                 if call is not None and not call.done():
