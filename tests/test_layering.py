@@ -48,6 +48,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "starlette": ("api.*", "cli.*"),
     "sse_starlette": ("api.*", "cli.*"),
     "uvicorn": ("cli.*",),
+    "prometheus_client": ("api.*",),
     # With an extra only: whoever serves does not have them.
     "aiohttp": ("bench.*",),
     "rich": ("cli.bench", "cli.tune"),

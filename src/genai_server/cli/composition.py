@@ -17,13 +17,22 @@ from pathlib import Path
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
-from genai_server.api.app import Engines, create_app
+from genai_server.api.app import Books, Engines, create_app
 from genai_server.api.drain import Drain
+from genai_server.api.instruments import request_metrics
 from genai_server.api.keys import ApiKeys, load_keys
+from genai_server.api.request_log import log_request
 from genai_server.cli.exit_status import note_cut_off
 from genai_server.cli.process_limits import give_back_large_blocks, raise_file_limit
 from genai_server.cli.stop_signals import StopSignals
-from genai_server.config import Settings, device_options, engines_to_attach, environment_variable, load_settings
+from genai_server.config import (
+    Settings,
+    device_options,
+    engines_to_attach,
+    environment_variable,
+    load_settings,
+    shared_metrics,
+)
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError, ModelDirectoryError
@@ -171,7 +180,11 @@ def _stop_signals(drain: Drain, folder: Path) -> StopSignals:
 def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: bool) -> FastAPI:
     give_back_large_blocks()
     raise_file_limit()
-    return create_app(settings, engines, load_codecs(settings), drain, _live_keys(settings), on_loopback=on_loopback)
+    registry, instruments = request_metrics(shared_metrics())
+    books = Books(registry, [log_request, instruments.observe])
+    return create_app(
+        settings, engines, load_codecs(settings), drain, _live_keys(settings), books, on_loopback=on_loopback
+    )
 
 
 def _end_with_the_parent() -> None:

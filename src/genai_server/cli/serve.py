@@ -26,6 +26,7 @@ from genai_server.config import (
     add_options,
     export_engines,
     export_settings,
+    export_shared_metrics,
     load_settings,
 )
 from genai_server.engines.supervisor import Supervisor
@@ -127,6 +128,9 @@ def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Pa
     """Several API processes, or one that is started anew whenever a source file changes."""
     export_settings(settings)
     export_engines(engines)
+    shared = engines / "metrics"
+    shared.mkdir(mode=0o700)
+    export_shared_metrics(shared)
     config = _uvicorn_config(settings, "genai_server.asgi:app")
     listener.set_inheritable(True)
     parent: Reloader | Workers

@@ -89,6 +89,11 @@ class TokenStream:
         return request.after(time.monotonic() - self._begun)
 
     @property
+    def error_code(self) -> str | None:
+        """The code of the error in which it has ended, if it has."""
+        return None if self._error is None else self._error.code
+
+    @property
     def is_ended(self) -> bool:
         """Whether nothing more will arrive."""
         return self.reason is not None or self._error is not None

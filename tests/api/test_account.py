@@ -1,0 +1,34 @@
+"""Where the time of an answer went, as its own header says."""
+
+from tests.running_server import RunningServer, body
+
+
+def _times(header: str) -> dict[str, float]:
+    return {name: float(value) for name, _, value in (part.strip().partition(";dur=") for part in header.split(","))}
+
+
+def test_an_answer_in_one_piece_says_where_its_time_went(scripted: RunningServer) -> None:
+    answer = scripted.chat("count 3; delay 0.01")
+    times = _times(answer.headers["server-timing"])
+    assert list(times) == ["queue", "prefill", "decode", "total"]
+    assert times["decode"] >= 10 * (answer.json()["metrics"]["output_tokens"] - 1)
+    assert times["queue"] + times["prefill"] + times["decode"] <= times["total"]
+
+
+def test_all_apis_say_it(scripted: RunningServer) -> None:
+    for path, fields in (
+        ("/v1/chat/completions", body("say a")),
+        ("/v1/completions", {"prompt": "say a", "max_tokens": 4}),
+        ("/v1/responses", {"input": "say a"}),
+        ("/v1/messages", {"max_tokens": 4, "model": "onnx-genai", **body("say a")}),
+    ):
+        answer = scripted.client.post(path, json=fields)
+        assert answer.status_code == 200, answer.text
+        assert "server-timing" in answer.headers, path
+
+
+def test_what_is_not_known_when_the_headers_go_out_is_not_said(scripted: RunningServer) -> None:
+    with scripted.stream("say a") as events:
+        assert "server-timing" not in events.response.headers
+        list(events)
+    assert "server-timing" not in scripted.chat("say a", strem=True).headers
