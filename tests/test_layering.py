@@ -51,6 +51,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("api.*",),
     # With an extra only: whoever serves does not have them.
     "aiohttp": ("bench.*",),
+    "opentelemetry": ("api.traces",),
     "rich": ("cli.bench", "cli.tune"),
     "matplotlib": ("bench.plot",),
 }

@@ -41,6 +41,11 @@ class Stopwatch:
             self._first = self._clock()
         self.output_tokens += tokens
 
+    @property
+    def first(self) -> float | None:
+        """When the first token came, by the clock."""
+        return self._first
+
     def stop(self) -> None:
         """The answer has ended now."""
         self._ended = self._clock()

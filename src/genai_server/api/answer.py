@@ -75,6 +75,11 @@ class Answer:
         return self._stream.phases
 
     @property
+    def first_token(self) -> float | None:
+        """When the first token came, by the clock; None if none has."""
+        return self._stopwatch.first
+
+    @property
     def stop_string(self) -> str | None:
         """The request's stop string that has ended the answer, if one has."""
         return self._text.stop_string

@@ -1,7 +1,8 @@
 """Puts the API together; all state is passed in, so that two apps can live in one process."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +54,14 @@ class Engines(Protocol):
 
 @dataclass(frozen=True)
 class Books:
-    """Who is told of each request when it has ended, the registry of the metrics that are made of that, and the clock,
-    in seconds, that times it.
+    """Who is told of each request when it has ended, the registry of the metrics that are made of that, the clock, in
+    seconds, that times it, and what is to be done at the end, which may block.
     """
 
     registry: CollectorRegistry
     observers: Sequence[Observer]
     clock: Clock = time.perf_counter
+    close: Callable[[], None] = lambda: None
 
 
 def create_app(
@@ -91,6 +93,7 @@ def create_app(
             )
             yield
             books.registry.unregister(engine_metrics)
+            await asyncio.to_thread(books.close)
         for codec in codecs.values():
             codec.close()
 

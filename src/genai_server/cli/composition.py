@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
@@ -38,6 +40,9 @@ from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError, ModelDirectoryError
 from genai_server.logs import configure_logging
 from genai_server.text.codec import TextCodec, load_text_codec
+
+if TYPE_CHECKING:
+    from genai_server.api.traces import Traces
 
 # Seconds that an API process whose parent has died has for telling its clients.
 _ORPHAN_SECONDS = 5.0
@@ -94,6 +99,19 @@ def check_doors(settings: Settings) -> None:
             key = f" GENAI_TLS_KEY={settings.tls_key}" if settings.tls_key else ""
             reason = error.strerror or error if isinstance(error, OSError) else error
             raise ConfigurationError(f"GENAI_TLS_CERT={settings.tls_cert}{key}: cannot be used: {reason}") from None
+
+
+def load_traces(settings: Settings) -> "Traces | None":
+    """What sends traces, if they are wanted. Raises ConfigurationError."""
+    if not settings.otlp_endpoint:
+        return None
+    try:
+        from genai_server.api.traces import Traces
+    except ImportError:
+        raise ConfigurationError(
+            f"GENAI_OTLP_ENDPOINT={settings.otlp_endpoint}: OpenTelemetry is not installed; install genai-server[otel]"
+        ) from None
+    return Traces(settings.otlp_endpoint)
 
 
 def _no_password() -> str:
@@ -182,6 +200,8 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     raise_file_limit()
     registry, instruments = request_metrics(shared_metrics())
     books = Books(registry, [log_request, instruments.observe])
+    if (traces := load_traces(settings)) is not None:
+        books = replace(books, observers=[*books.observers, traces.observe], close=traces.close)
     return create_app(
         settings, engines, load_codecs(settings), drain, _live_keys(settings), books, on_loopback=on_loopback
     )
