@@ -204,6 +204,14 @@ class PromptLogprobs(Struct, frozen=True, tag=True):
     logprobs: list[TokenLogprob]
 
 
+class Progress(Struct, frozen=True, tag=True):
+    """So many tokens of the prompt are read, those included that the cache had; sent after each chunk, if wanted."""
+
+    key: int
+    num_read: int
+    num_cached: int
+
+
 class Finished(Struct, frozen=True, tag=True):
     """The answer is complete; `phases` says what the engine spent on it, `num_cached` how much of the prompt it had,
     `num_profiled` how many of its tokens were profiled.
@@ -310,6 +318,7 @@ ToApi = (
     | Refused
     | Tokens
     | PromptLogprobs
+    | Progress
     | Finished
     | Failed
     | Reply

@@ -46,6 +46,11 @@ class Stopwatch:
         """When the first token came, by the clock."""
         return self._first
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds up to now."""
+        return self._clock() - self._started
+
     def stop(self) -> None:
         """The answer has ended now."""
         self._ended = self._clock()

@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from genai_server.engines.stream import TokenStream
+from genai_server.engines.stream import PromptProgress, TokenStream
 from genai_server.generation import FinishReason, Phases
+from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
 from genai_server.parts import Part, ScoredToken, ToolCallStart
 from genai_server.text.answer_text import AnswerText
@@ -16,10 +17,14 @@ ABORT = "abort"
 
 @dataclass(frozen=True)
 class Piece:
-    """What an answer goes on by, never nothing; the scored tokens only if log probabilities are wanted."""
+    """What an answer goes on by, never nothing; the scored tokens only if log probabilities are wanted.
+
+    One with `progress` has nothing else.
+    """
 
     parts: list[Part]
     tokens: list[ScoredToken]
+    progress: JsonObject | None = None
 
 
 class Answer:
@@ -36,6 +41,8 @@ class Answer:
         it. Raises GenerationFailed, after what came before it.
         """
         async for batch in self._stream:
+            if batch.progress is not None:
+                yield Piece([], [], self._progress(batch.progress))
             for index, token in enumerate(batch.tokens):
                 self._stopwatch.count(1)
                 parts, tokens = self._text.feed(token, batch.logprobs[index] if batch.logprobs else None)
@@ -114,6 +121,15 @@ class Answer:
     def close(self) -> None:
         """Leave; to be called in any case."""
         self._stream.close()
+
+    def _progress(self, progress: PromptProgress) -> JsonObject:
+        """How far the prompt is, in the words of llama.cpp's server."""
+        return {
+            "total": self._stopwatch.input_tokens,
+            "cache": progress.num_cached,
+            "processed": progress.num_read,
+            "time_ms": int(self._stopwatch.elapsed * 1000),
+        }
 
     def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
         self.calls_tools = self.calls_tools or any(isinstance(part, ToolCallStart) for part in parts)

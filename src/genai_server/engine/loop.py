@@ -28,6 +28,7 @@ from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
 from genai_server.messages import (
     Cancel,
+    Progress,
     PromptLogprobs,
     Refused,
     Stop,
@@ -242,6 +243,8 @@ class EngineLoop:
         connection, key = sequence.origin
         if scored := prompt_logprobs(sequence, positions):
             self._tell(connection, PromptLogprobs(key, scored))
+        if sequence.request.progress and not sequence.num_produced:
+            self._tell(connection, Progress(key, sequence.num_read, sequence.num_cached))
         if sequence.num_unread == 0:
             outcome = next_outcome(sequence, positions[-1], self._model.eos_token_ids)
             if outcome.tokens:

@@ -12,7 +12,7 @@ import msgspec
 from genai_server.engines.board import read_board
 from genai_server.engines.connection import connect
 from genai_server.engines.retry import Retries
-from genai_server.engines.stream import TokenStream
+from genai_server.engines.stream import PromptProgress, TokenStream
 from genai_server.errors import EngineDied, NoEngineReady, QueueFull, from_code
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages import (
@@ -32,6 +32,7 @@ from genai_server.messages import (
     ListRequests,
     Load,
     OpenProfiles,
+    Progress,
     PromptLogprobs,
     Refused,
     Reply,
@@ -225,13 +226,15 @@ class EngineClient:
                 call = self._calls.pop(message.call, None)
                 if call is not None and not call.done():
                     call.set_result(message)
-            case Accepted() | Refused() | Tokens() | PromptLogprobs() | Finished() | Failed():
+            case Accepted() | Refused() | Tokens() | PromptLogprobs() | Progress() | Finished() | Failed():
                 stream = self._streams.get(message.key)
                 if stream is not None:
                     self._advance(stream, message)
 
     def _advance(
-        self, stream: TokenStream, message: Accepted | Refused | Tokens | PromptLogprobs | Finished | Failed
+        self,
+        stream: TokenStream,
+        message: Accepted | Refused | Tokens | PromptLogprobs | Progress | Finished | Failed,
     ) -> None:
         match message:
             case Accepted():
@@ -242,6 +245,9 @@ class EngineClient:
                 return
             case PromptLogprobs():
                 stream.deliver_prompt(message.logprobs)
+                return
+            case Progress():
+                stream.deliver_progress(PromptProgress(message.num_read, message.num_cached))
                 return
             case Finished():
                 stream.finish(message.reason, message.phases, message.num_cached, message.num_profiled)
