@@ -1,5 +1,12 @@
 """Where the time of an answer went, as its own header says."""
 
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from genai_server.api.account import Account, Accounts
 from tests.running_server import RunningServer, body
 
 
@@ -32,3 +39,42 @@ def test_what_is_not_known_when_the_headers_go_out_is_not_said(scripted: Running
         assert "server-timing" not in events.response.headers
         list(events)
     assert "server-timing" not in scripted.chat("say a", strem=True).headers
+
+
+def test_who_keeps_books_badly_spoils_no_answer_and_no_others_books() -> None:
+    told: list[Account] = []
+
+    def fail(account: Account) -> None:
+        raise OSError("no space left")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nobody asks")
+
+    scope = {"type": "http", "method": "POST", "headers": [], "state": {"request_id": "r1"}}
+    asyncio.run(Accounts(app, "model", lambda: 2.0, [fail, told.append])(scope, receive, send))
+    assert [message["status"] for message in sent] == [204]
+    (account,) = told
+    assert (account.request_id, account.status, account.seconds) == ("r1", 204, 0.0)
+
+
+def test_what_raises_beyond_all_handlers_is_told_as_500() -> None:
+    told: list[Account] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ValueError
+
+    async def nothing(*_: Any) -> Any:
+        return None
+
+    scope = {"type": "http", "method": "POST", "headers": [], "state": {"request_id": "r1"}}
+    with pytest.raises(ValueError):
+        asyncio.run(Accounts(app, "model", lambda: 2.0, [told.append])(scope, nothing, nothing))
+    assert [account.status for account in told] == [500]

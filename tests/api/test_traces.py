@@ -1,5 +1,6 @@
 """Spans of requests, as a collector gets them: a small one that speaks OTLP over HTTP."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from genai_server.cli.composition import load_traces
+from genai_server.config import Settings
+from genai_server.errors import ConfigurationError
 from tests.running_server import RunningServer, body, run_server, wait_until
 
 _TRACE, _PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -166,3 +170,9 @@ def test_at_the_servers_end_nothing_is_lost(own_folder: Path) -> None:
             assert _post(server, "last", "say a") == 200
             assert collector.spans == []
         assert collector.request("last").name == "chat onnx-genai"
+
+
+def test_without_the_extra_the_start_ends_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "genai_server.api.traces", None)
+    with pytest.raises(ConfigurationError, match=r"genai-server\[otel\]"):
+        load_traces(Settings.model_validate({"otlp_endpoint": "http://127.0.0.1:4318/v1/traces"}))

@@ -1,5 +1,6 @@
 """What each HTTP request has come to: kept while it lasts, and told at its end to whoever keeps books."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genai_server.api.answer import Answer, usage_of
 from genai_server.openai_api.usage import Usage
 from genai_server.timing import Clock
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -103,7 +106,10 @@ class Accounts:
         finally:
             account.seconds = self._clock() - account.began
             for observe in self._observers:
-                observe(account)
+                try:
+                    observe(account)
+                except Exception:  # a full disk, say; the client has had its answer
+                    log.exception("the books of request %s are not complete", account.request_id)
 
 
 def server_timing(answer: Answer, total: float) -> str:

@@ -128,6 +128,7 @@ def create_app(
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:
+        request.state.error_code = "client_left"
         return Response(status_code=499)
 
     return app
