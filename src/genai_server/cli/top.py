@@ -68,28 +68,26 @@ def view(span: Span) -> "RenderableType":
     from rich.console import Group
     from rich.table import Table
 
-    devices = Table(title=f"genai-server {span.now.health.get('version', '')}", title_justify="left")
+    devices = Table(box=None, title=f"genai-server {span.now.health.get('version', '')}", title_justify="left")
     for number, column in enumerate(_COLUMNS):
         devices.add_column(column, justify="right" if number > 1 else "left")
     for device, status in span.now.health["devices"].items():
         devices.add_row(*_device(span, device, status))
     if span.now.refused is not None:
-        return Group(devices, f"requests are not shown: {span.now.refused}")
+        return Group(devices, _LEGEND, f"requests are not shown: {span.now.refused}")
     count = len(span.now.requests)
-    requests = Table(title=f"{count} request{'s' * (count != 1)}", title_justify="left")
+    requests = Table(box=None, title=f"{count} request{'s' * (count != 1)}", title_justify="left")
     for number, column in enumerate(("request", "device", "phase", "age s", "prompt", "cached", "output")):
         requests.add_column(column, justify="right" if number > 2 else "left")
     for each in span.now.requests[:_MOST_REQUESTS]:
         tokens = (str(each[f"{kind}_tokens"]) for kind in ("prompt", "cached", "output"))
         requests.add_row(each["id"], each["device"], each["phase"], f"{each['age']:.1f}", *tokens)
     more = f"and {count - _MOST_REQUESTS} more" if count > _MOST_REQUESTS else ""
-    return Group(devices, requests, more)
+    return Group(devices, _LEGEND, "", requests, more)
 
 
-_COLUMNS = (
-    *("device", "state", "running", "waiting", "kv", "in tok/s", "out tok/s", "answers/s", "ttft ms", "token ms"),
-    *("rows", "cache hits", "restarts"),
-)
+_COLUMNS = ("device", "state", "run", "wait", "kv", "in/s", "out/s", "ans/s", "ttft", "itl", "rows", "hits", "died")
+_LEGEND = "a second: tokens in, out, answers; ms: to the first token, between tokens; hits: of prompts, cached"
 
 
 def _device(span: Span, device: str, status: dict[str, object]) -> list[str]:
