@@ -6,7 +6,7 @@ import pytest
 
 from genai_server.engine.inbox import Connected
 from genai_server.engine.meter import Tally
-from genai_server.messages import Figures, Histogram
+from genai_server.messages import Figures, Histogram, SetRuntimeOption
 from tests.engine.test_loop import API, OTHER_API, Bench
 from tests.engine.test_sequence import HandClock
 
@@ -79,6 +79,18 @@ def test_what_the_operator_ends_is_counted(bench: Bench, clock: HandClock) -> No
     for sequence in list(bench.scheduler.running):
         bench.loop._terminate(sequence)
     assert _figures(bench, clock).terminated == 2
+
+
+def test_profiled_sequences_and_sessions_of_profiles_are_counted(bench: Bench, clock: HandClock) -> None:
+    bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
+    bench.submit(1, "count 50")
+    bench.steps(3)
+    clock.wait(1.0)
+    bench.steps(1)
+    assert (_told(bench)[-1].profiled, _told(bench)[-1].profile_sessions) == (1, 1)
+    bench.run()
+    figures = _figures(bench, clock)
+    assert (figures.profiled, figures.profile_sessions) == (0, 1)
 
 
 def test_keys_and_values_are_those_of_who_runs(bench: Bench, clock: HandClock) -> None:
