@@ -48,9 +48,11 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "starlette": ("api.*", "cli.*"),
     "sse_starlette": ("api.*", "cli.*"),
     "uvicorn": ("cli.*",),
+    "prometheus_client": ("api.*", "cli.observed"),
     # With an extra only: whoever serves does not have them.
     "aiohttp": ("bench.*",),
-    "rich": ("cli.bench", "cli.tune"),
+    "opentelemetry": ("api.traces",),
+    "rich": ("cli.bench", "cli.top", "cli.tune"),
     "matplotlib": ("bench.plot",),
 }
 # What may be named in these modules only.

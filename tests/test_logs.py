@@ -1,10 +1,12 @@
 """The log: what is heard at which level, and what is told of an exception."""
 
 import asyncio
+import json
 import logging
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 
 import httpx
 import pytest
@@ -119,3 +121,40 @@ def test_a_request_that_meets_an_internal_error_is_logged_without_the_message(
     assert "in failing" in told
     assert "builtins.LookupError" in told
     assert "swordfish" not in told
+
+
+def _formatted(form: str, message: str, capsys: pytest.CaptureFixture[str], **fields: object) -> str:
+    configure_logging("info", form)
+    logging.getLogger("genai_server.x").info(message, extra={"fields": fields} if fields else None)
+    return capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("untouched_logging")
+def test_as_json_each_record_is_one_object_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    text = _formatted("json", "two\nlines", capsys, id="r1", seconds=0.5)
+    assert text.count("\n") == 1
+    line = json.loads(text)
+    assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
+    assert line == {
+        "level": "info",
+        "logger": "genai_server.x",
+        "message": "two\nlines",
+        "id": "r1",
+        "seconds": 0.5,
+    }
+
+
+@pytest.mark.usefixtures("untouched_logging")
+def test_as_json_an_exception_stays_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info", "json")
+    try:
+        raise ValueError("wrong")
+    except ValueError:
+        logging.getLogger("genai_server.x").exception("it went")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["exception"].endswith("builtins.ValueError")
+
+
+@pytest.mark.usefixtures("untouched_logging")
+def test_as_text_fields_follow_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _formatted("text", "done", capsys, id="r1", n=2).endswith("INFO genai_server.x: done id=r1 n=2\n")

@@ -71,3 +71,12 @@ def test_no_rate_is_given_where_no_time_has_passed() -> None:
     timings = watch.timings(decode_seconds=0.0)
     assert (timings.tokens_per_second, timings.output_tokens_per_second) == (None, None)
     assert (timings.ttft, timings.tpot) == (0.0, 0.0)
+
+
+def test_after_the_stop_no_time_is_counted() -> None:
+    now = 1.0
+    watch = Stopwatch(lambda: now)
+    now = 3.0
+    watch.stop()
+    now = 9.0
+    assert watch.timings(0.0).total_latency == 2.0

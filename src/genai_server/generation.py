@@ -35,7 +35,8 @@ class GenerationRequest(Struct, frozen=True):
     any company. Until `min_tokens` are produced nothing that ends an answer is chosen. With `top_logprobs`, also if it
     is 0, each token comes with its log probability and those of so many likeliest ones; with `prompt_logprobs` so do
     the tokens of the prompt, which then is not taken from the cache. A `grammar`, in one of llguidance's two forms, is
-    what the answer must fit. After `timeout` seconds the answer ends as it is.
+    what the answer must fit. After `timeout` seconds the answer ends as it is. With `progress` it is told how far the
+    prompt has been read.
     """
 
     request_id: str
@@ -52,6 +53,7 @@ class GenerationRequest(Struct, frozen=True):
     prompt_logprobs: bool = False
     grammar: str | None = None
     timeout: float | None = None
+    progress: bool = False
 
     def after(self, seconds: float) -> "GenerationRequest":
         """The same request for somebody who gets it so much later: its deadline stays where it is."""

@@ -2,8 +2,13 @@
 
 import logging
 import traceback
+from datetime import UTC, datetime
 from types import TracebackType
+from typing import Any
 
+import msgspec
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -19,10 +24,34 @@ class DiscreetFormatter(logging.Formatter):
         return "" if ei[1] is None else "\n".join(_told(ei[1], set()))
 
 
-def configure_logging(level: str) -> None:
-    """Log to standard error, one line each."""
+class TextFormatter(DiscreetFormatter):
+    """Each record as one line; its `fields`, if it has some (`extra={"fields": {…}}`), follow the message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        return super().formatMessage(record) + "".join(f" {name}={value}" for name, value in fields.items())
+
+
+class JsonFormatter(DiscreetFormatter):
+    """Each record as one line with an object: time, level, logger and message, and the record's `fields`, likewise."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def configure_logging(level: str, form: str = "text") -> None:
+    """Log to standard error, one line each; `form` is text or json."""
     handler = logging.StreamHandler()
-    handler.setFormatter(DiscreetFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(_TEXT))
     handler.addFilter(_cut_asyncio)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("asyncio", "sse_starlette"):

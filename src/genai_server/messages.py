@@ -138,6 +138,39 @@ class Load(Struct, frozen=True, tag=True):
     retry_after: int = 0
 
 
+class Histogram(Struct, frozen=True):
+    """Values by size: `counts[i]` of them are at most `bounds[i]` and above the bound before, the last of them above
+    all; `sum` is that of the values.
+    """
+
+    bounds: list[float]
+    counts: list[int]
+    sum: float
+
+
+class Figures(Struct, frozen=True, tag=True):
+    """What an engine has counted since its start; sent to all API processes, once a second while it changes.
+
+    `kv_tokens` are those of running sequences whose keys and values are kept now. Of the prompts whose beginning was
+    looked for in the cache, `cache_queries` tokens, `cache_hits` were there. Prompts count with their first token.
+    `terminated` sequences were ended by the option. Passes take seconds, and those that decode have a number of rows;
+    `token_gaps` are the seconds between the tokens of an answer.
+    """
+
+    kv_tokens: int
+    prompt_tokens: int
+    generation_tokens: int
+    cache_queries: int
+    cache_hits: int
+    terminated: int
+    profile_sessions: int
+    profiled: int
+    prefill_passes: Histogram
+    decode_passes: Histogram
+    decode_rows: Histogram
+    token_gaps: Histogram
+
+
 class Accepted(Struct, frozen=True, tag=True):
     """The request will end in exactly one `Finished` or `Failed`."""
 
@@ -169,6 +202,14 @@ class PromptLogprobs(Struct, frozen=True, tag=True):
 
     key: int
     logprobs: list[TokenLogprob]
+
+
+class Progress(Struct, frozen=True, tag=True):
+    """So many tokens of the prompt are read, those included that the cache had; sent after each chunk, if wanted."""
+
+    key: int
+    num_read: int
+    num_cached: int
 
 
 class Finished(Struct, frozen=True, tag=True):
@@ -272,10 +313,12 @@ class RequestList(Struct, frozen=True, tag=True):
 ToApi = (
     Welcome
     | Load
+    | Figures
     | Accepted
     | Refused
     | Tokens
     | PromptLogprobs
+    | Progress
     | Finished
     | Failed
     | Reply
@@ -314,6 +357,7 @@ class EngineSpec(Struct, frozen=True):
     state_file: str
     heartbeat_file: str
     log_level: str
+    log_format: str = "text"
     options: DeviceOptions = DeviceOptions()
 
 

@@ -33,6 +33,7 @@ class Stopwatch:
         self._clock = clock
         self._started = clock()
         self._first: float | None = None
+        self._ended: float | None = None
 
     def count(self, tokens: int) -> None:
         """So many tokens have arrived now."""
@@ -40,9 +41,25 @@ class Stopwatch:
             self._first = self._clock()
         self.output_tokens += tokens
 
+    @property
+    def first(self) -> float | None:
+        """When the first token came, by the clock."""
+        return self._first
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds up to now."""
+        return self._clock() - self._started
+
+    def stop(self) -> None:
+        """The answer has ended now."""
+        self._ended = self._clock()
+
     def timings(self, decode_seconds: float) -> Timings:
-        """The figures at the end; `decode_seconds` is the time from the first token to the last in the engine."""
-        total = self._clock() - self._started
+        """The figures at the end, or now if that is still to come; `decode_seconds` is the time from the first token to
+        the last in the engine.
+        """
+        total = (self._clock() if self._ended is None else self._ended) - self._started
         tpot = decode_seconds / (self.output_tokens - 1) if self.output_tokens > 1 else None
         return Timings(
             ttft=None if self._first is None else self._first - self._started,

@@ -248,3 +248,41 @@ def test_what_cannot_be_is_refused_by_name(scripted: RunningServer, fields: dict
     response = scripted.client.post("/v1/chat/completions", json=body("x", **fields))
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+# how far the prompt is
+
+
+def _progress(server: RunningServer, content: str, **fields: Any) -> list[dict[str, Any]]:
+    with server.stream(content, path="/v1/chat/completions", return_progress=True, stream=True, **fields) as events:
+        return [json.loads(event) for event in events if event != "[DONE]"]
+
+
+def test_progress_is_told_after_each_piece_of_the_prompt_and_before_the_answer(scripted: RunningServer) -> None:
+    prompt = " " * 1000 + "say a"
+    with scripted.stream("count 900; delay 0.02", device="scripted:0") as other:
+        next(iter(other))  # beside it, a piece of the prompt is read in each round
+        chunks = _progress(scripted, prompt, device="scripted:0")
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    total = len(prompt) + 2
+    assert len(told) > 1
+    assert [each["processed"] for each in told] == sorted({each["processed"] for each in told})
+    assert told[-1]["processed"] == total
+    assert {(each["total"], each["cache"]) for each in told} == {(total, 0)}
+    assert [each["time_ms"] for each in told] == sorted(each["time_ms"] for each in told)
+    (choice,) = chunks[1]["choices"]
+    assert (choice["delta"], choice["finish_reason"]) == ({}, None)
+    first = next(place for place, chunk in enumerate(chunks) if chunk["choices"][0]["delta"].get("content"))
+    assert not any("prompt_progress" in chunk for chunk in chunks[first:])
+
+
+def test_each_answer_has_its_progress(scripted: RunningServer) -> None:
+    chunks = _progress(scripted, "say a", n=2)
+    assert {chunk["choices"][0]["index"] for chunk in chunks if "prompt_progress" in chunk} == {0, 1}
+
+
+def test_without_a_wish_or_a_stream_there_is_no_progress(scripted: RunningServer) -> None:
+    with scripted.stream("say a", path="/v1/chat/completions", stream=True) as events:
+        assert not any("prompt_progress" in event for event in events)
+    answer = scripted.client.post("/v1/chat/completions", json=body("say a", return_progress=True))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "return_progress")

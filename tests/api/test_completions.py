@@ -97,3 +97,12 @@ def test_one_answer_that_fails_fails_the_request(client: OpenAI) -> None:
                 model="onnx-genai", prompt=["count 9" + END, "fail at 1; say x" + END], stream=True
             )
         )
+
+
+def test_progress_comes_before_the_echo(scripted: RunningServer) -> None:
+    fields = {"prompt": "say a\n\x04", "stream": True, "return_progress": True, "echo": True}
+    text = scripted.client.post("/v1/completions", json=fields).text
+    chunks = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+    assert chunks[0]["prompt_progress"]["processed"] == chunks[0]["prompt_progress"]["total"] == 7
+    assert chunks[0]["choices"][0]["text"] == ""
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "say a\n\x04a"

@@ -26,6 +26,7 @@ from genai_server.messages import (
     Finished,
     GetRuntimeOptions,
     Load,
+    Progress,
     Refused,
     Reply,
     ResetPrefixCache,
@@ -424,3 +425,14 @@ def test_phases_split_the_time_in_the_engine(bench: Bench) -> None:
     assert end.phases.queue > 0
     assert end.phases.prefill > 0
     assert end.phases.decode > 0
+
+
+def test_who_wants_it_is_told_after_each_chunk_how_far_the_prompt_is(bench: Bench) -> None:
+    bench.submit(1, "say abcdefghij", progress=True)
+    bench.run()
+    kinds = [type(message) for message in bench.of(1)]
+    assert kinds == [Accepted, Progress, Progress, Tokens, Finished]
+    assert [message.num_read for message in bench.of(1) if isinstance(message, Progress)] == [
+        8,
+        len("say abcdefghij") + 2,
+    ]

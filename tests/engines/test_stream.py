@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from genai_server.engines.stream import Batch, TokenStream
+from genai_server.engines.stream import Batch, PromptProgress, TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.generation import FinishReason, Phases, TokenLogprob
 
@@ -226,3 +226,14 @@ def test_the_engine_is_told_once_that_the_reader_has_left() -> None:
         assert left == ["left"]
 
     asyncio.run(scenario())
+
+
+def test_progress_comes_before_the_tokens_and_a_slow_reader_gets_the_last() -> None:
+    async def scenario(stream: TokenStream) -> None:
+        stream.deliver_progress(PromptProgress(8, 4))
+        stream.deliver_progress(PromptProgress(16, 4))
+        stream.deliver([1, 2])
+        stream.finish(FinishReason.STOP, Phases())
+        assert [batch async for batch in stream] == [Batch([], progress=PromptProgress(16, 4)), Batch([1, 2])]
+
+    _run(scenario)

@@ -1,14 +1,17 @@
 """Puts the API together; all state is passed in, so that two apps can live in one process."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
+from prometheus_client import CollectorRegistry
 
 from genai_server import __version__
 from genai_server.api import (
@@ -16,6 +19,7 @@ from genai_server.api import (
     chat,
     chat_completions,
     completions,
+    exposition,
     messages,
     models,
     profiles,
@@ -24,10 +28,12 @@ from genai_server.api import (
     status,
     tokens,
 )
-from genai_server.api.auth import Gate
+from genai_server.api.account import Accounts, Observer
+from genai_server.api.auth import OPEN_PATHS, Gate
 from genai_server.api.body import BodyLimits
 from genai_server.api.caller import ClientLeft
 from genai_server.api.drain import Drain, Drained
+from genai_server.api.engine_metrics import EngineMetrics
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.keys import ApiKeys
 from genai_server.api.rate_limit import RateLimits
@@ -46,21 +52,33 @@ class Engines(Protocol):
     def __call__(self) -> AbstractAsyncContextManager[Path]: ...
 
 
+@dataclass(frozen=True)
+class Books:
+    """Who is told of each request when it has ended, the registry of the metrics that are made of that, the clock, in
+    seconds, that times it, and what is to be done at the end, which may block.
+    """
+
+    registry: CollectorRegistry
+    observers: Sequence[Observer]
+    clock: Clock = time.perf_counter
+    close: Callable[[], None] = lambda: None
+
+
 def create_app(
     settings: Settings,
     engines: Engines,
     codecs: Mapping[str, TextCodec],
     drain: Drain,
     keys: ApiKeys,
+    books: Books,
     *,
     on_loopback: bool,
-    clock: Clock = time.perf_counter,
 ) -> FastAPI:
     """The ASGI app; its lifespan attaches to the engines.
 
     `codecs` has the text side of each device's model; the app closes them. `drain` is begun from outside. `keys` open
-    the app. `on_loopback` says whether only this machine can reach the server, for all that is known. `clock` gives
-    seconds.
+    the app. `books` are kept of its requests. `on_loopback` says whether only this machine can reach the server, for
+    all that is known.
     """
 
     @asynccontextmanager
@@ -68,16 +86,28 @@ def create_app(
         async with engines() as folder, Router(settings.devices, folder).attached() as router:
             responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
             started = int(time.time())
-            app.state.services = Services(settings, router, codecs, responses, clock, started, on_loopback, drain)
+            engine_metrics = EngineMetrics(settings, router)
+            books.registry.register(engine_metrics)
+            app.state.services = Services(
+                settings, router, codecs, responses, books.clock, started, on_loopback, drain, books.registry
+            )
             yield
+            books.registry.unregister(engine_metrics)
+            await asyncio.to_thread(books.close)
         for codec in codecs.values():
             codec.close()
 
     app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan)
     app.add_middleware(Drained, drain=drain)
     _add_doors(
-        app, settings, keys, RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, clock), on_loopback
+        app,
+        settings,
+        keys,
+        RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, books.clock),
+        on_loopback,
     )
+    app.add_middleware(Accounts, model=settings.model_name, clock=books.clock, observers=books.observers)
+    app.add_middleware(RequestId)
     install_error_handlers(app)
     for module in (
         chat,
@@ -93,9 +123,12 @@ def create_app(
         status,
     ):
         app.include_router(module.router)
+    if settings.metrics != "off":
+        app.include_router(exposition.router)
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:
+        request.state.error_code = "client_left"
         return Response(status_code=499)
 
     return app
@@ -111,6 +144,7 @@ def _add_doors(app: FastAPI, settings: Settings, keys: ApiKeys, limits: RateLimi
         admin_key=settings.admin_api_key,
         on_loopback=on_loopback,
         insecure=settings.insecure,
+        open_paths=OPEN_PATHS | {exposition.PATH} if settings.metrics == "open" else OPEN_PATHS,
     )
     if settings.cors_origins:
         app.add_middleware(
@@ -118,6 +152,5 @@ def _add_doors(app: FastAPI, settings: Settings, keys: ApiKeys, limits: RateLimi
             allow_origins=settings.origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", "server-timing"],
         )
-    app.add_middleware(RequestId)

@@ -1,7 +1,7 @@
 """Who may use the API, and who the admin endpoints."""
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
@@ -55,11 +55,13 @@ class Gate:
         admin_key: str | None,
         on_loopback: bool,
         insecure: bool,
+        open_paths: Collection[str] = OPEN_PATHS,
     ) -> None:
         self.app = app
         self._keys = keys
         self._limits = limits
         self._admin = None if admin_key is None else hash_key(admin_key)
+        self._open_paths = open_paths
         self._everybody = on_loopback or insecure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +71,7 @@ class Gate:
         headers = Headers(scope=scope)
         access = self._identify(headers, scope)
         scope.setdefault("state", {})["access"] = access
-        if access is None and scope["path"] not in OPEN_PATHS:
+        if access is None and scope["path"] not in self._open_paths:
             message = (_WRONG_KEY if given_key(headers) else _NO_KEY) if self._keys.required else _NO_KEYS
             await error_response(InvalidApiKey(message), scope)(scope, receive, send)
             return

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request
 from starlette.types import Receive
 
+from genai_server.api.account import Account
 from genai_server.api.services import TheServices
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.timing import Clock
@@ -48,11 +49,12 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Caller:
-    """One HTTP request that wants an answer: its name, its deadline, and what its client sends next."""
+    """One HTTP request that wants an answer: its name, its deadline, what its client sends next, and its account."""
 
     request_id: str
     deadline: Deadline
     receive: Receive
+    account: Account
 
     async def waits_for(self, work: Coroutine[Any, Any, T]) -> T:
         """What the work gives. Raises ClientLeft as soon as the client has gone, and ends the work."""
@@ -89,7 +91,7 @@ async def caller(request: Request, services: TheServices) -> Caller:
         except ValueError:
             raise InvalidField(f"{HEADER} must be a number of seconds, given {given[:100]!r}", param=HEADER) from None
         deadline.tighten(seconds, param=HEADER)
-    return Caller(request.state.request_id, deadline, request.receive)
+    return Caller(request.state.request_id, deadline, request.receive, request.state.account)
 
 
 async def _disconnected(receive: Receive) -> None:

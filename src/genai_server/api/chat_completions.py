@@ -51,7 +51,9 @@ async def _chunks(choices: Choices, build: ChatCompletionBuilder, body: ChatComp
         yield build.first(index)
     async for index, answer, piece in choices.pieces():
         usage = choices.usage() if body.has_running_usage else None
-        if piece is not None:
+        if piece is not None and piece.progress is not None:
+            yield {**build.part(index, [], [], usage), "prompt_progress": piece.progress}
+        elif piece is not None:
             yield build.part(index, piece.parts, piece.tokens, usage)
         else:
             yield build.last(index, answer.reason, usage, calls_tools=answer.calls_tools)

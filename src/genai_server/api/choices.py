@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from genai_server.api.answer import Answer, Piece
+from genai_server.api.answer import Answer, Piece, usage_of
 from genai_server.api.caller import while_there
 from genai_server.openai_api.usage import Usage
 from genai_server.parts import WholeAnswer
@@ -66,14 +66,8 @@ class Choices:
             self.close()
 
     def usage(self) -> Usage:
-        """Of all answers together: a prompt counts once, however many answers there are to it."""
-        usages = [answer.usage for answer in self.answers]
-        return Usage(
-            prompt=sum(usage.prompt for usage in usages[:: self.num_per_prompt]),
-            completion=sum(usage.completion for usage in usages),
-            cached=sum(usage.cached for usage in usages[:: self.num_per_prompt]),
-            reasoning=sum(usage.reasoning for usage in usages),
-        )
+        """Of all answers together."""
+        return usage_of(self.answers, self.num_per_prompt)
 
     def close(self) -> None:
         """Leave."""

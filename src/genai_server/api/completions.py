@@ -60,6 +60,10 @@ async def _chunks(
 ) -> AsyncIterator[Any]:
     begun: set[int] = set()
     async for index, answer, piece in choices.pieces():
+        usage = choices.usage() if body.has_running_usage else None
+        if piece is not None and piece.progress is not None:
+            yield {**build.chunk(build.choice(index, "", []), usage), "prompt_progress": piece.progress}
+            continue
         text, tokens = ("", []) if index in begun else _echo(choices, index, echoed)
         begun.add(index)
         if piece is not None:
@@ -67,7 +71,6 @@ async def _chunks(
             for part in piece.parts:
                 whole.add(part)
             text, tokens = text + whole.content, tokens + piece.tokens
-        usage = choices.usage() if body.has_running_usage else None
         yield build.chunk(build.choice(index, text, tokens, None if piece is not None else answer.reason), usage)
     if body.has_last_usage or body.include_metrics:
         chunk = build.usage(choices.usage())

@@ -97,6 +97,7 @@ def request_id_headers(scope: Scope) -> dict[str, str]:
 def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
     """The whole response to the request of this scope, for errors before the headers."""
     status, _ = http_status(error)
+    scope["state"]["error_code"] = error.code
     body = anthropic_body(error, scope["state"]["request_id"]) if speaks_anthropic(scope) else error_body(error)
     headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if isinstance(error, errors.InvalidApiKey):
@@ -121,6 +122,7 @@ def install_error_handlers(app: FastAPI) -> None:
         message = f"{reason.phrase}: {request.method} {request.url.path[:_MOST_SHOWN]}"
         kind, code = "invalid_request_error", reason.name.lower()
         body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        request.state.error_code = code
         if speaks_anthropic(request.scope):
             body = error_object(reason, message, code, request.state.request_id)
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}

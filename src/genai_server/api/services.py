@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry
 
 from genai_server.api.drain import Drain
 from genai_server.api.response_store import ResponseStore
@@ -19,7 +20,7 @@ from genai_server.timing import Clock
 
 @dataclass(frozen=True)
 class Services:
-    """Everything that a route needs; `codecs` has the text side of each device's model."""
+    """Everything that a route needs; `codecs` has the text side of each device's model, `registry` the metrics."""
 
     settings: Settings
     router: Router
@@ -29,6 +30,7 @@ class Services:
     started: int
     on_loopback: bool
     drain: Drain
+    registry: CollectorRegistry
 
     @property
     def codec(self) -> TextCodec:

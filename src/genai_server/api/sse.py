@@ -53,16 +53,18 @@ class EventStream(EventSourceResponse):
     ) -> None:
         self._source = source
         self._named = named
+        self._state: dict[str, Any] = {}  # of the scope
         self._tell_error = tell_error
         super().__init__(self._encoded(events), sep="\n")  # of the pings between the events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._state = scope["state"]
         # A generator's own `finally` is not enough: cancelled before its first step, it never runs.
         try:
             await super().__call__(scope, receive, send)
         except asyncio.CancelledError:
             # The server stops, and has waited for as long as it may.
-            last = self._event(self._tell_error(ServerStopping()))
+            last = self._error_event(ServerStopping())
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
@@ -77,10 +79,14 @@ class EventStream(EventSourceResponse):
             async for event in events:
                 yield self._event(event)
         except GenaiServerError as error:
-            yield self._event(self._tell_error(error))
+            yield self._error_event(error)
         except Exception:
             log.exception("a stream met an internal error")
-            yield self._event(self._tell_error(GenaiServerError("internal error; the server's log has more")))
+            yield self._error_event(GenaiServerError("internal error; the server's log has more"))
+
+    def _error_event(self, error: GenaiServerError) -> bytes:
+        self._state["error_code"] = error.code
+        return self._event(self._tell_error(error))
 
     def _event(self, value: dict[str, Any] | str) -> bytes:
         """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""

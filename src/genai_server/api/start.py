@@ -124,6 +124,7 @@ class _Start:
         self.engine: EngineClient
         self.model: ModelInfo
         self.engine, self.model = services.router.pick(body.device)
+        caller.account.device = self.engine.device
         self.num_answers = num_answers
         self.engine.require_room(num_answers)
         self.codec: TextCodec = services.codecs[self.engine.device]
@@ -174,6 +175,7 @@ class _Start:
             for answer in started:
                 answer.close()
             raise
+        self.caller.account.answered(started, num_per_prompt)
         return started
 
     async def _submit(self, request: GenerationRequest, shape: Shape) -> TokenStream:

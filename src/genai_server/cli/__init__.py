@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from genai_server import __version__
-from genai_server.cli import bench, doctor, import_triton, key, profile, serve, tune
+from genai_server.cli import bench, doctor, import_triton, key, profile, serve, top, tune
 from genai_server.errors import ConfigurationError
 
 
@@ -15,6 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     serve.add_parser(subparsers)
     key.add_parser(subparsers)
+    top.add_parser(subparsers)
     bench.add_parser(subparsers)
     profile.add_parser(subparsers)
     doctor.add_parser(subparsers)

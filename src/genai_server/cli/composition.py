@@ -12,23 +12,37 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
-from genai_server.api.app import Engines, create_app
+from genai_server.api.app import Books, Engines, create_app
 from genai_server.api.drain import Drain
+from genai_server.api.instruments import request_metrics
 from genai_server.api.keys import ApiKeys, load_keys
+from genai_server.api.request_log import log_request
 from genai_server.cli.exit_status import note_cut_off
 from genai_server.cli.process_limits import give_back_large_blocks, raise_file_limit
 from genai_server.cli.stop_signals import StopSignals
-from genai_server.config import Settings, device_options, engines_to_attach, environment_variable, load_settings
+from genai_server.config import (
+    Settings,
+    device_options,
+    engines_to_attach,
+    environment_variable,
+    load_settings,
+    shared_metrics,
+)
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError, ModelDirectoryError
 from genai_server.logs import configure_logging
 from genai_server.text.codec import TextCodec, load_text_codec
+
+if TYPE_CHECKING:
+    from genai_server.api.traces import Traces
 
 # Seconds that an API process whose parent has died has for telling its clients.
 _ORPHAN_SECONDS = 5.0
@@ -87,6 +101,19 @@ def check_doors(settings: Settings) -> None:
             raise ConfigurationError(f"GENAI_TLS_CERT={settings.tls_cert}{key}: cannot be used: {reason}") from None
 
 
+def load_traces(settings: Settings) -> "Traces | None":
+    """What sends traces, if they are wanted. Raises ConfigurationError."""
+    if not settings.otlp_endpoint:
+        return None
+    try:
+        from genai_server.api.traces import Traces
+    except ImportError:
+        raise ConfigurationError(
+            f"GENAI_OTLP_ENDPOINT={settings.otlp_endpoint}: OpenTelemetry is not installed; install genai-server[otel]"
+        ) from None
+    return Traces(settings.otlp_endpoint)
+
+
 def _no_password() -> str:
     raise ValueError("the private key has a password")
 
@@ -119,7 +146,7 @@ def _live_keys(settings: Settings) -> ApiKeys:
 def app_from_environment() -> FastAPI:
     """The app of an API process: attached to engines that run already, or with engines of its own."""
     settings = load_settings()
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     folder = engines_to_attach()
     if folder is not None:
         threading.Thread(target=_end_with_the_parent, name="parent-watch", daemon=True).start()
@@ -171,7 +198,13 @@ def _stop_signals(drain: Drain, folder: Path) -> StopSignals:
 def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: bool) -> FastAPI:
     give_back_large_blocks()
     raise_file_limit()
-    return create_app(settings, engines, load_codecs(settings), drain, _live_keys(settings), on_loopback=on_loopback)
+    registry, instruments = request_metrics(shared_metrics())
+    books = Books(registry, [log_request, instruments.observe])
+    if (traces := load_traces(settings)) is not None:
+        books = replace(books, observers=[*books.observers, traces.observe], close=traces.close)
+    return create_app(
+        settings, engines, load_codecs(settings), drain, _live_keys(settings), books, on_loopback=on_loopback
+    )
 
 
 def _end_with_the_parent() -> None:

@@ -17,7 +17,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 import genai_server
 from genai_server.api.drain import LAST_WORDS
-from genai_server.cli.composition import attached_app, check_doors, load_codecs
+from genai_server.cli.composition import attached_app, check_doors, load_codecs, load_traces
 from genai_server.cli.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.parents import Reloader, Workers
 from genai_server.cli.protocol import GuardedProtocol
@@ -26,6 +26,7 @@ from genai_server.config import (
     add_options,
     export_engines,
     export_settings,
+    export_shared_metrics,
     load_settings,
 )
 from genai_server.engines.supervisor import Supervisor
@@ -51,8 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(vars(arguments))
     if settings.reload and settings.workers > 1:
         raise ConfigurationError(f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only")
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     check_doors(settings)
+    if (traces := load_traces(settings)) is not None:
+        traces.close()  # only to see that they can be sent
     load_codecs(settings)  # what is wrong with the model's text side is told before anything starts
     listener = listen(settings)
     stop = _Stop()
@@ -127,6 +130,9 @@ def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Pa
     """Several API processes, or one that is started anew whenever a source file changes."""
     export_settings(settings)
     export_engines(engines)
+    shared = engines / "metrics"
+    shared.mkdir(mode=0o700)
+    export_shared_metrics(shared)
     config = _uvicorn_config(settings, "genai_server.asgi:app")
     listener.set_inheritable(True)
     parent: Reloader | Workers

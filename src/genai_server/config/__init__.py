@@ -10,7 +10,9 @@ from genai_server.config.environment import (
     engines_to_attach,
     export_engines,
     export_settings,
+    export_shared_metrics,
     limit_tokenizer_threads,
+    shared_metrics,
 )
 from genai_server.config.session_options import device_options
 from genai_server.config.settings import Settings, environment_variable, option
@@ -25,8 +27,10 @@ __all__ = [
     "environment_variable",
     "export_engines",
     "export_settings",
+    "export_shared_metrics",
     "is_loopback",
     "limit_tokenizer_threads",
     "load_settings",
     "option",
+    "shared_metrics",
 ]

@@ -8,6 +8,8 @@ from genai_server.config.settings import Settings, environment_variable
 
 # Set by `genai-server serve` for its API processes: the folder of the engines that are running already.
 ATTACH_VARIABLE = "GENAI_ENGINES_DIR"
+# Read by prometheus-client, too, when it is imported.
+SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def export_settings(settings: Settings, environ: MutableMapping[str, str] | None = None) -> None:
@@ -27,6 +29,17 @@ def engines_to_attach(environ: Mapping[str, str] | None = None) -> Path | None:
 def export_engines(folder: Path, environ: MutableMapping[str, str] | None = None) -> None:
     """Tell the API processes that are started next where the engines are."""
     (os.environ if environ is None else environ)[ATTACH_VARIABLE] = str(folder)
+
+
+def export_shared_metrics(folder: Path, environ: MutableMapping[str, str] | None = None) -> None:
+    """Have the API processes that are started next count in files there, which each of them can add up."""
+    (os.environ if environ is None else environ)[SHARED_METRICS] = str(folder)
+
+
+def shared_metrics(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The folder in which this process counts, None if it counts in its memory."""
+    folder = (os.environ if environ is None else environ).get(SHARED_METRICS)
+    return Path(folder) if folder else None
 
 
 def disable_telemetry(environ: MutableMapping[str, str] | None = None) -> None:

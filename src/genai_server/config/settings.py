@@ -275,6 +275,25 @@ class Settings(BaseModel):
         pattern="^(debug|info|warning|error)$",
         description="`debug`, `info`, `warning` or `error`.",
     )
+    log_format: str = Field(
+        "text",
+        alias="GENAI_LOG_FORMAT",
+        pattern="^(text|json)$",
+        description="`text`, or `json`: an object on each line.",
+    )
+    metrics: str = Field(
+        "key",
+        alias="GENAI_METRICS",
+        pattern="^(key|open|off)$",
+        description="Who may read /metrics: `key`, whoever may use the API; `open`, everybody; `off`, nobody.",
+    )
+    otlp_endpoint: str = Field(
+        "",
+        alias="GENAI_OTLP_ENDPOINT",
+        pattern="^(https?://.+)?$",
+        description="Where traces go over HTTP, such as `http://localhost:4318/v1/traces`; needs the extra `otel`. "
+        "Empty sends none.",
+    )
 
     @field_validator("device")
     @classmethod

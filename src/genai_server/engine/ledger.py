@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """The accepted sequences, by connection and key, and those in the reception, which have a place already."""
+    """The accepted sequences, by connection and key, and those in the reception, which have a place already.
+
+    `num_terminated` counts those that were ended by the operator's option.
+    """
 
     def __init__(self, scheduler: Scheduler, runners: RunnerPair, reception: Reception, outbox: Outbox) -> None:
         self._scheduler = scheduler
@@ -26,6 +29,7 @@ class Ledger:
         self._reception = reception
         self._outbox = outbox
         self._sequences: dict[tuple[int, int], Sequence] = {}
+        self.num_terminated = 0
 
     @property
     def accepted(self) -> Collection[Sequence]:
@@ -58,6 +62,7 @@ class Ledger:
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End it with what it has produced."""
+        self.num_terminated += reason is FinishReason.TERMINATED
         connection, key = sequence.origin
         if sequence.origin in self._sequences:
             self.drop(sequence)

@@ -14,6 +14,7 @@ from queue import Empty
 from genai_server.engine.guidance import Compiled, Guidance
 from genai_server.engine.inbox import Connected, Disconnected, GrammarCompiled, Inbox, Leave, Message
 from genai_server.engine.ledger import Ledger
+from genai_server.engine.meter import Meter
 from genai_server.engine.operator import Operator
 from genai_server.engine.outbox import Outbox, Send
 from genai_server.engine.outcome import next_outcome, prompt_logprobs
@@ -27,6 +28,7 @@ from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
 from genai_server.messages import (
     Cancel,
+    Progress,
     PromptLogprobs,
     Refused,
     Stop,
@@ -38,6 +40,8 @@ from genai_server.timing import Clock
 log = logging.getLogger(__name__)
 # A deadline further away, in seconds, is not within the pass that begins now.
 _LONGEST_PASS = 10.0
+# Seconds between two tellings of what has been counted.
+_FIGURES_EVERY = 1.0
 # Seconds between the heartbeats of an engine that has nothing to do.
 _IDLE_BEAT = 0.5
 Beat = Callable[[int], None]
@@ -74,6 +78,8 @@ class EngineLoop:
         self._tell = self._outbox.tell
         self._ledger = Ledger(scheduler, runners, self._reception, self._outbox)
         self._operator = Operator(runners, scheduler, options, self._ledger, self._terminate)
+        self._meter = Meter()
+        self._next_figures = clock() + _FIGURES_EVERY
 
     def run_forever(self) -> None:
         """Work until the process ends, or until `leave`."""
@@ -88,7 +94,11 @@ class EngineLoop:
         """Receive what has arrived, waiting a moment for it if there is nothing to do, and run one forward pass."""
         self._receive()
         self.beat(0)
-        self._ledger.finish_late(self._clock())
+        now = self._clock()
+        self._ledger.finish_late(now)
+        if now >= self._next_figures:
+            self._next_figures = now + _FIGURES_EVERY
+            self._outbox.tell_figures(self._meter.figures(self._scheduler.running, self._ledger, self._options))
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:
@@ -171,6 +181,7 @@ class EngineLoop:
     def _open(self, sequence: Sequence) -> None:
         with self._failing([sequence]):
             self._runners.open(sequence)
+            self._meter.opened(sequence)
 
     def _move(self) -> None:
         for sequence in list(self._scheduler.running):
@@ -195,6 +206,7 @@ class EngineLoop:
             seconds = self._clock() - started
             self._scheduler.observe(step, seconds)
             self._options.sessions.observe(step, seconds)
+            self._meter.passed(step, seconds)
 
     @contextmanager
     def _ending_in_time(self, step: Pass) -> Iterator[None]:
@@ -231,9 +243,12 @@ class EngineLoop:
         connection, key = sequence.origin
         if scored := prompt_logprobs(sequence, positions):
             self._tell(connection, PromptLogprobs(key, scored))
+        if sequence.request.progress and not sequence.num_produced:
+            self._tell(connection, Progress(key, sequence.num_read, sequence.num_cached))
         if sequence.num_unread == 0:
             outcome = next_outcome(sequence, positions[-1], self._model.eos_token_ids)
             if outcome.tokens:
+                self._meter.produced(sequence)
                 self._tell(connection, Tokens(key, outcome.tokens, outcome.logprobs))
             if outcome.reason is not None:
                 self._ledger.finish(sequence, outcome.reason)

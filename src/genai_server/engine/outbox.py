@@ -7,7 +7,7 @@ from msgspec import structs
 
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
-from genai_server.messages import Load, ToApi
+from genai_server.messages import Figures, Load, ToApi
 
 # To a connection; must not block.
 Send = Callable[[int, list[ToApi]], None]
@@ -20,6 +20,7 @@ class Outbox:
         self._send = send
         self._gathered: dict[int, list[ToApi]] = {}
         self._loads: dict[int, Load] = {}
+        self._figures: dict[int, Figures] = {}
 
     def connect(self, connection: int) -> None:
         """An API process has attached, and knows nothing yet."""
@@ -28,6 +29,7 @@ class Outbox:
     def disconnect(self, connection: int) -> None:
         """It has gone, if it was ever connected."""
         self._loads.pop(connection, None)
+        self._figures.pop(connection, None)
 
     def tell(self, connection: int, *messages: ToApi) -> None:
         """Say something at the next delivery."""
@@ -38,6 +40,13 @@ class Outbox:
         for connection, messages in self._gathered.items():
             self._send(connection, messages)
         self._gathered.clear()
+
+    def tell_figures(self, figures: Figures) -> None:
+        """Tell each API process what has been counted, if it does not know."""
+        for connection in self._loads:
+            if self._figures.get(connection) != figures:
+                self._figures[connection] = figures
+                self.tell(connection, figures)
 
     def tell_load(
         self,

@@ -52,7 +52,7 @@ def main() -> None:
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
     lifeline = Lifeline(Path(spec.state_file).parent)
     lifeline.hold()
-    configure_logging(spec.log_level)
+    configure_logging(spec.log_level, spec.log_format)
     try:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)

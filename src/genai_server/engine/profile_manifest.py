@@ -56,7 +56,8 @@ class _Before:
 class ProfileManifest:
     """The manifests of a device's folder; one session for each prefix is open at a time.
 
-    A session begins with its first file, or before, if it has a plan. `about` is what all sessions have in common.
+    A session begins with its first file, or before, if it has a plan; `num_begun` counts them. `about` is what all
+    sessions have in common.
     """
 
     def __init__(self, directory: Path, about: Session) -> None:
@@ -64,6 +65,7 @@ class ProfileManifest:
         self._about = about
         self._open: dict[str, Path] = {}
         self._before: _Before | None = None
+        self.num_begun = 0
 
     @property
     def open_sessions(self) -> frozenset[Path]:
@@ -123,6 +125,7 @@ class ProfileManifest:
         path = self._directory / f"{name}{SUFFIX}"
         _write(path, replace(self._about, id=name, prefix=prefix, started=started, plan=plan))
         self._open[prefix] = path
+        self.num_begun += 1
         return path
 
     def _files(self) -> set[str]:

@@ -101,6 +101,11 @@ class RuntimeOptionState:
             if prefix == "0" or not whole_device or sequence.profile != "0":
                 sequence.profile_under(prefix)
 
+    @property
+    def num_profile_sessions(self) -> int:
+        """Sessions of profiles that have begun."""
+        return self._manifest.num_begun
+
     def report_failure(self, reason: str) -> None:
         """Say why nothing is profiled."""
         self._stopped = reason

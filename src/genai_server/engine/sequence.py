@@ -19,7 +19,7 @@ class Sequence:
     `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which it is
     profiled, `num_profiled` how many of its tokens were; one that is `left_out` is not chosen when the device is
     profiled. `batched` says which of the engine's two runners has it. At `deadline`, a time of the clock, the answer
-    ends as it is.
+    ends as it is. `gap` are the seconds between the last two tokens, None before the second.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Sequence:
         self._started: float | None = None
         self._first: float | None = None
         self._last = self._arrived
+        self.gap: float | None = None
 
     @property
     def max_length(self) -> int:
@@ -96,9 +97,12 @@ class Sequence:
     def append(self, token: int) -> None:
         """Take a token that the model has produced."""
         self.tokens.append(token)
-        self._last = self._clock()
+        now = self._clock()
         if self._first is None:
-            self._first = self._last
+            self._first = now
+        else:
+            self.gap = now - self._last
+        self._last = now
 
     def state(self, *, is_running: bool) -> RequestState:
         """The sequence in the operator's list."""

@@ -12,7 +12,7 @@ import msgspec
 from genai_server.engines.board import read_board
 from genai_server.engines.connection import connect
 from genai_server.engines.retry import Retries
-from genai_server.engines.stream import TokenStream
+from genai_server.engines.stream import PromptProgress, TokenStream
 from genai_server.errors import EngineDied, NoEngineReady, QueueFull, from_code
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages import (
@@ -24,6 +24,7 @@ from genai_server.messages import (
     EndProfile,
     EngineStatus,
     Failed,
+    Figures,
     Finished,
     GetRuntimeOptions,
     Hello,
@@ -31,6 +32,7 @@ from genai_server.messages import (
     ListRequests,
     Load,
     OpenProfiles,
+    Progress,
     PromptLogprobs,
     Refused,
     Reply,
@@ -54,13 +56,17 @@ RETRY_SECONDS = 0.05
 
 
 class EngineClient:
-    """Attached to the engine of one device for as long as `run` runs; belongs to the event loop."""
+    """Attached to the engine of one device for as long as `run` runs; belongs to the event loop.
+
+    `load` and `figures` are what the engine has told last; the figures are None until it has counted.
+    """
 
     def __init__(self, device: str, folder: Path) -> None:
         self.device = device
         self.model: ModelInfo | None = None
         self.batching = Batching()
         self.load = Load()
+        self.figures: Figures | None = None
         self._folder = folder
         self._writer: asyncio.WriteTransport | None = None
         self._streams: dict[int, TokenStream] = {}
@@ -195,7 +201,7 @@ class EngineClient:
         """The engine has gone: tell everybody who waits for it."""
         if self._writer is not None:
             self._writer.close()
-        self._writer, self.model, self.load = None, None, Load()
+        self._writer, self.model, self.load, self.figures = None, None, Load(), None
         streams, self._streams = self._streams, {}
         calls, self._calls = self._calls, {}
         for key, stream in streams.items():
@@ -214,17 +220,21 @@ class EngineClient:
                     self._send([Submit(key, retry.request)])
             case Load():
                 self.load = message
+            case Figures():
+                self.figures = message
             case Reply() | OpenProfiles() | CacheReset() | RequestList():
                 call = self._calls.pop(message.call, None)
                 if call is not None and not call.done():
                     call.set_result(message)
-            case Accepted() | Refused() | Tokens() | PromptLogprobs() | Finished() | Failed():
+            case Accepted() | Refused() | Tokens() | PromptLogprobs() | Progress() | Finished() | Failed():
                 stream = self._streams.get(message.key)
                 if stream is not None:
                     self._advance(stream, message)
 
     def _advance(
-        self, stream: TokenStream, message: Accepted | Refused | Tokens | PromptLogprobs | Finished | Failed
+        self,
+        stream: TokenStream,
+        message: Accepted | Refused | Tokens | PromptLogprobs | Progress | Finished | Failed,
     ) -> None:
         match message:
             case Accepted():
@@ -235,6 +245,9 @@ class EngineClient:
                 return
             case PromptLogprobs():
                 stream.deliver_prompt(message.logprobs)
+                return
+            case Progress():
+                stream.deliver_progress(PromptProgress(message.num_read, message.num_cached))
                 return
             case Finished():
                 stream.finish(message.reason, message.phases, message.num_cached, message.num_profiled)

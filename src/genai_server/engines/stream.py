@@ -10,11 +10,21 @@ from genai_server.errors import GenaiServerError
 from genai_server.generation import FinishReason, GenerationRequest, Phases, TokenLogprob
 
 
+class PromptProgress(Struct, frozen=True):
+    """Tokens of the prompt that have been read, `num_cached` of them by being in the cache."""
+
+    num_read: int
+    num_cached: int
+
+
 class Batch(Struct, frozen=True):
-    """The next token ids of an answer, at least one; `logprobs` has one for each if the request wants them."""
+    """The next token ids of an answer; `logprobs` has one for each if the request wants them. There are none only where
+    `progress` says how far the prompt is.
+    """
 
     tokens: list[int]
     logprobs: list[TokenLogprob] = []
+    progress: PromptProgress | None = None
 
 
 class TokenStream:
@@ -43,6 +53,7 @@ class TokenStream:
         self._begun = time.monotonic()
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._progress: PromptProgress | None = None
         self._error: GenaiServerError | None = None
         self._waiting: asyncio.Future[None] | None = None  # of the one reader
         self._accepted = False
@@ -57,6 +68,11 @@ class TokenStream:
     def deliver_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
         """More of the prompt's log probabilities; nobody waits for them by themselves."""
         self.prompt_logprobs += logprobs
+
+    def deliver_progress(self, progress: PromptProgress) -> None:
+        """More of the prompt has been read; a slow reader hears of the last time only."""
+        self._progress = progress
+        self._wake()
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         """More of the answer, with or without log probabilities."""
@@ -89,6 +105,11 @@ class TokenStream:
         return request.after(time.monotonic() - self._begun)
 
     @property
+    def error_code(self) -> str | None:
+        """The code of the error in which it has ended, if it has."""
+        return None if self._error is None else self._error.code
+
+    @property
     def is_ended(self) -> bool:
         """Whether nothing more will arrive."""
         return self.reason is not None or self._error is not None
@@ -107,6 +128,10 @@ class TokenStream:
 
     async def __anext__(self) -> Batch:
         while True:
+            if self._progress is not None:
+                batch = Batch([], progress=self._progress)
+                self._progress = None
+                return batch
             if self._tokens:
                 batch = Batch(self._tokens, self._logprobs)
                 self._tokens, self._logprobs = [], []

@@ -117,6 +117,7 @@ class Supervisor:
             state_file=f"{file}.json",
             heartbeat_file=f"{file}.beat",
             log_level=settings.log_level,
+            log_format=settings.log_format,
             options=self._options.get(device, DeviceOptions()),
         )
 

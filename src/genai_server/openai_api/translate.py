@@ -8,7 +8,7 @@ from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.generation import GenerationRequest, ModelInfo, Sampling
 from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.completions import CompletionRequest
-from genai_server.openai_api.schemas.sampling import GenerationFields, SamplingFields
+from genai_server.openai_api.schemas.sampling import GenerationFields, SamplingFields, StreamFields
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -73,6 +73,7 @@ def to_generation_request(
         top_logprobs=_top_logprobs(body),
         prompt_logprobs=isinstance(body, CompletionRequest) and bool(body.echo) and body.logprobs is not None,
         grammar=grammar,
+        progress=isinstance(body, StreamFields) and bool(body.return_progress),
     )
 
 

@@ -51,11 +51,16 @@ class StreamFields(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = Field(None, description="Only with stream: true.")
     include_metrics: bool | None = Field(None, description="The metrics of /v1/chat beside the usage.")
+    return_progress: bool | None = Field(
+        None, description="A chunk with `prompt_progress` after each piece of the prompt; only with stream: true."
+    )
 
     @model_validator(mode="after")
     def _only_with_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options", "is only allowed with stream: true")
+        if self.return_progress and not self.stream:
+            raise field_error("return_progress", "is only allowed with stream: true")
         return self
 
     @property

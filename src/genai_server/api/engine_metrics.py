@@ -1,0 +1,127 @@
+"""What the engines and their supervisor say of themselves, as Prometheus reads it: every API process says the same."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from genai_server import messages
+from genai_server.config import Settings
+from genai_server.engines.client import EngineClient
+from genai_server.engines.router import Router
+
+_LABELS = ("model_name", "device")
+
+
+class EngineMetrics(Collector):
+    """Made when it is asked for, from what is known by then: no engine is asked, and none can hold it up.
+
+    An engine that is not connected is left out where it would have to be asked.
+    """
+
+    def __init__(self, settings: Settings, router: Router) -> None:
+        self._settings = settings
+        self._router = router
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        yield from self._of_all()
+        yield from self._of_connected()
+        yield from self._of_counting()
+
+    def _of_all(self) -> Iterator[Metric]:
+        statuses = {device: engine.status() for device, engine in self._router.engines.items()}
+        yield self._gauge(
+            "engine_up",
+            "Whether the engine takes work.",
+            {
+                device: status.state == "ready" and not self._router.engines[device].load.terminated
+                for device, status in statuses.items()
+            },
+        )
+        yield self._counter(
+            "engine_restarts",
+            "Times that the engine was started again.",
+            {device: status.restarts for device, status in statuses.items()},
+        )
+
+    def _of_connected(self) -> Iterator[Metric]:
+        engines = {device: engine for device, engine in self._router.engines.items() if engine.is_connected}
+        loads = {device: engine.load for device, engine in engines.items()}
+        yield self._gauge(
+            "num_requests_running", "Sequences that run.", {device: load.running for device, load in loads.items()}
+        )
+        yield self._gauge(
+            "num_requests_waiting", "Sequences that wait.", {device: load.waiting for device, load in loads.items()}
+        )
+        yield self._gauge(
+            "num_slots",
+            "Sequences that can run at once.",
+            {name: self._num_slots(one) for name, one in engines.items()},
+        )
+        yield self._gauge(
+            "session_terminated",
+            "Whether an operator has ended the device's session.",
+            {device: load.terminated for device, load in loads.items()},
+        )
+
+    def _of_counting(self) -> Iterator[Metric]:
+        figures = {name: one.figures for name, one in self._router.engines.items() if one.figures is not None}
+        yield self._gauge(
+            "kv_cache_usage_perc",
+            "Of the tokens whose keys and values can be kept, the share that running sequences have; 1 is all.",
+            {device: each.kv_tokens / self._capacity(device) for device, each in figures.items()},
+        )
+        yield self._gauge(
+            "num_requests_profiled",
+            "Sequences that run and are profiled.",
+            {device: each.profiled for device, each in figures.items()},
+        )
+        for name, text, field in _COUNTERS:
+            yield self._counter(name, text, {device: getattr(each, field) for device, each in figures.items()})
+        for name, text, field in _HISTOGRAMS:
+            family = HistogramMetricFamily(f"genai:{name}", text, labels=_LABELS)
+            for device, each in figures.items():
+                _add(family, [self._settings.model_name, device], getattr(each, field))
+            yield family
+
+    def _num_slots(self, engine: EngineClient) -> int:
+        return engine.batching.num_slots or self._settings.max_batch_size
+
+    def _capacity(self, device: str) -> int:
+        engine = self._router.engines[device]
+        most = self._settings.max_length
+        return self._num_slots(engine) * (min(most, engine.model.context_length) if engine.model else most)
+
+    def _gauge(self, name: str, text: str, values: Mapping[str, float]) -> Metric:
+        return self._filled(GaugeMetricFamily(f"genai:{name}", text, labels=_LABELS), values)
+
+    def _counter(self, name: str, text: str, values: Mapping[str, float]) -> Metric:
+        return self._filled(CounterMetricFamily(f"genai:{name}", text, labels=_LABELS), values)
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
+        for device, value in values.items():
+            family.add_metric([self._settings.model_name, device], value)
+        return family
+
+
+_COUNTERS = (
+    ("prompt_tokens", "Tokens of prompts whose answers have begun.", "prompt_tokens"),
+    ("generation_tokens", "Tokens of answers.", "generation_tokens"),
+    ("prefix_cache_queries", "Tokens of prompts that were looked for in the cache.", "cache_queries"),
+    ("prefix_cache_hits", "Tokens of these that were there.", "cache_hits"),
+    ("request_terminated", "Sequences that an operator's terminate_session has ended.", "terminated"),
+    ("profile_sessions", "Sessions of profiles that have begun.", "profile_sessions"),
+)
+_HISTOGRAMS = (
+    ("inter_token_latency_seconds", "Between two tokens of an answer.", "token_gaps"),
+    ("prefill_step_time_seconds", "A forward pass that reads a prompt.", "prefill_passes"),
+    ("decode_step_time_seconds", "A forward pass that takes answers one token further.", "decode_passes"),
+    ("decode_batch_size", "Answers that such a pass takes further.", "decode_rows"),
+)
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], values: messages.Histogram) -> None:
+    ends: Iterable[str] = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(ends, accumulate(values.counts), strict=True)), values.sum)

@@ -1,0 +1,134 @@
+"""`genai-server top`: what a server does now, as a table that renews itself: its devices, rates and requests.
+
+Ctrl-C ends it. Where the server has API keys, the admin key shows most.
+"""
+
+import argparse
+import importlib.util
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from genai_server.cli.observed import Moment, NotSeen, Observer, Span
+from genai_server.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_MOST_REQUESTS = 20
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("top", help="watch a running server", description=__doc__)
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8002", metavar="URL", help="(default: %(default)s)")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY, or an API key")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks")
+    parser.add_argument("--once", action="store_true", help="look twice, print the table and end")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Watch until Ctrl-C; status 1 if the server cannot be seen. Raises ConfigurationError."""
+    if importlib.util.find_spec("rich") is None:
+        raise ConfigurationError("genai-server top needs rich; install genai-server[bench]")
+    observer = Observer(arguments.url, arguments.api_key)
+    try:
+        with suppress(KeyboardInterrupt):
+            _watch(observer, observer.look(), arguments.interval, once=arguments.once)
+    except NotSeen as error:
+        print(f"genai-server top: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _watch(observer: Observer, before: Moment, interval: float, *, once: bool) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    if once:
+        time.sleep(interval)
+        Console().print(view(Span(before, observer.look())))
+        return
+    with Live(view(Span(None, before)), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            try:
+                now = observer.look()
+            except NotSeen as error:
+                live.update(f"{error}; looking again", refresh=True)
+                continue
+            live.update(view(Span(before, now)), refresh=True)
+            before = now
+
+
+def view(span: Span) -> "RenderableType":
+    """The tables of what was seen."""
+    from rich.console import Group
+    from rich.table import Table
+
+    devices = Table(box=None, title=f"genai-server {span.now.health.get('version', '')}", title_justify="left")
+    for number, column in enumerate(_COLUMNS):
+        devices.add_column(column, justify="right" if number > 1 else "left")
+    for device, status in span.now.health["devices"].items():
+        devices.add_row(*_device(span, device, status))
+    if span.now.refused is not None:
+        return Group(devices, _LEGEND, f"requests are not shown: {span.now.refused}")
+    count = len(span.now.requests)
+    requests = Table(box=None, title=f"{count} request{'s' * (count != 1)}", title_justify="left")
+    for number, column in enumerate(("request", "device", "phase", "age s", "prompt", "cached", "output")):
+        requests.add_column(column, justify="right" if number > 2 else "left")
+    for each in span.now.requests[:_MOST_REQUESTS]:
+        tokens = (str(each[f"{kind}_tokens"]) for kind in ("prompt", "cached", "output"))
+        requests.add_row(each["id"], each["device"], each["phase"], f"{each['age']:.1f}", *tokens)
+    more = f"and {count - _MOST_REQUESTS} more" if count > _MOST_REQUESTS else ""
+    return Group(devices, _LEGEND, "", requests, more)
+
+
+_COLUMNS = ("device", "state", "run", "wait", "kv", "in/s", "out/s", "ans/s", "ttft", "itl", "rows", "hits", "died")
+_LEGEND = "a second: tokens in, out, answers; ms: to the first token, between tokens; hits: of prompts, cached"
+
+
+def _device(span: Span, device: str, status: dict[str, object]) -> list[str]:
+    now = span.now
+    queries = span.more("prefix_cache_queries_total", device)
+    state = "terminated" if status.get("terminated") else str(status["state"])
+    return [
+        device,
+        state,
+        f"{_whole(now.value('num_requests_running', device))}/{_whole(now.value('num_slots', device))}",
+        _whole(now.value("num_requests_waiting", device)),
+        _share(now.value("kv_cache_usage_perc", device)),
+        _number(span.rate("prompt_tokens_total", device)),
+        _number(span.rate("generation_tokens_total", device)),
+        _number(span.rate("request_success_total", device)),
+        _milliseconds(span.mean("time_to_first_token_seconds", device)),
+        _milliseconds(span.mean("inter_token_latency_seconds", device)),
+        _number(span.mean("decode_batch_size", device)),
+        _share(span.more("prefix_cache_hits_total", device) / queries if queries else None),
+        _whole(now.value("engine_restarts_total", device)),
+    ]
+
+
+def _whole(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1000:.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0.1 <= number <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600")
+    return number

@@ -1,0 +1,89 @@
+"""What an engine counts of its own work, for the metrics."""
+
+from collections.abc import Sequence as Several
+
+import numpy as np
+
+from genai_server.engine.ledger import Ledger
+from genai_server.engine.runtime_options import RuntimeOptionState
+from genai_server.engine.scheduler import Pass
+from genai_server.engine.sequence import Sequence
+from genai_server.messages import Figures, Histogram
+
+# Seconds of a pass, and between two tokens.
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Tally:
+    """Values that are sorted into a histogram by the thousand: to keep one costs as much as to append it to a list."""
+
+    def __init__(self, bounds: Several[float]) -> None:
+        self._bounds = np.array(bounds, dtype=np.float64)
+        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._sum = 0.0
+        self._fresh: list[float] = []
+        self.add = self._fresh.append
+
+    def histogram(self) -> Histogram:
+        """All that has been added."""
+        if self._fresh:
+            values = np.array(self._fresh)
+            self._counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))
+            self._sum += float(values.sum())
+            self._fresh.clear()
+        return Histogram(self._bounds.tolist(), self._counts.tolist(), self._sum)
+
+
+class Meter:
+    """Belongs to the loop's thread; cheap enough for each token."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._cache_queries = 0
+        self._cache_hits = 0
+        self._prefill_passes = Tally(_SECONDS)
+        self._decode_passes = Tally(_SECONDS)
+        self._decode_rows = Tally(_ROWS)
+        self._token_gaps = Tally(_SECONDS)
+
+    def opened(self, sequence: Sequence) -> None:
+        """A sequence has its place, and what the cache had of its prompt."""
+        request = sequence.request
+        if sequence.batched and request.cache_prompt and not request.prompt_logprobs:
+            self._cache_queries += len(request.prompt)
+            self._cache_hits += sequence.num_cached
+
+    def passed(self, step: Pass, seconds: float) -> None:
+        """A pass has run to its end."""
+        if step.prefills:
+            self._prefill_passes.add(seconds)
+        else:
+            self._decode_passes.add(seconds)
+            self._decode_rows.add(len(step.sequences))
+
+    def produced(self, sequence: Sequence) -> None:
+        """A sequence has one token more."""
+        self._generation_tokens += 1
+        if sequence.gap is not None:
+            self._token_gaps.add(sequence.gap)
+        else:
+            self._prompt_tokens += len(sequence.request.prompt)
+
+    def figures(self, running: Several[Sequence], ledger: Ledger, options: RuntimeOptionState) -> Figures:
+        """All that has been counted, here and elsewhere."""
+        return Figures(
+            kv_tokens=sum(sequence.num_read for sequence in running),
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            cache_queries=self._cache_queries,
+            cache_hits=self._cache_hits,
+            terminated=ledger.num_terminated,
+            profile_sessions=options.num_profile_sessions,
+            profiled=sum(sequence.profile != "0" for sequence in running),
+            prefill_passes=self._prefill_passes.histogram(),
+            decode_passes=self._decode_passes.histogram(),
+            decode_rows=self._decode_rows.histogram(),
+            token_gaps=self._token_gaps.histogram(),
+        )

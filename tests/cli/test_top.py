@@ -1,0 +1,102 @@
+"""`genai-server top`: what it sees of a server, and what it shows."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from genai_server.cli.observed import Moment, Span
+from tests.running_server import ROOT, RunningServer, clean_environment, free_port, run_server
+
+
+def _moment(at: float, **values: float) -> Moment:
+    return Moment(at, {}, {(f"genai:{name}", "cpu"): value for name, value in values.items()})
+
+
+def _top(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "genai_server", "top", *arguments]
+    environment = clean_environment(COLUMNS="200")
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
+    span = Span(
+        _moment(10, tokens_total=100, gap_sum=1, gap_count=4), _moment(12, tokens_total=150, gap_sum=2, gap_count=8)
+    )
+    assert span.rate("tokens_total", "cpu") == 25
+    assert span.mean("gap", "cpu") == 0.25
+
+
+def test_what_a_new_engine_counts_is_counted_from_nothing() -> None:
+    assert Span(_moment(1, tokens_total=100), _moment(2, tokens_total=30)).rate("tokens_total", "cpu") == 30
+
+
+def test_what_nobody_knows_is_not_made_up() -> None:
+    span = Span(None, _moment(2, tokens_total=30))
+    assert span.rate("tokens_total", "cpu") is None
+    assert span.mean("gap", "cpu") is None
+    assert span.now.value("nothing", "cpu") is None
+
+
+def test_it_shows_the_devices_and_what_runs_there(scripted: RunningServer) -> None:
+    with scripted.stream("count 900; delay 0.02", device="scripted:1") as events:
+        next(iter(events))
+        name = events.response.headers["x-request-id"]
+        shown = _top(scripted.url, "--once", "--interval", "1.5")
+    assert shown.returncode == 0, shown.stderr
+    rows = {cells[0]: cells for line in shown.stdout.splitlines() if (cells := line.replace("│", " ").split())}
+    assert rows["scripted:0"][1:4] == ["ready", "0/16", "0"]
+    assert rows["scripted:1"][1:4] == ["ready", "1/16", "0"]
+    assert float(rows["scripted:1"][6]) > 0
+    assert rows[name][1:3] == ["scripted:1", "decode"]
+
+
+def test_without_the_admin_key_it_shows_what_it_may(own_folder: Path) -> None:
+    settings = {"GENAI_API_KEYS": "a-key-of-sixteen-characters"}
+    with run_server(own_folder, "--device", "scripted", settings=settings) as server:
+        shown = _top(server.url, "--once", "--interval", "0.1", "--api-key", "a-key-of-sixteen-characters")
+        refused = _top(server.url, "--once", "--interval", "0.1")
+    assert shown.returncode == 0, shown.stderr
+    assert "requests are not shown: /v1/requests:" in shown.stdout
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "an API key is required" in refused.stderr
+
+
+def test_a_server_that_is_not_there_is_said_in_one_line() -> None:
+    shown = _top(f"http://127.0.0.1:{free_port()}")
+    assert shown.returncode == 1
+    assert len(shown.stderr.splitlines()) == 1
+    assert "refused" in shown.stderr
+
+
+def test_in_a_terminal_it_renews_itself_until_ctrl_c(scripted: RunningServer) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "genai_server", "top", scripted.url, "--interval", "0.2"]
+    process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(TERM="xterm"), stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        assert _read_until(ours, "0 requests")
+        with scripted.stream("count 900; delay 0.02") as events:
+            next(iter(events))
+            assert _read_until(ours, "1 request")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _read_until(terminal: int, text: str) -> bool:
+    """Whether the text appears within a while."""
+    seen, end = "", time.monotonic() + 20
+    while text not in seen and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.2)[0]:
+            seen += os.read(terminal, 65536).decode(errors="replace")
+    return text in seen

@@ -1,0 +1,130 @@
+"""What the engine counts, and how it tells it."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.engine.inbox import Connected
+from genai_server.engine.meter import Tally
+from genai_server.messages import Figures, Histogram, SetRuntimeOption
+from tests.engine.test_loop import API, OTHER_API, Bench
+from tests.engine.test_sequence import HandClock
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, clock: HandClock) -> Bench:
+    return Bench(tmp_path, max_running=2, clock=clock)
+
+
+def _told(bench: Bench, connection: int = API) -> list[Figures]:
+    return [message for to, message in bench.sent if to == connection and isinstance(message, Figures)]
+
+
+def _figures(bench: Bench, clock: HandClock) -> Figures:
+    """What is told after another second."""
+    clock.wait(1.0)
+    bench.inbox.put((API, Connected()))  # or an idle loop waits
+    bench.steps(1)
+    return _told(bench)[-1]
+
+
+def test_a_value_counts_in_the_first_bucket_that_is_not_below_it() -> None:
+    tally = Tally((1, 2, 4))
+    for value in (0.5, 1, 1.5, 4, 9):
+        tally.add(value)
+    assert tally.histogram() == Histogram([1, 2, 4], [2, 1, 1, 1], 16.0)
+    tally.add(2)
+    assert tally.histogram() == Histogram([1, 2, 4], [2, 2, 1, 1], 18.0)
+
+
+def test_tokens_count_as_they_are_made_and_prompts_with_the_first(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "say hello")
+    bench.steps(1)
+    assert _figures(bench, clock).prompt_tokens == 0
+    bench.run()
+    figures = _figures(bench, clock)
+    assert figures.prompt_tokens == len("say hello\n\x04")
+    assert figures.generation_tokens == len("hello")
+    assert sum(figures.token_gaps.counts) == len("hello") - 1
+
+
+def test_passes_are_told_apart_and_rows_counted(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "say abcd")
+    bench.run()
+    figures = _figures(bench, clock)
+    assert sum(figures.prefill_passes.counts) == 2  # of 8 tokens at most
+    assert sum(figures.decode_passes.counts) == figures.decode_rows.counts[0] == figures.decode_rows.sum == 4
+
+
+def test_the_time_between_two_tokens_is_what_the_clock_says(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "say ab")
+    while not bench.text(1):
+        bench.steps(1)
+    clock.wait(0.3)
+    bench.run()
+    gaps = _figures(bench, clock).token_gaps
+    assert gaps.sum == pytest.approx(0.3)
+    assert gaps.counts[gaps.bounds.index(0.3)] + gaps.counts[gaps.bounds.index(0.5)] == 1  # of 50.3 - 50.0
+
+
+def test_what_the_operator_ends_is_counted(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "count 50")
+    bench.submit(2, "count 50")
+    bench.steps(3)
+    for sequence in list(bench.scheduler.running):
+        bench.loop._terminate(sequence)
+    assert _figures(bench, clock).terminated == 2
+
+
+def test_profiled_sequences_and_sessions_of_profiles_are_counted(bench: Bench, clock: HandClock) -> None:
+    bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
+    bench.submit(1, "count 50")
+    bench.steps(3)
+    clock.wait(1.0)
+    bench.steps(1)
+    assert (_told(bench)[-1].profiled, _told(bench)[-1].profile_sessions) == (1, 1)
+    bench.run()
+    figures = _figures(bench, clock)
+    assert (figures.profiled, figures.profile_sessions) == (0, 1)
+
+
+def test_keys_and_values_are_those_of_who_runs(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "count 50")
+    bench.steps(3)
+    (running,) = bench.scheduler.running
+    assert running.num_read > 0
+    clock.wait(1.0)
+    bench.steps(1)
+    assert 0 < _told(bench)[-1].kv_tokens <= running.num_read
+    bench.run()
+    assert _figures(bench, clock).kv_tokens == 0
+
+
+def test_figures_are_told_once_a_second_and_only_if_they_have_changed(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "count 50")
+    bench.steps(3)
+    assert _told(bench) == []
+    clock.wait(1.0)
+    bench.steps(3)
+    assert len(_told(bench)) == 1
+    bench.run()
+    _figures(bench, clock)
+    _figures(bench, clock)
+    assert len(_told(bench)) == 2
+
+
+def test_an_api_process_that_attaches_later_is_told_what_the_others_know(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "say a")
+    bench.run()
+    known = _figures(bench, clock)
+    bench.inbox.put((OTHER_API, Connected()))
+    bench.steps(1)
+    clock.wait(1.0)
+    bench.inbox.put((OTHER_API, Connected()))
+    bench.steps(1)
+    assert _told(bench, OTHER_API) == [known]
