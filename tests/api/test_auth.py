@@ -118,6 +118,20 @@ def test_a_key_of_the_settings_or_of_the_file_opens(locked: RunningServer, heade
     assert locked.client.post("/v1/chat", json=body("say x"), headers=headers).json()["content"] == "x"
 
 
+def test_a_response_is_there_for_the_key_that_it_was_asked_for_with(locked: RunningServer) -> None:
+    client, alice, bob = locked.client, bearer(ALICE), bearer(BOB)
+    made = client.post("/v1/responses", json={"input": "say x"}, headers=alice).json()
+    path, [said] = f"/v1/responses/{made['id']}", made["output"]
+    for method, of in (("GET", path), ("DELETE", path), ("GET", f"{path}/input_items"), ("POST", f"{path}/cancel")):
+        assert client.request(method, of, headers=bob).status_code == 404
+    for fields in ({"previous_response_id": made["id"]}, {"input": [{"type": "item_reference", "id": said["id"]}]}):
+        for end in ("", "/input_tokens"):
+            asked = {"input": "say y", **fields}
+            assert client.post(f"/v1/responses{end}", json=asked, headers=bob).status_code == 400
+            assert client.post(f"/v1/responses{end}", json=asked, headers=alice).status_code == 200
+    assert client.delete(path, headers=alice).status_code == 200
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -1,5 +1,7 @@
 """What is kept of responses, and for how long."""
 
+from dataclasses import replace
+
 import pytest
 
 from genai_server.api.response_store import EndedResponse, ResponseStore
@@ -82,6 +84,23 @@ def test_a_response_that_nobody_will_ask_for_is_not_kept() -> None:
 def test_an_unknown_response_is_not_found(method: str) -> None:
     with pytest.raises(ResponseNotFound, match="'x'"):
         getattr(_store("a"), method)("x")
+
+
+def test_a_response_is_there_for_its_owner_only() -> None:
+    store = ResponseStore(3, 1000)
+    store.begin(replace(_ended("a", "in_progress"), owner="alice"))
+    _keep(store, replace(_ended("b"), owner="alice"))
+    for id in "ab":
+        assert store.get(id, "alice").owner == "alice"
+        assert store.find_items({f"in_{id}"}, "alice")
+        for stranger in ("bob", None):
+            assert store.find_items({f"in_{id}"}, stranger) == {}
+            with pytest.raises(ResponseNotFound):
+                store.get(id, stranger)
+            with pytest.raises(ResponseNotFound):
+                store.delete(id, stranger)
+    store.delete("b", "alice")
+    assert store.find_items({"in_b"}, "alice") == {}
 
 
 def test_items_are_found_in_input_and_output() -> None:

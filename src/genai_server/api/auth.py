@@ -105,6 +105,16 @@ def forwarded_by(headers: Mapping[str, str]) -> str | None:
     return next((name for name in headers if name in _FORWARDING_HEADERS or name.startswith("x-forwarded")), None)
 
 
+async def holder(request: Request) -> str | None:
+    """The name of the key that a request came with; None for the operator's, or where none is needed."""
+    access: Access = request.state.access
+    return None if access.key is None else access.key.name
+
+
+# What routes take as a parameter.
+TheHolder = Annotated[str | None, Depends(holder)]
+
+
 async def require_admin(request: Request, services: Annotated[Services, Depends(services)]) -> None:
     """Let the holder of the admin key in, or, where no key at all is set, a program on this machine.
 

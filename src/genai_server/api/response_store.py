@@ -19,6 +19,9 @@ class KeptResponse(Protocol):
     @property
     def items(self) -> list[JsonObject]: ...
 
+    @property
+    def owner(self) -> str | None: ...
+
     def cancel(self) -> None:
         """End it. Raises InvalidField if it has ended by itself."""
         ...
@@ -30,6 +33,7 @@ class EndedResponse:
 
     response: JsonObject
     items: list[JsonObject]
+    owner: str | None = None
 
     def cancel(self) -> None:
         status = self.response["status"]
@@ -45,7 +49,8 @@ class EndedResponse:
 class ResponseStore:
     """At most `size` ended responses of together `num_bytes`, those last used, and all that are being made.
 
-    Of responses that have items in common each counts them.
+    Each is there for its owner only: the name of the key that it was asked for with, or None. Of responses
+    that have items in common each counts them.
     """
 
     def __init__(self, size: int, num_bytes: int) -> None:
@@ -78,34 +83,36 @@ class ResponseStore:
         """It is not to be kept."""
         self._running.pop(id, None)
 
-    def get(self, id: str) -> KeptResponse:
-        """A response. Raises ResponseNotFound."""
-        if id in self._running:
-            return self._running[id]
-        if id not in self._ended:
+    def get(self, id: str, owner: str | None = None) -> KeptResponse:
+        """A response of this owner. Raises ResponseNotFound."""
+        kept: KeptResponse | None = self._running.get(id)
+        if kept is None and id in self._ended:
+            kept, _ = self._ended[id]
+        if kept is None or kept.owner != owner:
             raise _not_found(id)
-        self._ended.move_to_end(id)
-        return self._ended[id][0]
+        if id in self._ended:
+            self._ended.move_to_end(id)
+        return kept
 
-    def delete(self, id: str) -> None:
+    def delete(self, id: str, owner: str | None = None) -> None:
         """Forget a response; one that is being made goes on for whoever reads it. Raises ResponseNotFound."""
+        self.get(id, owner)
         if self._running.pop(id, None) is None:
             self._drop(id)
 
-    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
-        """Those of the kept responses' conversations that have these ids, as many as there are."""
-        return {item["id"]: item for item in self._items() if item["id"] in ids} if ids else {}
+    def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
+        """Those of the owner's conversations that have these ids, as many as there are."""
+        return {item["id"]: item for item in self._items(owner) if item["id"] in ids} if ids else {}
 
     def _drop(self, id: str) -> None:
-        if id not in self._ended:
-            raise _not_found(id)
         _, size = self._ended.pop(id)
         self._num_bytes -= size
 
-    def _items(self) -> Iterator[JsonObject]:
+    def _items(self, owner: str | None) -> Iterator[JsonObject]:
         for kept in [*self._running.values(), *(ended for ended, _ in self._ended.values())]:
-            yield from kept.items
-            yield from kept.response["output"]
+            if kept.owner == owner:
+                yield from kept.items
+                yield from kept.response["output"]
 
 
 def _not_found(id: str) -> ResponseNotFound:

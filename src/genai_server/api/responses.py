@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, Response
 
+from genai_server.api.auth import TheHolder
 from genai_server.api.caller import Caller, TheCaller
 from genai_server.api.response_store import KeptResponse
 from genai_server.api.running_response import RunningResponse
@@ -37,9 +38,10 @@ async def create_response(
     body: ResponsesRequest,
     services: TheServices,
     caller: TheCaller,
+    owner: TheHolder,
 ) -> Response:
     """OpenAI's response, in one piece or as a stream of events."""
-    running = await _start(body, services, caller)
+    running = await _start(body, services, caller, owner)
     if body.stream:
         return EventStream(running, running.events(), named=True, tell_error=running.fail)
     try:
@@ -50,10 +52,10 @@ async def create_response(
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
 @router.post("/responses/input_tokens", include_in_schema=False)
-async def count_input_tokens(body: ResponsesRequest, services: TheServices) -> InputTokens:
+async def count_input_tokens(body: ResponsesRequest, services: TheServices, owner: TheHolder) -> InputTokens:
     """How many tokens the prompt of this response has; no engine is asked, and nothing is kept."""
     require_model(services, body.model)
-    chat = to_chat(body, _conversation(body, services))
+    chat = to_chat(body, _conversation(body, services, owner))
     with _in_words_of_the_client():
         return InputTokens(input_tokens=len(await encode_chat(chat, services.codec)))
 
@@ -61,25 +63,25 @@ async def count_input_tokens(body: ResponsesRequest, services: TheServices) -> I
 @router.get("/v1/responses/{response_id}")
 @router.get("/responses/{response_id}", include_in_schema=False)
 async def get_response(
-    response_id: str, query: Annotated[RetrieveParameters, Query()], services: TheServices
+    response_id: str, query: Annotated[RetrieveParameters, Query()], services: TheServices, owner: TheHolder
 ) -> dict[str, Any]:
     """A response as it is now."""
-    return services.responses.get(response_id).response
+    return services.responses.get(response_id, owner).response
 
 
 @router.delete("/v1/responses/{response_id}")
 @router.delete("/responses/{response_id}", include_in_schema=False)
-async def delete_response(response_id: str, services: TheServices) -> dict[str, Any]:
+async def delete_response(response_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
     """Forget a response; those that went on from it have what they need of it."""
-    services.responses.delete(response_id)
+    services.responses.delete(response_id, owner)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 @router.post("/responses/{response_id}/cancel", include_in_schema=False)
-async def cancel_response(response_id: str, services: TheServices) -> dict[str, Any]:
+async def cancel_response(response_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
     """End a response that is being made, and give what there is of it."""
-    kept = services.responses.get(response_id)
+    kept = services.responses.get(response_id, owner)
     kept.cancel()
     return kept.response
 
@@ -87,10 +89,10 @@ async def cancel_response(response_id: str, services: TheServices) -> dict[str, 
 @router.get("/v1/responses/{response_id}/input_items")
 @router.get("/responses/{response_id}/input_items", include_in_schema=False)
 async def list_input_items(
-    response_id: str, query: Annotated[InputItemsParameters, Query()], services: TheServices
+    response_id: str, query: Annotated[InputItemsParameters, Query()], services: TheServices, owner: TheHolder
 ) -> dict[str, Any]:
     """The items that a response was made from, those of the turns before included, page by page."""
-    items = services.responses.get(response_id).items
+    items = services.responses.get(response_id, owner).items
     if query.order == "desc":
         items = items[::-1]
     if query.after is not None:
@@ -103,12 +105,12 @@ async def list_input_items(
     return {"object": "list", "data": page, **ends, "has_more": len(items) > len(page)}
 
 
-async def _start(body: ResponsesRequest, services: Services, caller: Caller) -> RunningResponse:
+async def _start(body: ResponsesRequest, services: Services, caller: Caller, owner: str | None) -> RunningResponse:
     """Raises RequestError, which names the field that the client gave, and Unavailable."""
     store = services.responses
     if body.store and not store.is_on:
         raise InvalidField("store must not be true: this server keeps no responses", param="store")
-    items = _conversation(body, services)
+    items = _conversation(body, services, owner)
     chat = to_chat(body, items)
     _, model = services.router.pick(body.device)
     is_stored = store.is_on and body.store is not False
@@ -122,7 +124,14 @@ async def _start(body: ResponsesRequest, services: Services, caller: Caller) -> 
     with _in_words_of_the_client():
         choices = await start_chat(services, chat, caller)
     build = ResponseBuilder(begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []))
-    return RunningResponse(choices, build, items, store if is_stored else None, with_metrics=bool(body.include_metrics))
+    return RunningResponse(
+        choices,
+        build,
+        items,
+        store if is_stored else None,
+        owner=owner,
+        with_metrics=bool(body.include_metrics),
+    )
 
 
 @contextmanager
@@ -134,18 +143,18 @@ def _in_words_of_the_client() -> Iterator[None]:
         raise outer_error(error) from None
 
 
-def _conversation(body: ResponsesRequest, services: Services) -> list[JsonObject]:
+def _conversation(body: ResponsesRequest, services: Services, owner: str | None) -> list[JsonObject]:
     """The items of all turns. Raises InvalidField."""
-    kept = services.responses.find_items(referenced_ids(body.input))
-    return [*_earlier(body, services), *given_items(body.input, kept)]
+    kept = services.responses.find_items(referenced_ids(body.input), owner)
+    return [*_earlier(body, services, owner), *given_items(body.input, kept)]
 
 
-def _earlier(body: ResponsesRequest, services: Services) -> list[JsonObject]:
+def _earlier(body: ResponsesRequest, services: Services, owner: str | None) -> list[JsonObject]:
     """The items of the turns before. Raises PreviousNotFound, and InvalidField for a response that has not ended."""
     if body.previous_response_id is None:
         return []
     try:
-        kept: KeptResponse = services.responses.get(body.previous_response_id)
+        kept: KeptResponse = services.responses.get(body.previous_response_id, owner)
     except ResponseNotFound as error:
         raise PreviousNotFound(error.message, param="previous_response_id") from None
     response = kept.response

@@ -17,7 +17,8 @@ from genai_server.openai_api.schemas.base import JsonObject
 class RunningResponse:
     """Makes a response of an answer; whoever has it must `close` it, which ends the answer if it still runs.
 
-    `items` are those that it is made from. It is in the store, if one is given, from its making on.
+    `items` are those that it is made from, `owner` the name of the key that it is asked for with.
+    It is in the store, if one is given, from its making on.
     """
 
     def __init__(
@@ -27,9 +28,11 @@ class RunningResponse:
         items: list[JsonObject],
         store: ResponseStore | None,
         *,
+        owner: str | None,
         with_metrics: bool = False,
     ) -> None:
         self.items = items
+        self.owner = owner
         self._choices = choices
         self._build = build
         self._store = store
@@ -96,7 +99,7 @@ class RunningResponse:
                 answer.end()
 
     def _ended(self) -> EndedResponse:
-        return EndedResponse(self.response, self.items)
+        return EndedResponse(self.response, self.items, self.owner)
 
     async def _read(self) -> None:
         async for _ in self.events():
