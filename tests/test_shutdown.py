@@ -73,6 +73,7 @@ def test_what_outlasts_the_drain_ends_with_an_error_and_the_status_is_3(own_fold
         asking.join(10)
         assert plain[0].status_code == 503
         assert plain[0].json()["error"]["code"] == "server_stopping"
+        assert plain[0].headers["retry-after"] == "1"
         assert server.process.wait(15) == 3
 
 

@@ -247,7 +247,8 @@ class ServerStopping(GenerationFailed):
     def __init__(
         self, message: str = "the server stops", *, param: str | None = None, retry_after: int | None = None
     ) -> None:
-        super().__init__(message, param=param, retry_after=retry_after)
+        # Another server takes its place, or it starts again.
+        super().__init__(message, param=param, retry_after=1 if retry_after is None else retry_after)
 
 
 class RunnerFailed(GenerationFailed):

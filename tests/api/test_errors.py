@@ -13,6 +13,7 @@ from genai_server.errors import (
     ModelNotFound,
     NoEngineReady,
     QueueFull,
+    ServerStopping,
 )
 from tests.running_server import RunningServer, body
 
@@ -105,6 +106,12 @@ def test_only_what_may_succeed_later_says_when() -> None:
     scope = {"path": "/v1/chat"}
     found = [
         error_response(error, scope).headers.get("retry-after")
-        for error in (NoEngineReady("x"), QueueFull("x", retry_after=17), InvalidField("x"), EngineDied("x"))
+        for error in (
+            NoEngineReady("x"),
+            QueueFull("x", retry_after=17),
+            ServerStopping(),
+            InvalidField("x"),
+            EngineDied("x"),
+        )
     ]
-    assert found == ["1", "17", None, None]
+    assert found == ["1", "17", "1", None, None]
