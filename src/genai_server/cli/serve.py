@@ -27,6 +27,7 @@ from genai_server.config import (
     export_engines,
     export_settings,
     load_settings,
+    unknown_variables,
 )
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError
@@ -52,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.reload and settings.workers > 1:
         raise ConfigurationError(f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only")
     configure_logging(settings.log_level)
+    for name, meant in unknown_variables().items():
+        log.warning("%s is no setting of this server%s", name, f"; {meant} is one" if meant else "")
     check_doors(settings)
     load_codecs(settings)  # what is wrong with the model's text side is told before anything starts
     listener = listen(settings)

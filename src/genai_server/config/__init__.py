@@ -14,7 +14,7 @@ from genai_server.config.environment import (
 )
 from genai_server.config.session_options import device_options
 from genai_server.config.settings import Settings, environment_variable, option
-from genai_server.config.sources import load_settings
+from genai_server.config.sources import load_settings, unknown_variables
 
 __all__ = [
     "Settings",
@@ -29,4 +29,5 @@ __all__ = [
     "limit_tokenizer_threads",
     "load_settings",
     "option",
+    "unknown_variables",
 ]
