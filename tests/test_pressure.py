@@ -71,6 +71,18 @@ def test_more_answers_than_there_is_room_for_are_refused_before_the_first(busy: 
     assert len(listed(busy)) == 1
 
 
+def test_more_answers_than_ever_can_run_and_wait_are_no_503(full: RunningServer) -> None:
+    three = [
+        ("/v1/chat/completions", body("say x", n=3)),
+        ("/v1/completions", {"prompt": ["a", "b", "c"]}),
+    ]
+    for path, asked in three:
+        response = full.client.post(path, json=asked)
+        assert response.status_code == 400, path
+        assert "retry-after" not in response.headers
+        assert "GENAI_MAX_QUEUE" in response.json()["error"]["message"]
+
+
 def test_health_and_operators_are_served_while_the_queue_is_full(full: RunningServer) -> None:
     for path in ("/healthz", "/readyz", "/v1/requests", "/v1/admin/runtime_options", "/v1/models"):
         assert full.client.get(path).status_code == 200, path

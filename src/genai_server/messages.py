@@ -126,7 +126,7 @@ class Load(Struct, frozen=True, tag=True):
 
     `room` is how many more requests would be taken, None as long as that is not known, and `room_tokens` with how many
     tokens of prompts, None if any number. `retry_after` are the seconds until there is room again if there is none, as
-    they were estimated then.
+    they were estimated then. `capacity` is how many an idle device takes, None as long as that is not known.
     """
 
     running: int = 0
@@ -136,6 +136,7 @@ class Load(Struct, frozen=True, tag=True):
     room: int | None = None
     room_tokens: int | None = None
     retry_after: int = 0
+    capacity: int | None = None
 
 
 class Histogram(Struct, frozen=True):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.config import Settings, load_settings
+from genai_server.config import Settings, load_settings, unknown_variables
 from genai_server.errors import ConfigurationError
 
 
@@ -43,6 +43,13 @@ def test_a_missing_file_is_no_error(tmp_path: Path) -> None:
 def test_other_variables_and_options_are_nothing_to_the_settings() -> None:
     environ = {"PATH": "/bin", "port": "1", "GENAI_UNHEARD_OF": "1"}
     assert load_settings({"run": "serve"}, environ=environ, dotenv=None) == _load()
+
+
+def test_variables_that_are_named_as_settings_and_are_none_are_known_with_what_may_be_meant(dotenv: Path) -> None:
+    dotenv.write_text("GENAI_UNHEARD_OF=1\nGENAI_THREADS=3\n", encoding="utf-8")
+    environ = {"PATH": "/bin", "GENAI_API_KEY": "x", "GENAI_EXTRA": "cpu", "GENAI_ENGINES_DIR": "x", "GENAI_DEVICE": ""}
+    assert unknown_variables(environ, dotenv=dotenv) == {"GENAI_API_KEY": "GENAI_API_KEYS", "GENAI_UNHEARD_OF": None}
+    assert unknown_variables({}, dotenv=None) == {}
 
 
 def test_the_environment_is_that_of_the_process_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

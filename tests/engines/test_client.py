@@ -169,6 +169,8 @@ def test_a_full_engine_is_known_to_be_full_without_asking_it() -> None:
         engine = router.engines["scripted:0"]
         await until(lambda: engine.load.room == 2)
         engine.require_room(2, 10**6)
+        with pytest.raises(InvalidField, match="may have 2 answers .* given 3"):
+            engine.require_room(3)  # however long it waits
         running = await engine.submit(request("delay 0.01; count 100"))
         await until(lambda: engine.load.room == 1)
         engine.require_room(1, 100)

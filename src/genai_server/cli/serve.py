@@ -28,6 +28,7 @@ from genai_server.config import (
     export_settings,
     export_shared_metrics,
     load_settings,
+    unknown_variables,
 )
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError
@@ -53,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.reload and settings.workers > 1:
         raise ConfigurationError(f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only")
     configure_logging(settings.log_level, settings.log_format)
+    for name, meant in unknown_variables().items():
+        log.warning("%s is no setting of this server%s", name, f"; {meant} is one" if meant else "")
     check_doors(settings)
     if (traces := load_traces(settings)) is not None:
         traces.close()  # only to see that they can be sent

@@ -16,7 +16,7 @@ from genai_server.config.environment import (
 )
 from genai_server.config.session_options import device_options
 from genai_server.config.settings import Settings, environment_variable, option
-from genai_server.config.sources import load_settings
+from genai_server.config.sources import load_settings, unknown_variables
 
 __all__ = [
     "Settings",
@@ -33,4 +33,5 @@ __all__ = [
     "load_settings",
     "option",
     "shared_metrics",
+    "unknown_variables",
 ]

@@ -1,5 +1,6 @@
 """Where settings come from: command line > environment > .env > configuration file > default."""
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,9 +9,13 @@ from typing import Any
 from dotenv import dotenv_values
 from pydantic import ValidationError
 
+from genai_server.config.environment import ATTACH_VARIABLE
 from genai_server.config.settings import Settings, environment_variable, option
 from genai_server.errors import ConfigurationError
 from genai_server.options import file
+
+# What the scripts that start the server read.
+_OF_SCRIPTS = "GENAI_EXTRA"
 
 
 def load_settings(
@@ -52,3 +57,14 @@ def load_settings(
         shown = "(hidden)" if field in ("admin_api_key", "api_keys") else repr(values[field])
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
+
+
+def unknown_variables(
+    environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env")
+) -> dict[str, str | None]:
+    """The variables that are named as settings and are none, each with the setting that may be meant."""
+    environ = os.environ if environ is None else environ
+    known = [environment_variable(name) for name in Settings.model_fields]
+    given = {*environ, *(dotenv_values(dotenv) if dotenv is not None else ())}
+    strange = {name for name in given if name.startswith("GENAI_")} - {*known, ATTACH_VARIABLE, _OF_SCRIPTS}
+    return {name: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}

@@ -64,7 +64,7 @@ class Outbox:
         own = Counter(connection for connection, _ in origins)
         for connection, last in self._loads.items():
             others = len(origins) - own[connection]
-            load = Load(running, waiting, others, terminated, room, room_tokens, last.retry_after)
+            load = Load(running, waiting, others, terminated, room, room_tokens, last.retry_after, scheduler.capacity)
             if load != last:
                 # Not kept up to date while nothing else changes: it would change by itself.
                 retry_after = scheduler.seconds_until_room() if 0 in (room, room_tokens) else 0

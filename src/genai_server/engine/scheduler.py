@@ -92,9 +92,14 @@ class Scheduler:
                 retry_after=self.seconds_until_room(int(excess)),
             )
 
+    @property
+    def capacity(self) -> int:
+        """How many sequences may run and wait together."""
+        return self._max_running + self._max_waiting
+
     def room(self, coming: Collection[Sequence] = ()) -> int:
         """How many more sequences could be added beside those that are about to be."""
-        return max(0, self._max_running + self._max_waiting - self._num_present(coming))
+        return max(0, self.capacity - self._num_present(coming))
 
     def room_tokens(self, coming: Collection[Sequence] = ()) -> int | None:
         """How many tokens the prompt of one more may have; None if any number, or if it would not wait."""

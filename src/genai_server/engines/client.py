@@ -13,7 +13,7 @@ from genai_server.engines.board import read_board
 from genai_server.engines.connection import connect
 from genai_server.engines.retry import Retries
 from genai_server.engines.stream import PromptProgress, TokenStream
-from genai_server.errors import EngineDied, NoEngineReady, QueueFull, from_code
+from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, from_code
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages import (
     Accepted,
@@ -149,8 +149,15 @@ class EngineClient:
 
     def require_room(self, num_requests: int, num_tokens: int = 0) -> None:
         """Raise QueueFull if the engine, for all that it has told, would not take so many requests now, or so many
-        tokens of prompts.
+        tokens of prompts, and InvalidField if it never would take so many requests.
         """
+        capacity = self.load.capacity
+        if capacity is not None and num_requests > capacity:
+            raise InvalidField(
+                f"a request may have {capacity} answers on device {self.device}, as many as may run and wait there "
+                f"(GENAI_MAX_BATCH_SIZE, GENAI_MAX_QUEUE), given {num_requests}",
+                param="n",
+            )
         rooms = (
             (self.load.room, num_requests, "requests", "GENAI_MAX_QUEUE"),
             (self.load.room_tokens, num_tokens, "tokens of prompts", "GENAI_MAX_QUEUE_TOKENS"),
