@@ -4,8 +4,8 @@ import argparse
 import sys
 
 from genai_server import __version__
-from genai_server.cli import bench, doctor, import_triton, key, models, profile, pull, serve, top, tune
-from genai_server.errors import ConfigurationError, PullFailed
+from genai_server.cli import bench, chat, doctor, export, import_triton, key, models, profile, pull, serve, top, tune
+from genai_server.errors import ChatFailed, ConfigurationError, ExportFailed, PullFailed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -15,7 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     serve.add_parser(subparsers)
     pull.add_parser(subparsers)
+    export.add_parser(subparsers)
     models.add_parser(subparsers)
+    chat.add_parser(subparsers)
     key.add_parser(subparsers)
     top.add_parser(subparsers)
     bench.add_parser(subparsers)
@@ -29,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"genai-server: {error}", file=sys.stderr)
         return 2
-    except PullFailed as error:
+    except (PullFailed, ExportFailed, ChatFailed) as error:
         print(f"genai-server: {error}", file=sys.stderr)
         return 1
     return status

@@ -1,7 +1,7 @@
 """huggingface_hub, as far as it is used: what a repository holds, and the bytes of one file.
 
 Its own `snapshot_download` drops what has come of a file when the connection breaks for good, and compares no hashes
-(docs/decisions/0020-a-pull-keeps-what-has-come.md).
+(docs/decisions/0018-a-pull-keeps-what-has-come.md).
 """
 
 import importlib.metadata
@@ -19,24 +19,25 @@ _OLDEST = (2, 4)
 
 
 class Hub:
-    """The hub at HF_ENDPOINT, asked with a token: the given one, else the library's own (HF_TOKEN, `hf auth login`).
+    """The hub at an address, by default HF_ENDPOINT.
 
+    It is asked with a token: the given one, else the library's own (HF_TOKEN, `hf auth login`).
     Raises ConfigurationError if huggingface_hub is missing or too old.
     """
 
-    def __init__(self, token: str | None = None) -> None:
+    def __init__(self, token: str | None = None, endpoint: str | None = None) -> None:
         _check_installed()
         from huggingface_hub import constants
 
-        self.endpoint = constants.ENDPOINT
-        self._token = token
+        self.endpoint = endpoint or constants.ENDPOINT
+        self._token = token or None
 
     def repository(self, name: str, revision: str | None) -> Repository:
         """The files of a model's repository at a branch, tag or commit. Raises PullFailed."""
         from huggingface_hub import HfApi
         from huggingface_hub.hf_api import RepoFile
 
-        api = HfApi(token=self._token)
+        api = HfApi(endpoint=self.endpoint, token=self._token)
         with self._told_plainly(name, revision):
             commit = api.model_info(name, revision=revision).sha
             if commit is None:
@@ -58,7 +59,7 @@ class Hub:
             disable_progress_bars()
         # Compressed, what is left could not be asked for by its place.
         headers = build_hf_headers(token=self._token) | {"accept-encoding": "identity"}
-        url = hf_hub_url(repository.name, file.path, revision=repository.commit)
+        url = hf_hub_url(repository.name, file.path, revision=repository.commit, endpoint=self.endpoint)
         with partial.open("ab") as out, self._told_plainly(repository.name, repository.commit):
             http_get(url, out, resume_size=out.tell(), headers=headers, expected_size=file.size)
 
