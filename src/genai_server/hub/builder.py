@@ -75,7 +75,7 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
     with tempfile.TemporaryDirectory(dir=build.target) as cache:
         status, last = _run([*command, "-c", cache, "--extra_options", *build.options], environment, log, tell)
     if status:
-        kept = build.target.parent / f"{build.target.name.strip('.')}.log"
+        kept = build.target.parent / f"{build.target.stem.strip('.')}.log"
         shutil.copy(log, kept)
         raise ExportFailed("\n".join([f"the model builder failed (status {status}); its log is {kept}", *last]))
     for name in _KEPT:

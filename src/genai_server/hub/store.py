@@ -64,8 +64,8 @@ def only_one(directory: Path) -> Iterator[None]:
         raise ConfigurationError(f"{error.filename or directory}: {error.strerror}") from None
     try:
         yield
-        path.unlink(missing_ok=True)
     finally:
+        path.unlink(missing_ok=True)
         lock.release()
 
 
