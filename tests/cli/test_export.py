@@ -146,7 +146,7 @@ def test_an_environment_without_pytorch_is_told_before_anything_is_fetched(tmp_p
     shutil.rmtree(libraries / "onnxruntime_genai" / "models")
     done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 2
-    assert "onnxruntime_genai.models.builder: pip install 'genai-server[export]' there" in done.stderr
+    assert "onnxruntime_genai.models.builder: pip install 'genai-server[cpu,export]' there" in done.stderr
 
 
 def test_what_is_there_already_is_not_built_over(tmp_path: Path, libraries: Path, source: Path) -> None:

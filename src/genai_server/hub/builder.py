@@ -58,8 +58,8 @@ def check_environment(python: Path) -> None:
         raise ConfigurationError(f"--python={python}: cannot be run: {error}") from None
     if missing := done.stdout.split():
         raise ConfigurationError(
-            f"{python} lacks {', '.join(missing)}: pip install 'genai-server[export]' there, or name the Python of an "
-            "environment that has it with --python"
+            f"{python} lacks {', '.join(missing)}: pip install 'genai-server[cpu,export]' there, or name the Python of "
+            "an environment that has it with --python"
         )
 
 
