@@ -32,14 +32,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run_list(_: argparse.Namespace) -> int:
     """Print a line for each model; returns the exit status."""
     models = load_settings().models_path
-    found = store.models_in(models)
+    found, unfinished = store.models_in(models), store.unfinished_in(models)
     width = max((len(path.name) for path in found), default=0)
     for path in found:
         print(f"{path.name:<{width}}  {store.size_of(path) / _MIB:8.0f} MiB  {_origin(path)}{_fault(path)}")
-    for path in store.unfinished_in(models):
+    for path in unfinished:
         name = path.stem.removeprefix(".")
         print(f"{name:<{width}}  {store.size_of(path) / _MIB:8.0f} MiB  not whole; pull or export it again")
-    if not found:
+    if not found and not unfinished:
         print(f"no models in {models}; genai-server pull REPO fetches one")
     return 0
 
