@@ -22,20 +22,22 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "generation", "parts", "timing", "options", "messages", "heartbeat", "profile_plan"),
     ("config", "logs"),
-    ("text", "openai_api", "profiles"),
+    ("text", "openai_api", "profiles", "hub"),
     ("engine", "engines", "anthropic_api"),
-    ("api", "bench"),
+    ("api", "bench", "chat"),
     ("cli",),
     ("asgi", "__main__"),
 )
 # Rooms further down that a room must not know nevertheless.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
-    "engine": ("text", "openai_api"),
-    "engines": ("text", "openai_api", "profiles"),
-    "anthropic_api": ("text", "profiles"),
-    "api": ("engine",),
+    "engine": ("text", "openai_api", "hub"),
+    "engines": ("text", "openai_api", "profiles", "hub"),
+    "anthropic_api": ("text", "profiles", "hub"),
+    "api": ("engine", "hub"),
     # It measures servers of any kind, from outside.
-    "bench": ("engine", "engines", "text", "openai_api", "anthropic_api", "profiles", "messages", "generation"),
+    "bench": ("engine", "engines", "text", "openai_api", "anthropic_api", "profiles", "hub", "messages", "generation"),
+    # It talks to a server as any client does.
+    "chat": ("engine", "engines", "text", "openai_api", "anthropic_api", "profiles", "hub", "messages", "generation"),
 }
 # Libraries, by pattern of their top module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
@@ -54,6 +56,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "opentelemetry": ("api.traces",),
     "rich": ("cli.bench", "cli.top", "cli.tune"),
     "matplotlib": ("bench.plot",),
+    "huggingface_hub": ("hub.library",),
 }
 # What may be named in these modules only.
 NAMES: dict[str, tuple[str, ...]] = {

@@ -3,6 +3,9 @@
 GenaiServerError
 ├── ConfigurationError          a setting or the installation is wrong: the start ends with one line
 │   └── ModelDirectoryError     the model directory is missing or incomplete
+├── PullFailed                  a model could not be fetched; what is there of it is not taken for one
+├── ExportFailed                a model could not be built, likewise
+├── ChatFailed                  there is no server to chat with, or it does not answer
 ├── RequestError                the caller's to mend; raised before any work is done
 │   ├── InvalidField            a field has a value that cannot be honoured
 │   │   ├── UnknownField        a field that the endpoint does not know
@@ -62,6 +65,24 @@ class ModelDirectoryError(ConfigurationError):
     """The model directory is missing or incomplete; the message names the file."""
 
     code = "model_directory_error"
+
+
+class PullFailed(GenaiServerError):
+    """A model could not be fetched from a hub; the message says why, and what to do."""
+
+    code = "pull_failed"
+
+
+class ExportFailed(GenaiServerError):
+    """A model directory could not be built; the message says why, and where the builder's log is."""
+
+    code = "export_failed"
+
+
+class ChatFailed(GenaiServerError):
+    """The terminal chat has no server, or did not get an answer from it; the message says why."""
+
+    code = "chat_failed"
 
 
 class RequestError(GenaiServerError):

@@ -6,6 +6,7 @@ The only room that reads the process's environment.
 from genai_server.config.addresses import is_loopback
 from genai_server.config.command_line import add_options
 from genai_server.config.environment import (
+    builder_environment,
     disable_telemetry,
     engines_to_attach,
     export_engines,
@@ -21,6 +22,7 @@ from genai_server.config.sources import load_settings, unknown_variables
 __all__ = [
     "Settings",
     "add_options",
+    "builder_environment",
     "device_options",
     "disable_telemetry",
     "engines_to_attach",

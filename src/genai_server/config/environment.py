@@ -42,6 +42,11 @@ def shared_metrics(environ: Mapping[str, str] | None = None) -> Path | None:
     return Path(folder) if folder else None
 
 
+def builder_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for onnxruntime-genai's model builder: no telemetry, and nothing fetched behind our back."""
+    return {**(os.environ if environ is None else environ), "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
+
+
 def disable_telemetry(environ: MutableMapping[str, str] | None = None) -> None:
     """Keep onnxruntime-genai from reporting usage; has an effect only before the library is imported."""
     (os.environ if environ is None else environ).setdefault("ORT_DISABLE_TELEMETRY", "1")

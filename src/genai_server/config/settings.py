@@ -116,6 +116,11 @@ class Settings(BaseModel):
         alias="GENAI_CACHE_DIR",
         description="Folder for packed weights that all engines share; empty takes the user's, `none` does without.",
     )
+    models_dir: str = Field(
+        "",
+        alias="GENAI_MODELS_DIR",
+        description="Folder that `pull` and `export` put models into; empty takes the user's.",
+    )
     allow_special_tokens: bool = Field(
         False,
         alias="GENAI_ALLOW_SPECIAL_TOKENS",
@@ -339,6 +344,13 @@ class Settings(BaseModel):
         if self.cache_dir == "none":
             return None
         return Path(self.cache_dir) if self.cache_dir else platformdirs.user_cache_path("genai-server")
+
+    @property
+    def models_path(self) -> Path:
+        """The folder of the models that were fetched or built."""
+        if self.models_dir:
+            return Path(self.models_dir).expanduser()
+        return platformdirs.user_data_path("genai-server") / "models"
 
     @property
     def on_loopback(self) -> bool:

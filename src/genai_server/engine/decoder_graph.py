@@ -26,7 +26,8 @@ class DecoderGraph:
 
     `past_names` and `present_names` list keys and values of all layers in the same order. `cache_type` and
     `logits_type` are numpy's. Some layers may keep no more than a `window` of tokens, 0 if none does; the operator
-    keeps everything in a buffer that is long enough, so ours are never shorter than the window. In batches no row may
+    keeps everything in a buffer that is long enough, so ours are never shorter than the window. A graph may give the
+    logits of the last token only, whatever it reads. In batches no row may
     grow beyond `switches_at` tokens, if that is not None: one longer row would change the rope of all.
     """
 
@@ -43,6 +44,7 @@ class DecoderGraph:
     logits_type: Any
     window: int = 0
     switches_at: int | None = None
+    gives_last_logits_only: bool = False
 
     def slot_length(self, max_length: int) -> int:
         """Tokens that a slot has room for: one more than a sequence may have, and at least a window."""
@@ -93,6 +95,7 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         logits_type=_float_type("logits", outputs[names.logits].elem_type),
         window=_window(graph),
         switches_at=_switch(graph, names.attention_mask),
+        gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
     )
 
 

@@ -15,6 +15,10 @@ CHAT_TEMPLATE = "chat_template.jinja"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 # In the name of a setting such as custom_ops_library: onnxruntime would run code of the model's makers.
 _CODE = "library"
+# What Git leaves in the place of a large file without its extension LFS.
+_LFS_POINTER = b"version https://git-lfs"
+_FROM_THE_ORIGINAL = "copy it from the model that this one was made of"
+_FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, genai-server export)"
 # How a tensor's external file stands in an ONNX file: a StringStringEntryProto (onnx.proto3) of key "location" and the
 # file's name, whose length takes one byte as names are short.
 _EXTERNAL_FILE = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])")
@@ -36,21 +40,40 @@ def check_model_directory(directory: Path) -> ModelInfo:
     _check_names(directory, config)
     for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
         _check_inside(directory, name, CONFIG)
-        if not (directory / name).is_file():
-            raise ModelDirectoryError(f"model directory {directory} is incomplete: {name} is missing")
+        _check_present(directory, name, " is missing")
     for name in external_files(directory / decoder):
         _check_inside(directory, name, decoder)
-        if not (directory / name).is_file():
-            raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}, named in {decoder}")
+        _check_present(directory, name, f", which {decoder} names, is missing")
     for path in (directory / CHAT_TEMPLATE, *directory.glob(_MORE_TEMPLATES)):
         _check_inside(directory, str(path.relative_to(directory)), "chat template")
     tokenizer_config = _read_json(directory / TOKENIZER_CONFIG)
     if not (directory / CHAT_TEMPLATE).is_file() and not tokenizer_config.get("chat_template"):
         raise ModelDirectoryError(
             f"model directory {directory} is incomplete: no chat template, "
-            f"neither {CHAT_TEMPLATE} nor chat_template in {TOKENIZER_CONFIG}"
+            f"neither {CHAT_TEMPLATE} nor chat_template in {TOKENIZER_CONFIG}; {remedy(CHAT_TEMPLATE)}"
         )
     return info
+
+
+def remedy(name: str) -> str:
+    """What to do when a file of a model directory is missing or broken."""
+    if name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE):
+        return _FROM_THE_ORIGINAL
+    return "name the folder that has it" if name == CONFIG else _FROM_THE_BUILDER
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether it is what Git leaves in the place of a large file without LFS. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(len(_LFS_POINTER)) == _LFS_POINTER
+
+
+def _check_present(directory: Path, name: str, lack: str) -> None:
+    path = directory / name
+    if not path.is_file():
+        raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}{lack}; {remedy(name)}")
+    if is_lfs_pointer(path):
+        raise ModelDirectoryError(f"{path} is not the file but Git's pointer to it; run git lfs pull there")
 
 
 def _check_names(directory: Path, config: Any) -> None:
@@ -132,7 +155,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelDirectoryError(f"model directory {path.parent} is incomplete: {path.name} is missing") from None
+        raise ModelDirectoryError(
+            f"model directory {path.parent} is incomplete: {path.name} is missing; {remedy(path.name)}"
+        ) from None
     except (OSError, ValueError) as error:
         raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):

@@ -112,6 +112,8 @@ class BatchedRunner:
         return self.slots.acquire(sequence, prompt, reuse=how.reuse, exact=how.exact)
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+        if positions and self._graph.gives_last_logits_only and len(tokens) > 1:
+            raise RunnerFailed(f"the model's graph gives logits for 1 of {len(tokens)} tokens of a prompt")
         index = self.slots.index(sequence)
         length = len(self.slots.slots[index].tokens) + len(tokens)
         logits = self._run(np.array([tokens], np.int64), index, np.array([length]))
@@ -214,7 +216,8 @@ class BatchedRunner:
         binding.bind_cpu_input(self._graph.attention_mask, mask)
         if self._graph.position_ids is not None:
             binding.bind_cpu_input(self._graph.position_ids, lengths[:, None] - new + np.arange(new))
-        logits = np.empty((rows, new, self._model.vocab_size), self._graph.logits_type)
+        told = 1 if self._graph.gives_last_logits_only else new
+        logits = np.empty((rows, told, self._model.vocab_size), self._graph.logits_type)
         binding.bind_output(self._graph.logits, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():

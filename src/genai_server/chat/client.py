@@ -1,0 +1,149 @@
+"""Asks an OpenAI-style server, and gives its answer as it comes."""
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from genai_server.chat.conversation import Message
+from genai_server.errors import ChatFailed
+
+# Seconds for a connection and for a list of models, and until the next piece of an answer.
+_SHORT, _LONG = 10.0, 600.0
+
+
+@dataclass
+class Answer:
+    """An answer with what is known of it: times in seconds of `time.monotonic`, tokens as the server counts them.
+
+    Without the server's count, as for an answer that was stopped, `tokens` is the number of pieces that came.
+    """
+
+    sent: float = field(default_factory=time.monotonic)
+    text: str = ""
+    tokens: int = 0
+    first: float | None = None
+    last: float | None = None
+    is_counted: bool = False
+
+    def took(self) -> str:
+        """The times in words."""
+        if self.first is None or self.last is None:
+            return "nothing came"
+        count = f"{self.tokens} tokens" if self.is_counted else f"about {self.tokens} tokens"
+        words = [count, f"first after {self.first - self.sent:.2f} s"]
+        if self.tokens > 1 and self.last > self.first:
+            words.append(f"then {(self.tokens - 1) / (self.last - self.first):.1f} a second")
+        return ", ".join([*words, f"{self.last - self.sent:.2f} s in all"])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of an answer, or of the thinking before it."""
+
+    text: str
+    is_reasoning: bool = False
+
+
+class ChatClient:
+    """One server by its URL, with or without `/v1`. Raises ChatFailed for a URL of another kind."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ChatFailed(f"{url} is no address of a server; one is such as http://127.0.0.1:8002")
+        self.url = url
+        self._parts = parts
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"content-type": "application/json"} | (
+            {"authorization": f"Bearer {api_key}"} if api_key else {}
+        )
+
+    def is_there(self) -> bool:
+        """Whether a server listens."""
+        with closing(self._connect(_SHORT)) as connection:
+            try:
+                connection.connect()
+            except OSError:
+                return False
+            return True
+
+    def models(self) -> list[str]:
+        """The ids of the models that it serves. Raises ChatFailed."""
+        with closing(self._connect(_SHORT)) as connection:
+            body = self._response(connection, "GET", "/v1/models", None).read()
+        try:
+            return [str(model["id"]) for model in json.loads(body)["data"]]
+        except (ValueError, LookupError, TypeError):
+            raise ChatFailed(f"{self.url}/v1/models is no list of models") from None
+
+    def answer(self, model: str, messages: Sequence[Message], answer: Answer) -> Generator[Piece, None, None]:
+        """Ask, and give the pieces as they come; `answer` is filled meanwhile. Raises ChatFailed.
+
+        Whoever closes the iterator closes the connection, and the server stops.
+        """
+        body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        with closing(self._connect(_LONG)) as connection:
+            response = self._response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
+            for event in self._events(response):
+                if "error" in event:
+                    raise ChatFailed(_message(event, "the server failed"))
+                if usage := event.get("usage"):
+                    answer.tokens, answer.is_counted = int(usage["completion_tokens"]), True
+                for choice in event.get("choices") or ():
+                    yield from _noted(choice.get("delta") or {}, answer)
+
+    def _connect(self, patience: float) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=patience, context=ssl.create_default_context())
+        return http.client.HTTPConnection(host, port, timeout=patience)
+
+    def _response(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> http.client.HTTPResponse:
+        try:
+            connection.request(method, self._path + path, body, self._headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                return response
+            text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ChatFailed(f"{self.url} does not answer: {str(error) or type(error).__name__}") from None
+        try:
+            shown = _message(json.loads(text), text.decode(errors="replace")[:200])
+        except ValueError:
+            shown = response.reason
+        raise ChatFailed(f"{response.status}: {shown}")
+
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        try:
+            for line in response:
+                data = line.removeprefix(b"data:").strip()
+                if line.startswith(b"data:") and data != b"[DONE]":
+                    yield json.loads(data)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ChatFailed(f"the answer broke off: {str(error) or type(error).__name__}") from None
+
+
+def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Piece]:
+    for name in ("reasoning_content", "content"):
+        if text := delta.get(name):
+            answer.last = time.monotonic()
+            answer.first = answer.first or answer.last
+            answer.tokens += 1
+            if name == "content":
+                answer.text += text
+            yield Piece(text, name != "content")
+
+
+def _message(body: Any, otherwise: str) -> str:
+    try:
+        return str(body["error"]["message"])
+    except (LookupError, TypeError):
+        return otherwise

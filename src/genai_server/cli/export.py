@@ -1,0 +1,92 @@
+"""`genai-server export REPO|DIR`: builds a model directory from a model in Hugging Face's form.
+
+It runs onnxruntime-genai's model builder with the settings that are fastest here. The builder needs PyTorch, which
+serving does not: install the extra `export`, here or in an environment that --python names.
+"""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from genai_server.cli.pull import absolute, add_hub_options, checked_name, tell_how_to_serve
+from genai_server.config import builder_environment, load_settings
+from genai_server.engine.model_files import check_model_directory
+from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
+from genai_server.hub import builder, store
+from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
+from genai_server.hub.download import download
+from genai_server.hub.library import Hub
+from genai_server.hub.repository import select_source
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("export", help="build a model directory", description=__doc__)
+    parser.add_argument("source", metavar="REPO|DIR", help="such as Qwen/Qwen3-0.6B, or a directory with config.json")
+    parser.add_argument("--precision", choices=PRECISIONS, default="int4", help="of the weights (default: int4)")
+    parser.add_argument("--device", choices=tuple(PROVIDERS), default="cpu", help="that will serve it (default: cpu)")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="where it goes (default: GENAI_MODELS_DIR/NAME-...)")
+    parser.add_argument(
+        "--extra", nargs="+", default=[], metavar="NAME=VALUE", help="further options of the builder, or other values"
+    )
+    parser.add_argument(
+        "--python", type=Path, default=Path(sys.executable), metavar="FILE", help="whose environment has PyTorch"
+    )
+    add_hub_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build it; returns the exit status. Raises ConfigurationError, PullFailed and ExportFailed."""
+    if wrong := [option for option in arguments.extra if "=" not in option]:
+        raise ConfigurationError(f"--extra {wrong[0]}: an option is NAME=VALUE")
+    builder.check_environment(arguments.python)
+    local = Path(arguments.source).expanduser()
+    name = local.resolve().name if local.is_dir() else checked_name(arguments.source)
+    place = store.place_of(load_settings().models_path, f"{name}-{arguments.precision}-{arguments.device}")
+    directory = absolute(arguments.to or place)
+    if directory.exists():
+        raise ConfigurationError(f"{directory} is there already; name another place with --to, or remove it")
+    with store.only_one(directory):
+        if local.is_dir():
+            _build(arguments, local.resolve(), directory, store.Origin(str(local.resolve())))
+        else:
+            _build_from_hub(arguments, name, directory)
+    tell_how_to_serve(directory)
+    return 0
+
+
+def _build_from_hub(arguments: argparse.Namespace, name: str, directory: Path) -> None:
+    """The original is fetched like a model, and removed when it is of no more use."""
+    hub = Hub(arguments.token)
+    repository = hub.repository(name, arguments.revision)
+    source = store.staging(directory, "source")
+    download(hub, repository, select_source(repository), source, tell=_tell)
+    _build(arguments, source, directory, store.Origin(name, repository.commit))
+    shutil.rmtree(source, ignore_errors=True)
+
+
+def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin: store.Origin) -> None:
+    folder = store.staging(directory, "export")
+    shutil.rmtree(folder, ignore_errors=True)
+    order = Build(source, folder, arguments.precision, arguments.device, tuple(arguments.extra))
+    built = f"{order.precision} {order.device} {' '.join(order.options)}"
+    _tell(f"building {directory.name} ({built})")
+    try:
+        builder.build(order, arguments.python, builder_environment(), _tell)
+        check_model_directory(folder)
+        store.install(folder, directory, store.Origin(origin.source, origin.revision, built=built))
+    except KeyboardInterrupt:
+        raise ExportFailed("stopped") from None
+    except ModelDirectoryError as error:
+        raise ExportFailed(f"what was built is no whole model: {error.message}") from None
+    except OSError as error:
+        raise ExportFailed(f"{error.filename or folder}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{directory} is built, and checked; the builder's words are in {builder.LOG} there")
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)

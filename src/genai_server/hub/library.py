@@ -1,0 +1,128 @@
+"""huggingface_hub, as far as it is used: what a repository holds, and the bytes of one file.
+
+Its own `snapshot_download` drops what has come of a file when the connection breaks for good, and compares no hashes
+(docs/decisions/0018-a-pull-keeps-what-has-come.md).
+"""
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from genai_server.errors import ConfigurationError, PullFailed
+from genai_server.hub.repository import RemoteFile, Repository
+
+_OLDEST = (2, 4)
+
+
+class Hub:
+    """The hub at an address, by default HF_ENDPOINT.
+
+    It is asked with a token: the given one, else the library's own (HF_TOKEN, `hf auth login`).
+    Raises ConfigurationError if huggingface_hub is missing or too old.
+    """
+
+    def __init__(self, token: str | None = None, endpoint: str | None = None) -> None:
+        _check_installed()
+        from huggingface_hub import constants
+
+        self.endpoint = endpoint or constants.ENDPOINT
+        self._token = token or None
+
+    def repository(self, name: str, revision: str | None) -> Repository:
+        """The files of a model's repository at a branch, tag or commit. Raises PullFailed."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.hf_api import RepoFile
+
+        api = HfApi(endpoint=self.endpoint, token=self._token)
+        with self._told_plainly(name, revision):
+            commit = api.model_info(name, revision=revision).sha
+            if commit is None:
+                raise PullFailed(f"{self.endpoint} does not tell the commit of {name}")
+            tree = api.list_repo_tree(name, recursive=True, revision=commit)
+            files = [entry for entry in tree if isinstance(entry, RepoFile)]
+        return Repository(name, commit, tuple(RemoteFile(file.path, file.size, _digest(file)) for file in files))
+
+    def fetch(self, repository: Repository, file: RemoteFile, partial: Path) -> None:
+        """Append to `partial` what it lacks of a file; a connection that breaks is taken up again a few times.
+
+        Raises PullFailed when that does not help, and OSError of the disk.
+        """
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+
+        if not sys.stderr.isatty():
+            disable_progress_bars()
+        # Compressed, what is left could not be asked for by its place.
+        headers = build_hf_headers(token=self._token) | {"accept-encoding": "identity"}
+        url = hf_hub_url(repository.name, file.path, revision=repository.commit, endpoint=self.endpoint)
+        with partial.open("ab") as out, self._told_plainly(repository.name, repository.commit):
+            http_get(url, out, resume_size=out.tell(), headers=headers, expected_size=file.size)
+
+    @contextmanager
+    def _told_plainly(self, name: str, revision: str | None) -> Iterator[None]:
+        from httpx2 import HTTPError
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            HFValidationError,
+            OfflineModeIsEnabled,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        try:
+            yield
+        except GatedRepoError:
+            raise PullFailed(
+                f"{name} is gated: agree to its terms on {self.endpoint}/{name}, and give a token of that account "
+                "with --token or HF_TOKEN"
+            ) from None
+        except RepositoryNotFoundError as error:
+            raise PullFailed(self._not_found(name, error)) from None
+        except RevisionNotFoundError:
+            raise PullFailed(f"{name} has no revision {revision!r}") from None
+        except HFValidationError as error:
+            raise PullFailed(f"{name}: {error}") from None
+        except OfflineModeIsEnabled:
+            raise PullFailed("HF_HUB_OFFLINE is set: nothing is fetched") from None
+        except HfHubHTTPError as error:
+            if error.response.status_code == 401:
+                raise PullFailed(self._token_refused()) from None
+            raise PullFailed(f"{self.endpoint} answers {error.response.status_code}: {_first_line(error)}") from None
+        except HTTPError as error:
+            raise PullFailed(f"{self.endpoint} cannot be reached, or broke off: {_first_line(error)}") from None
+
+    def _not_found(self, name: str, error: OSError) -> str:
+        if getattr(getattr(error, "response", None), "status_code", None) == 401 and self._has_token():
+            return f"{self._token_refused()}, or there is no {name}"
+        return f"there is no {name} on {self.endpoint}, or it is private and needs a token (--token or HF_TOKEN)"
+
+    def _has_token(self) -> bool:
+        from huggingface_hub import get_token
+
+        return bool(self._token or get_token())
+
+    def _token_refused(self) -> str:
+        return f"{self.endpoint} does not accept the token ({'--token' if self._token else 'HF_TOKEN'})"
+
+
+def _digest(file: object) -> str:
+    lfs = getattr(file, "lfs", None)
+    return f"sha256:{lfs.sha256}" if lfs is not None else f"git:{getattr(file, 'blob_id', '')}"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise ConfigurationError("huggingface_hub is not installed; pip install 'genai-server[hub]'")
+    version = importlib.metadata.version("huggingface_hub")
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < _OLDEST:
+        raise ConfigurationError(f"huggingface_hub {version} is too old; pip install 'genai-server[hub]'")

@@ -1,0 +1,169 @@
+"""Where models lie: a folder with a directory for each, and in each that was fetched or built a note of its origin.
+
+A directory is made beside its place, in a hidden folder, and gets its name when it is whole and checked.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from genai_server.errors import ConfigurationError, PullFailed
+from genai_server.hub.digest import has_digest
+from genai_server.hub.repository import MODEL_CONFIG, Repository, Selection
+
+ORIGIN = ".genai-server.json"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a directory comes from: the repository or directory, its commit, and its files with their digests.
+
+    `files` are those as fetched; what was built has none. `built` says how it was built.
+    """
+
+    source: str
+    revision: str = ""
+    folder: str = ""
+    built: str = ""
+    files: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def origin_of_pull(repository: Repository, selection: Selection) -> Origin:
+    """The note of a directory that is one of a repository's."""
+    digests = {name: file.digest for name, file in selection.files.items()}
+    return Origin(repository.name, repository.commit, selection.folder, files=digests)
+
+
+def place_of(models: Path, source: str) -> Path:
+    """The directory of a model by its repository's or folder's name."""
+    return models / source.rstrip("/").rpartition("/")[2]
+
+
+def staging(directory: Path, what: str = "pull") -> Path:
+    """The hidden folder in which a directory is made."""
+    return directory.parent / f".{directory.name}.{what}"
+
+
+@contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory that is being made or removed.
+
+    Raises PullFailed if another process has it, and ConfigurationError if there can be none.
+    """
+    path = directory.parent / f".{directory.name}.lock"
+    lock = FileLock(path, mode=0o600)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise PullFailed(f"another process is at work on {directory}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename or directory}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
+def seed(folder: Path, directory: Path) -> None:
+    """Let the making of a directory begin with the files of its present state, as links where the disk can."""
+    try:
+        for path in [path for path in directory.rglob("*") if path.is_file()]:
+            target = folder / path.relative_to(directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                _link(path, target)
+    except OSError as error:
+        raise PullFailed(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def install(folder: Path, directory: Path, origin: Origin) -> None:
+    """Give what was made its name, in the place of its former state. Raises PullFailed if that cannot be done."""
+    former = staging(directory, "former")
+    try:
+        note = folder / ORIGIN
+        note.unlink(missing_ok=True)  # it may be a link to the former one
+        note.write_bytes(msgspec.json.format(msgspec.json.encode(origin), indent=2) + b"\n")
+        if directory.exists():
+            directory.rename(former)
+        folder.rename(directory)
+        if former.exists():
+            shutil.rmtree(former)
+    except OSError as error:
+        raise PullFailed(f"{directory}: {error.strerror}") from None
+
+
+def read_origin(directory: Path) -> Origin | None:
+    """The note in a directory; None where there is none that can be read."""
+    try:
+        return msgspec.json.decode((directory / ORIGIN).read_bytes(), type=Origin)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def changed_files(directory: Path, origin: Origin) -> list[str]:
+    """The names of those files that are not as they were fetched, or are gone."""
+    return [name for name, digest in origin.files.items() if not _is_as_fetched(directory / name, digest)]
+
+
+def models_in(models: Path) -> list[Path]:
+    """The model directories of the folder, by name."""
+    if not models.is_dir():
+        return []
+    return sorted(path for path in models.iterdir() if not path.name.startswith(".") and _is_model(path))
+
+
+def unfinished_in(models: Path) -> list[Path]:
+    """What pulls and exports that have not ended well keep for the next attempt."""
+    if not models.is_dir():
+        return []
+    return sorted(path for path in models.glob(".*.*") if path.is_dir() and path.suffix in (".pull", ".source"))
+
+
+def remove(models: Path, name: str) -> int:
+    """Remove a model, or what is there of one; returns the bytes that it took. Raises ConfigurationError."""
+    directory = models / name
+    if directory.parent != models or name.startswith("."):
+        raise ConfigurationError(f"{name!r} is no name of a model in {models}")
+    found = [path for path in (staging(directory), staging(directory, "source")) if path.is_dir()]
+    if directory.is_symlink() or (directory.is_dir() and not _is_model(directory)):
+        raise ConfigurationError(f"{directory} is no model directory; remove it yourself")
+    if directory.is_dir():
+        found.append(directory)
+    if not found:
+        known = ", ".join(path.name for path in models_in(models)) or "none"
+        raise ConfigurationError(f"there is no model {name!r} in {models}; there are: {known}")
+    size = sum(size_of(path) for path in found)
+    try:
+        for path in found:
+            shutil.rmtree(path)
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
+    return size
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of all files below."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(path)
+    except OSError:
+        shutil.copy2(path, target)
+
+
+def _is_model(path: Path) -> bool:
+    return (path / MODEL_CONFIG).is_file() or (path / ORIGIN).is_file()
+
+
+def _is_as_fetched(path: Path, digest: str) -> bool:
+    try:
+        return has_digest(path, digest)
+    except OSError:
+        return False

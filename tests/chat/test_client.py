@@ -1,0 +1,60 @@
+"""The chat's client, over real sockets."""
+
+import pytest
+
+from genai_server.chat.client import Answer, ChatClient
+from genai_server.chat.conversation import Message
+from genai_server.errors import ChatFailed
+from tests.running_server import RunningServer, free_port, wait_until
+
+
+def messages(text: str) -> list[Message]:
+    return [Message(role="user", content=text)]
+
+
+def test_an_answer_comes_in_pieces_and_is_counted_by_the_server(scripted: RunningServer) -> None:
+    client = ChatClient(scripted.url)
+    answer = Answer()
+    pieces = [piece.text for piece in client.answer(client.models()[0], messages("say hello"), answer)]
+    assert len(pieces) > 1
+    assert "".join(pieces) == answer.text == "hello"
+    assert answer.is_counted
+    assert answer.took().startswith(f"{answer.tokens} tokens, first after 0.")
+
+
+def test_whoever_takes_no_more_pieces_ends_the_answer(scripted: RunningServer) -> None:
+    client = ChatClient(scripted.url + "/v1/")
+    pieces = client.answer(client.models()[0], messages("count 500; delay 0.05"), Answer())
+    next(pieces)
+    pieces.close()
+    wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
+
+
+def test_what_the_server_refuses_is_told_in_its_words(scripted: RunningServer) -> None:
+    with pytest.raises(ChatFailed, match=r"^404: .*nobody"):
+        list(ChatClient(scripted.url).answer("nobody", messages("x"), Answer()))
+
+
+def test_what_fails_on_the_way_is_told_after_what_came(scripted: RunningServer) -> None:
+    client = ChatClient(scripted.url)
+    answer = Answer()
+    with pytest.raises(ChatFailed):
+        list(client.answer(client.models()[0], messages("count 9; fail at 4"), answer))
+    assert answer.text
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    client = ChatClient(f"http://127.0.0.1:{free_port()}")
+    assert not client.is_there()
+    with pytest.raises(ChatFailed, match="does not answer"):
+        client.models()
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:8002"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ChatFailed, match="is no address of a server"):
+        ChatClient(url)
+
+
+def test_an_answer_of_which_nothing_came_says_so() -> None:
+    assert Answer().took() == "nothing came"

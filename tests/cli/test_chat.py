@@ -1,0 +1,203 @@
+"""`genai-server chat`: the real command on a pseudo-terminal, with a running server and with one of its own."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, free_port, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
+CTRL_C, CTRL_D = "\x03", "\x04"
+
+
+class Terminal:
+    """A program on a terminal, its screen's text, and somebody who types."""
+
+    def __init__(self, *arguments: str, **settings: str) -> None:
+        import fcntl
+        import pty
+        import termios
+
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "genai_server", "chat", *arguments],
+            cwd=ROOT,
+            env=clean_environment(TERM="dumb", **settings),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self.text = ""
+        self._seen = 0
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # Linux says so that the other side is closed
+            while piece := os.read(self._master, 4096):
+                self.text += piece.decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def see(self, text: str) -> None:
+        """Wait until it appears after what was seen before."""
+        wait_until(lambda: text in self.text[self._seen :] or self.process.poll() is not None)
+        found = self.text.find(text, self._seen)
+        assert found >= 0, self.text
+        self._seen = found + len(text)
+
+    def status(self) -> int:
+        status = self.process.wait(20)
+        self._reader.join(20)
+        return status
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(20)
+        os.close(self._master)
+
+
+@contextlib.contextmanager
+def terminal(*arguments: str, **settings: str) -> Iterator[Terminal]:
+    opened = Terminal(*arguments, **settings)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_a_question_is_answered_with_its_times_and_asked_again(scripted: RunningServer) -> None:
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type("say hello\r")
+        chat.see("\nhello")
+        chat.see("tokens, first after")
+        chat.type("/retry\r")
+        chat.see("\nhello")
+        chat.see("s in all")
+        chat.type("/system be brief\r")
+        chat.see("system prompt: be brief")
+        chat.type("/clear\r")
+        chat.see("forgotten")
+        chat.type("/retry\r")
+        chat.see("nothing was asked yet")
+        chat.type("/nonsense\r")
+        chat.see("there is no /nonsense")
+        chat.type("/quit\r")
+        assert chat.status() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program_and_again_ends(scripted: RunningServer) -> None:
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type("count 500; delay 0.05\r")
+        chat.see("1, 2, 3")
+        chat.type(CTRL_C)
+        chat.see("[stopped]")
+        chat.see("about ")
+        chat.see("> ")
+        wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
+        chat.type("say still here\r")
+        chat.see("\nstill here")
+        chat.see("> ")
+        chat.type(CTRL_C)
+        chat.see("(Ctrl-C again ends)")
+        chat.see("> ")
+        assert chat.process.poll() is None
+        chat.type(CTRL_C)
+        assert chat.status() == 0
+
+
+def test_an_answer_that_fails_is_told_and_the_chat_goes_on(scripted: RunningServer) -> None:
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type("count 9; fail at 4\r")
+        chat.see("error: ")
+        chat.see("> ")
+        chat.type("say on\r")
+        chat.see("\non")
+        chat.type(CTRL_D)
+        assert chat.status() == 0
+
+
+def test_a_directory_gets_a_server_of_its_own_which_ends_with_the_chat(tmp_path: Path) -> None:
+    with terminal(str(DEMO), "--system", "Be brief.", GENAI_CACHE_DIR=str(tmp_path)) as chat:
+        chat.see("demo at http://127.0.0.1:")
+        chat.see("> ")
+        family = psutil.Process(chat.process.pid).children(recursive=True)
+        assert len(family) >= 2
+        chat.type("What is the capital of France?\r")
+        chat.see("Paris")
+        chat.see("> ")
+        chat.type("/quit\r")
+        assert chat.status() == 0
+        wait_until(lambda: not any(process.is_running() for process in family))
+
+
+def test_a_chat_that_is_told_to_end_ends_its_server(tmp_path: Path) -> None:
+    with terminal(str(DEMO), GENAI_CACHE_DIR=str(tmp_path)) as chat:
+        chat.see("> ")
+        family = psutil.Process(chat.process.pid).children(recursive=True)
+        assert family
+        chat.process.terminate()
+        assert chat.status() == 0
+        wait_until(lambda: not any(process.is_running() for process in family))
+
+
+def test_without_a_target_the_server_at_host_and_port_is_asked(scripted: RunningServer) -> None:
+    with terminal(PORT=scripted.url.rpartition(":")[2]) as chat:
+        chat.see(f"at {scripted.url};")
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with terminal(str(tmp_path)) as chat:
+        chat.see("genai_config.json is missing")
+        assert chat.status() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("http://127.0.0.1:{port}",), 1, "does not answer"),
+        (("no-such-model",), 2, "there is no directory no-such-model"),
+    ],
+)
+def test_a_target_that_is_not_there_ends_it(arguments: tuple[str, ...], status: int, message: str) -> None:
+    with terminal(*(argument.format(port=free_port()) for argument in arguments)) as chat:
+        chat.see(message)
+        assert chat.status() == status
+
+
+def test_a_model_that_the_server_lacks_is_named_with_those_that_it_has(scripted: RunningServer) -> None:
+    with terminal(scripted.url, "--model", "nobody") as chat:
+        chat.see("has no model 'nobody'; it has: onnx-genai")
+        assert chat.status() == 1
+
+
+def test_lines_from_a_pipe_are_questions_too(scripted: RunningServer) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "genai_server", "chat", scripted.url],
+        cwd=ROOT,
+        env=clean_environment(),
+        input="say one\nsay two\n",
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert "one\n[" in done.stdout
+    assert "two\n[" in done.stdout
+    assert "\x1b" not in done.stdout

@@ -1,0 +1,161 @@
+"""`genai-server export` as a user runs it: around a builder that writes the demo model, and around the real one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.local_hub import HubRepository, run_hub
+from tests.running_server import DEMO, ROOT, clean_environment
+
+# What stands for the libraries of the extra `export`, which are gigabytes: modules, and a builder by its options.
+BUILDER = f"""
+import os, shutil, sys
+arguments = sys.argv[1:]
+value = lambda name: arguments[arguments.index(name) + 1]
+print("Reading embedding layer")
+print("Reading layer 0")
+print("a line for the log only")
+print(os.environ["ORT_DISABLE_TELEMETRY"], os.environ["HF_HUB_OFFLINE"], arguments)
+if "fail=1" in arguments:
+    raise SystemExit("out of something")
+for name in os.listdir({str(DEMO)!r}):
+    if "lose=" + name not in arguments:
+        shutil.copy(os.path.join({str(DEMO)!r}, name), value("-o"))
+print("Saving ONNX model in", value("-o"))
+"""
+MODULES = {
+    "torch.py": "",
+    "transformers.py": "",
+    "onnx_ir.py": "",
+    "onnxruntime_genai/__init__.py": "",
+    "onnxruntime_genai/models/__init__.py": "",
+    "onnxruntime_genai/models/builder.py": BUILDER,
+}
+SOURCE = {"config.json": b"{}", "model.safetensors": b"w" * 100, "tokenizer.json": b'{"original": true}'}
+
+
+@pytest.fixture
+def libraries(tmp_path: Path) -> Path:
+    for name, text in MODULES.items():
+        path = tmp_path / "libraries" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path / "libraries"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    for name, content in SOURCE.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def export(
+    tmp_path: Path, libraries: Path | None, *arguments: str, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    paths = [*([str(libraries)] if libraries else []), str(ROOT / "src")]
+    kept = {name: value for name, value in clean_environment().items() if not name.startswith("HF_")}
+    settings = {"PYTHONPATH": os.pathsep.join(paths), "GENAI_MODELS_DIR": str(tmp_path / "models")}
+    return subprocess.run(
+        [sys.executable, "-m", "genai_server", "export", *arguments],
+        cwd=tmp_path,
+        env=kept | settings | environment,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+
+
+def test_a_directory_becomes_a_checked_model_with_the_fastest_settings(
+    tmp_path: Path, libraries: Path, source: Path
+) -> None:
+    done = export(tmp_path, libraries, str(source))
+    assert done.returncode == 0, done.stderr
+    directory = tmp_path / "models" / "tiny-int4-cpu"
+    assert "Reading layer 0\n" in done.stdout
+    assert "a line for the log only" not in done.stdout
+    assert f"genai-server serve --model-dir {directory} --model-name tiny-int4-cpu" in done.stdout
+    log = (directory / "export.log").read_text(encoding="utf-8")
+    assert "a line for the log only" in log
+    assert "1 1 [" in log
+    for option in ("'int4'", "'cpu'", "'prune_lm_head=true'", "'block_size=128'", "'accuracy_level=4'"):
+        assert option in log
+    # The original, not what the builder made of it.
+    assert json.loads((directory / "tokenizer.json").read_bytes()) == {"original": True}
+    assert "block_size=128" in json.loads((directory / ".genai-server.json").read_bytes())["built"]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["tiny-int4-cpu"]
+
+
+def test_the_users_options_come_before_ours(tmp_path: Path, libraries: Path, source: Path) -> None:
+    options = ["--extra", "block_size=32", "filename=model.onnx", "--to", str(tmp_path / "out")]
+    assert export(tmp_path, libraries, str(source), *options).returncode == 0
+    log = (tmp_path / "out" / "export.log").read_text(encoding="utf-8")
+    assert "'block_size=32'" in log
+    assert "'block_size=128'" not in log
+
+
+def test_another_device_has_the_builders_own_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:
+    assert export(tmp_path, libraries, str(source), "--device", "directml").returncode == 0
+    log = (tmp_path / "models" / "tiny-int4-directml" / "export.log").read_text(encoding="utf-8")
+    assert "'dml'" in log
+    assert "block_size" not in log
+
+
+def test_a_builder_that_fails_shows_its_last_lines_and_leaves_a_log_and_no_model(
+    tmp_path: Path, libraries: Path, source: Path
+) -> None:
+    done = export(tmp_path, libraries, str(source), "--extra", "fail=1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("genai-server: the model builder failed (status 1); its log is ")
+    assert done.stderr.endswith("out of something\n")
+    (log,) = (tmp_path / "models").iterdir()
+    assert str(log) in done.stderr
+    assert "a line for the log only" in log.read_text(encoding="utf-8")
+
+
+def test_what_is_built_without_a_file_is_no_model(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--extra", "lose=model.onnx.data")
+    assert done.returncode == 1
+    assert "what was built is no whole model" in done.stderr
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_repository_is_fetched_built_and_its_original_removed(tmp_path: Path, libraries: Path) -> None:
+    with run_hub() as hub:
+        hub.repositories["org/tiny"] = HubRepository(SOURCE | {"pytorch_model.bin": b"x"})
+        done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT=hub.url)
+        commit = hub.repositories["org/tiny"].commit
+    assert done.returncode == 0, done.stderr
+    assert "pytorch_model.bin" not in [path for path, _ in hub.sent]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["tiny-int4-cpu"]
+    note = json.loads((tmp_path / "models" / "tiny-int4-cpu" / ".genai-server.json").read_bytes())
+    assert (note["source"], note["revision"]) == ("org/tiny", commit)
+
+
+def test_an_environment_without_pytorch_is_told_before_anything_is_fetched(tmp_path: Path, libraries: Path) -> None:
+    (libraries / "torch.py").unlink()
+    (libraries / "transformers.py").unlink()
+    shutil.rmtree(libraries / "onnxruntime_genai" / "models")
+    done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "onnxruntime_genai.models.builder: pip install 'genai-server[cpu,export]' there" in done.stderr
+
+
+def test_what_is_there_already_is_not_built_over(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--to", str(source))
+    assert done.returncode == 2
+    assert "is there already" in done.stderr
+
+
+def test_an_option_without_a_value_is_refused(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--extra", "block_size")
+    assert done.returncode == 2
+    assert "an option is NAME=VALUE" in done.stderr

@@ -1,0 +1,191 @@
+"""`genai-server pull` and `models` as a user runs them, against a hub over HTTP."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.local_hub import HubRepository, LocalHub, run_hub
+from tests.running_server import DEMO, ROOT, clean_environment, wait_until
+
+FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
+MIB = 1024 * 1024
+
+
+@dataclass
+class User:
+    """Somebody with a models folder, and a hub."""
+
+    hub: LocalHub
+    models: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in clean_environment().items() if not name.startswith("HF_")}
+        return kept | {"GENAI_MODELS_DIR": str(self.models), "HF_ENDPOINT": self.hub.url, "HF_HOME": "/nonexistent"}
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "genai_server", *arguments]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Status, output and errors."""
+        with self.start(*arguments) as process:
+            out, errors = process.communicate(timeout=50)
+        return process.returncode, out, errors
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    with run_hub() as hub:
+        hub.repositories["org/tiny"] = HubRepository({f"cpu/{name}": content for name, content in FILES.items()})
+        yield User(hub, tmp_path / "models")
+
+
+def test_a_pulled_model_is_whole_listed_checked_and_removed(user: User) -> None:
+    status, out, _ = user.run("pull", "org/tiny")
+    directory = user.models / "tiny"
+    assert status == 0
+    assert f"is in {directory}, checked" in out
+    assert f"genai-server serve --model-dir {directory} --model-name tiny" in out
+    assert {path.name: path.read_bytes() for path in directory.iterdir() if path.name in FILES} == FILES
+
+    status, out, _ = user.run("models")
+    assert status == 0
+    assert out.startswith("tiny")
+    assert "org/tiny cpu" in out
+
+    status, out, _ = user.run("models", "check", "tiny")
+    assert status == 0
+    assert "ok    model.onnx.data: 6.7 MiB" in out
+    assert f"all {len(FILES)} files have the hashes of org/tiny" in out
+
+    status, out, _ = user.run("models", "remove", "tiny")
+    assert (status, out) == (0, "tiny is removed: 7 MiB\n")
+    assert list(user.models.iterdir()) == []
+
+
+def test_a_broken_file_is_found_by_check_and_mended_by_pull(user: User) -> None:
+    user.run("pull", "org/tiny")
+    path = user.models / "tiny" / "model.onnx.data"
+    broken = bytearray(path.read_bytes())
+    broken[1000] ^= 1
+    path.write_bytes(broken)
+
+    status, out, _ = user.run("models", "check", "tiny")
+    assert status == 1
+    assert "fail  model.onnx.data: is not as it was fetched\n      → genai-server pull org/tiny mends it" in out
+
+    user.hub.sent.clear()
+    assert user.run("pull", "org/tiny")[0] == 0
+    assert path.read_bytes() == FILES["model.onnx.data"]
+    assert [name for name, _ in user.hub.sent] == ["cpu/model.onnx.data"]
+
+    status, out, _ = user.run("pull", "org/tiny")
+    assert status == 0
+    assert "already" in out
+
+
+def test_a_pull_that_is_killed_leaves_no_model_and_is_gone_on_with(user: User) -> None:
+    sent = len(FILES["model.onnx.data"])
+    padding = os.urandom(16 * MIB)
+    user.hub.repositories["org/tiny"].files["cpu/model.onnx.data"] = FILES["model.onnx.data"] + padding
+    process = user.start("pull", "org/tiny")
+    staging = user.models / ".tiny.pull"
+
+    def stall(path: str) -> None:
+        if path == "cpu/model.onnx.data":
+            user.hub.cuts[path] = [sent + 8 * MIB, 0, 0, 0, 0, 0, 0]
+
+    user.hub.before_sending = stall
+    try:
+        wait_until(lambda: any(path.stat().st_size >= 10 * MIB for path in staging.glob("model.onnx.data.*.partial")))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert not (user.models / "tiny").exists()
+    assert "not whole; pull or export it again" in user.run("models")[1]
+
+    user.hub.before_sending = lambda _: None
+    user.hub.cuts.clear()
+    user.hub.sent.clear()
+    assert user.run("pull", "org/tiny")[0] == 0
+    assert ("cpu/model.onnx.data", 10 * MIB) in user.hub.sent
+    assert (user.models / "tiny" / "model.onnx.data").read_bytes().endswith(padding)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("org/none",), 1, "there is no org/none on http://127.0.0.1:"),
+        (("org/tiny", "--token", "hf_wrong"), 1, "does not accept the token (--token)"),
+        (("org/tiny", "--revision", "v9"), 1, "org/tiny has no revision 'v9'"),
+        (("org/tiny", "--include", "cpu/*.json"), 1, "the selected files are no whole model: model directory org/tiny"),
+        (("no name",), 2, "'no name' is no name of a repository"),
+    ],
+)
+def test_what_goes_wrong_ends_with_one_line_and_a_status(
+    user: User, arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    found, _, errors = user.run("pull", *arguments)
+    assert found == status
+    assert errors.startswith("genai-server: ")
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+    assert not (user.models / "tiny").exists()
+
+
+def test_what_is_something_else_is_not_replaced(user: User) -> None:
+    (user.models / "tiny").mkdir(parents=True)
+    status, _, errors = user.run("pull", "org/tiny")
+    assert status == 2
+    assert "name another place with --to" in errors
+
+
+def test_ctrl_c_ends_with_one_line_and_keeps_what_has_come(user: User) -> None:
+    started = []
+
+    def interrupt(path: str) -> None:
+        if path == "cpu/model.onnx.data":
+            started.append(path)
+            process.send_signal(signal.SIGINT)
+            process.wait()
+
+    user.hub.before_sending = interrupt
+    process = user.start("pull", "org/tiny")
+    _, errors = process.communicate(timeout=50)
+    assert started
+    assert process.returncode == 1
+    assert errors == "genai-server: stopped; what has come is kept, and the same command goes on with it\n"
+    assert (user.models / ".tiny.pull" / "model.onnx").exists()
+
+
+def test_the_note_of_a_models_origin_can_be_read(user: User) -> None:
+    user.run("pull", "org/tiny", "--to", str(user.models / "here"))
+    note = json.loads((user.models / "here" / ".genai-server.json").read_bytes())
+    assert (note["source"], note["folder"]) == ("org/tiny", "cpu")
+    assert set(note["files"]) == set(FILES)
+
+
+def test_check_tells_the_remedy_for_what_is_missing(user: User, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in set(FILES) - {"tokenizer.json"}:
+        (tmp_path / "model" / name).write_bytes(FILES[name])
+    status, out, _ = user.run("models", "check", str(tmp_path / "model"))
+    assert status == 1
+    assert "fail  tokenizer.json: is missing\n      → copy it from the model that this one was made of" in out
+
+
+def test_an_unknown_model_is_named_with_where_it_was_looked_for(user: User) -> None:
+    for command in ("check", "remove"):
+        status, _, errors = user.run("models", command, "none")
+        assert status == 2
+        assert str(user.models) in errors

@@ -1,0 +1,227 @@
+"""Downloads from a hub over HTTP: whole ones, and all the ways in which they break."""
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from genai_server.errors import PullFailed
+from genai_server.hub.download import download
+from genai_server.hub.library import Hub
+from genai_server.hub.repository import select_model
+from tests.local_hub import TOKEN, HubRepository, LocalHub, run_hub
+
+MIB = 1024 * 1024
+# More than one of the pieces of 10 MiB in which huggingface_hub writes.
+WEIGHTS = random.Random(0).randbytes(24 * MIB)
+FILES = {
+    "genai_config.json": b"{}",
+    "model.onnx": b"graph" * 100,
+    "model.onnx.data": WEIGHTS,
+    "folder/tokenizer.json": b"{}",
+}
+
+
+@pytest.fixture
+def local_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    # Between its attempts huggingface_hub waits for a second.
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with run_hub() as hub:
+        hub.repositories["org/name"] = HubRepository(dict(FILES))
+        yield hub
+
+
+def pull(hub: LocalHub, folder: Path, token: str | None = None, revision: str | None = None) -> list[str]:
+    """Download all; returns what was told."""
+    told: list[str] = []
+    client = Hub(token, hub.url)
+    repository = client.repository("org/name", revision)
+    download(client, repository, select_model(repository), folder, told.append)
+    return told
+
+
+def failure(hub: LocalHub, folder: Path, token: str | None = None, revision: str | None = None) -> str:
+    with pytest.raises(PullFailed) as caught:
+        pull(hub, folder, token, revision)
+    return caught.value.message
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_download_has_each_file_as_the_hub_has_it_and_a_line_for_each(local_hub: LocalHub, tmp_path: Path) -> None:
+    told = pull(local_hub, tmp_path)
+    assert contents(tmp_path) == FILES
+    assert "[3/4] model.onnx.data  24.0 MiB" in told
+
+
+def test_what_is_there_is_not_fetched_again(local_hub: LocalHub, tmp_path: Path) -> None:
+    pull(local_hub, tmp_path)
+    local_hub.sent.clear()
+    assert pull(local_hub, tmp_path) == []
+    assert local_hub.sent == []
+
+
+def test_a_cut_connection_is_taken_up_where_it_broke(local_hub: LocalHub, tmp_path: Path) -> None:
+    local_hub.cuts["model.onnx.data"] = [11 * MIB, 11 * MIB]
+    pull(local_hub, tmp_path)
+    assert contents(tmp_path) == FILES
+    starts = [start for path, start in local_hub.sent if path == "model.onnx.data"]
+    assert starts == [0, 10 * MIB, 20 * MIB]
+
+
+def test_what_has_come_before_the_connection_broke_for_good_is_gone_on_with(
+    local_hub: LocalHub, tmp_path: Path
+) -> None:
+    local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
+    assert "cannot be reached, or broke off" in failure(local_hub, tmp_path)
+    assert not (tmp_path / "model.onnx.data").exists()
+    local_hub.sent.clear()
+    pull(local_hub, tmp_path)
+    assert contents(tmp_path) == FILES
+    assert ("model.onnx.data", 10 * MIB) in local_hub.sent
+    assert "model.onnx" not in [path for path, _ in local_hub.sent]
+
+
+def test_a_file_with_another_hash_is_thrown_away_and_named(local_hub: LocalHub, tmp_path: Path) -> None:
+    local_hub.forged["model.onnx.data"] = bytes(len(WEIGHTS))
+    message = failure(local_hub, tmp_path)
+    assert "model.onnx.data came with another hash" in message
+    assert not list(tmp_path.glob("model.onnx.data*"))
+
+
+def test_a_small_file_with_another_hash_is_thrown_away_too(local_hub: LocalHub, tmp_path: Path) -> None:
+    local_hub.forged["genai_config.json"] = b"[]"
+    assert "genai_config.json came with another hash" in failure(local_hub, tmp_path)
+
+
+def test_a_broken_beginning_from_an_earlier_attempt_is_fetched_anew(local_hub: LocalHub, tmp_path: Path) -> None:
+    local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
+    failure(local_hub, tmp_path)
+    partial = next(tmp_path.glob("*.partial"))
+    partial.write_bytes(bytes(partial.stat().st_size))
+    pull(local_hub, tmp_path)
+    assert contents(tmp_path) == FILES
+
+
+def test_another_commits_beginning_is_not_gone_on_with(local_hub: LocalHub, tmp_path: Path) -> None:
+    local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
+    failure(local_hub, tmp_path)
+    local_hub.repositories["org/name"].files["model.onnx.data"] = changed = WEIGHTS[::-1]
+    local_hub.sent.clear()
+    pull(local_hub, tmp_path)
+    assert contents(tmp_path) == FILES | {"model.onnx.data": changed}
+    assert ("model.onnx.data", 0) in local_hub.sent
+
+
+def test_files_that_do_not_belong_to_it_are_removed(local_hub: LocalHub, tmp_path: Path) -> None:
+    (tmp_path / "older.onnx").write_bytes(b"x")
+    pull(local_hub, tmp_path)
+    assert contents(tmp_path) == FILES
+
+
+# the disk
+
+
+def test_too_little_room_is_told_before_anything_is_fetched(
+    local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=5 * MIB))
+    assert "24 MiB are to come" in failure(local_hub, tmp_path)
+    assert local_hub.sent == []
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of its own; skips the test where none can be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if sys.platform != "linux" or os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root can mount a small file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_leaves_no_model_and_with_room_the_rest_comes(local_hub: LocalHub, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 30 * MIB) as disk:
+        other = disk / "other"
+
+        def fill(path: str) -> None:
+            if path == "model.onnx.data":
+                other.write_bytes(bytes(14 * MIB))
+
+        local_hub.before_sending = fill
+        message = failure(local_hub, disk / "model")
+        assert message == f"the disk of {disk / 'model'} is full; what has come is kept: make room and pull again"
+        assert not (disk / "model" / "model.onnx.data").exists()
+        other.unlink()
+        local_hub.before_sending = lambda _: None
+        pull(local_hub, disk / "model")
+        assert contents(disk / "model") == FILES
+
+
+def test_a_full_disk_is_told_wherever_it_shows(
+    local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Hub, "fetch", full)
+    assert "is full; what has come is kept" in failure(local_hub, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(local_hub: LocalHub, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert str(tmp_path / "file") in failure(local_hub, tmp_path / "file" / "model")
+
+
+# the hub
+
+
+def test_an_unknown_repository_is_named(local_hub: LocalHub, tmp_path: Path) -> None:
+    del local_hub.repositories["org/name"]
+    assert f"there is no org/name on {local_hub.url}" in failure(local_hub, tmp_path)
+
+
+def test_a_private_repository_needs_a_token(local_hub: LocalHub, tmp_path: Path) -> None:
+    local_hub.repositories["org/name"].private = True
+    assert "or it is private and needs a token" in failure(local_hub, tmp_path)
+    pull(local_hub, tmp_path, TOKEN)
+    assert contents(tmp_path) == FILES
+
+
+def test_a_gated_repository_tells_where_to_agree(local_hub: LocalHub, tmp_path: Path) -> None:
+    local_hub.repositories["org/name"].gated = True
+    assert f"agree to its terms on {local_hub.url}/org/name" in failure(local_hub, tmp_path)
+
+
+def test_a_wrong_token_is_refused_as_such_and_not_shown(local_hub: LocalHub, tmp_path: Path) -> None:
+    message = failure(local_hub, tmp_path, "hf_wrong")
+    assert "does not accept the token (--token)" in message
+    assert "hf_wrong" not in message
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(local_hub: LocalHub, tmp_path: Path) -> None:
+    repository = local_hub.repositories["org/name"]
+    repository.revisions = ("main", "v1")
+    for revision in ("v1", repository.commit):
+        pull(local_hub, tmp_path, revision=revision)
+    assert "has no revision 'v2'" in failure(local_hub, tmp_path, revision="v2")
+
+
+def test_a_hub_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with run_hub() as gone:
+        pass
+    assert f"{gone.url} cannot be reached" in failure(gone, tmp_path)

@@ -1,0 +1,78 @@
+"""Which files of a repository make a model, and what is said where none or several do."""
+
+import pytest
+
+from genai_server.errors import PullFailed
+from genai_server.hub.repository import RemoteFile, Repository, is_repository_name, select_model, select_source
+
+
+def repository(*paths: str) -> Repository:
+    return Repository("org/name", "c" * 40, tuple(RemoteFile(path, 1 << 30, "git:0") for path in paths))
+
+
+def refusal(paths: tuple[str, ...], *include: str) -> str:
+    with pytest.raises(PullFailed) as caught:
+        select_model(repository(*paths), include)
+    return caught.value.message
+
+
+ONE = ("README.md", "cpu/int4/genai_config.json", "cpu/int4/model.onnx", "cpu/other.txt")
+TWO = (*ONE, "cuda/genai_config.json", "cuda/model.onnx")
+
+
+def test_the_only_model_is_taken_without_its_folder() -> None:
+    selection = select_model(repository(*ONE))
+    assert (selection.folder, sorted(selection.files)) == ("cpu/int4", ["genai_config.json", "model.onnx"])
+    assert selection.size == 2 << 30
+
+
+def test_a_model_at_the_top_is_taken_without_the_models_in_folders_below() -> None:
+    selection = select_model(repository("genai_config.json", "model.onnx", "cuda/genai_config.json", "cuda/model.onnx"))
+    assert sorted(selection.files) == ["genai_config.json", "model.onnx"]
+
+
+def test_of_several_models_one_must_be_chosen_and_all_are_named_with_their_size() -> None:
+    message = refusal(TWO)
+    assert '--include "cpu/int4/*"  (2.00 GiB)' in message
+    assert '--include "cuda/*"  (2.00 GiB)' in message
+
+
+@pytest.mark.parametrize("pattern", ["cuda/*", "cuda/", "cu*"])
+def test_a_pattern_chooses(pattern: str) -> None:
+    assert select_model(repository(*TWO), [pattern]).folder == "cuda"
+
+
+def test_patterns_that_name_nothing_or_no_model_are_told_apart() -> None:
+    assert "no file of org/name matches --include none/*" in refusal(TWO, "none/*")
+    assert "no genai_config.json among the files that --include names" in refusal(TWO, "*.md")
+
+
+def test_a_repository_without_a_model_of_onnxruntime_genai_has_a_remedy() -> None:
+    assert "genai-server export org/name builds one" in refusal(("config.json", "model.safetensors"))
+
+
+def test_hidden_files_are_left_out() -> None:
+    assert sorted(select_model(repository("genai_config.json", ".gitattributes")).files) == ["genai_config.json"]
+
+
+@pytest.mark.parametrize("path", ["../evil", "a/../../evil", "C:/evil"])
+def test_a_file_that_would_lie_elsewhere_is_refused(path: str) -> None:
+    assert "would lie elsewhere" in refusal(("genai_config.json", path))
+
+
+def test_a_source_has_the_top_files_that_the_builder_reads() -> None:
+    paths = ("config.json", "model.safetensors", "tokenizer.json", "pytorch_model.bin", "original/x.json", "logo.png")
+    assert sorted(select_source(repository(*paths)).files) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_a_repository_without_a_configuration_is_no_source() -> None:
+    with pytest.raises(PullFailed, match=r"has no config\.json"):
+        select_source(repository("model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_name"),
+    [("a/b", True), ("gpt2", True), ("a/b.c-d_e", True), ("a/b/c", False), ("../a", False), ("", False)],
+)
+def test_names_have_an_owner_and_a_name(text: str, is_name: bool) -> None:
+    assert is_repository_name(text) is is_name

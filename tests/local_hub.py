@@ -1,0 +1,205 @@
+"""A hub over HTTP on this machine, which answers as Hugging Face's does, and fails when told to.
+
+Models' information, trees in pages, files with ranges and etags, large ones behind a redirect; private and gated
+repositories.
+"""
+
+import hashlib
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+TOKEN = "hf_right"
+_PAGE = 3
+_LARGE = 64
+
+
+@dataclass
+class HubRepository:
+    """A repository's one commit; files of 64 bytes and more are large ones."""
+
+    files: dict[str, bytes]
+    revisions: tuple[str, ...] = ("main",)
+    private: bool = False
+    gated: bool = False
+
+    @property
+    def commit(self) -> str:
+        """Changes with the files."""
+        found = hashlib.sha1()
+        for name, content in sorted(self.files.items()):
+            found.update(name.encode() + b"\0" + content)
+        return found.hexdigest()
+
+
+@dataclass
+class LocalHub:
+    """The repositories, the faults to come, and what was asked for."""
+
+    url: str = ""
+    repositories: dict[str, HubRepository] = field(default_factory=dict)
+    # Of a file's path: after so many bytes the connection breaks, once for each number.
+    cuts: dict[str, list[int]] = field(default_factory=dict)
+    # Of a file's path: what is sent in the place of its content.
+    forged: dict[str, bytes] = field(default_factory=dict)
+    # Before a file's content is sent.
+    before_sending: Callable[[str], None] = lambda _: None
+    # Paths and first bytes of the contents that were asked for.
+    sent: list[tuple[str, int]] = field(default_factory=list)
+
+
+@contextmanager
+def run_hub() -> Iterator[LocalHub]:
+    """A hub on a free port."""
+    hub = LocalHub()
+
+    class Handler(_Handler):
+        state = hub
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: LocalHub
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        path = unquote(url.path)
+        if found := re.fullmatch(r"/api/models/(.+?)(?:/revision/([^/]+))?", path):
+            if tree := re.fullmatch(r"(.+)/tree/([^/]+)", found[1]):
+                self._tree(tree[1], tree[2], parse_qs(url.query))
+            else:
+                self._info(found[1], found[2] or "main")
+        elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._resolve(found[1], found[2], found[3])
+        elif found := re.fullmatch(r"/stored/([^/]+/[^/]+)/(.+)", path):
+            self._send_file(self.state.repositories[found[1]], found[2])
+        else:
+            self._refuse(404, "EntryNotFound")
+
+    def _repository(self, name: str, revision: str) -> HubRepository | None:
+        """None if the refusal has been sent."""
+        token = self.headers.get("authorization", "").removeprefix("Bearer ")
+        repository = self.state.repositories.get(name)
+        if token and token != TOKEN:
+            self._refuse(401, message="Invalid credentials in Authorization header")
+        elif repository is None or (repository.private and not token):
+            self._refuse(401 if repository or not token else 404, "RepoNotFound")
+        elif repository.gated and not token:
+            self._refuse(401, "GatedRepo")
+        elif revision not in (*repository.revisions, repository.commit):
+            self._refuse(404, "RevisionNotFound")
+        else:
+            return repository
+        return None
+
+    def _info(self, name: str, revision: str) -> None:
+        if repository := self._repository(name, revision):
+            siblings = [{"rfilename": path} for path in repository.files]
+            self._json({"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings, "tags": []})
+
+    def _tree(self, name: str, revision: str, query: dict[str, list[str]]) -> None:
+        repository = self._repository(name, revision)
+        if repository is None:
+            return
+        start = int(query.get("cursor", ["0"])[0])
+        entries = [_entry(path, content) for path, content in repository.files.items()]
+        entries += [{"type": "directory", "oid": "0" * 40, "size": 0, "path": "folder"}]
+        headers = {}
+        if start + _PAGE < len(entries):
+            following = f"{self.state.url}/api/models/{name}/tree/{revision}?recursive=True&cursor={start + _PAGE}"
+            headers["link"] = f'<{following}>; rel="next"'
+        self._json(entries[start : start + _PAGE], headers)
+
+    def _resolve(self, name: str, revision: str, path: str) -> None:
+        repository = self._repository(name, revision)
+        if repository is None:
+            return
+        if path not in repository.files:
+            self._refuse(404, "EntryNotFound")
+        elif len(repository.files[path]) >= _LARGE:
+            self.send_response(302)
+            self.send_header("location", f"{self.state.url}/stored/{name}/{path}")
+            self.send_header("x-repo-commit", repository.commit)
+            self.send_header("x-linked-etag", f'"{hashlib.sha256(repository.files[path]).hexdigest()}"')
+            self.send_header("x-linked-size", str(len(repository.files[path])))
+            self.send_header("content-length", "0")
+            self.end_headers()
+        else:
+            self._send_file(repository, path)
+
+    def _send_file(self, repository: HubRepository, path: str) -> None:
+        content = self.state.forged.get(path, repository.files[path])
+        start = int((re.fullmatch(r"bytes=(\d+)-", self.headers.get("range", "")) or [0, 0])[1])
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("content-range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("accept-ranges", "bytes")
+        self.send_header("etag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("x-repo-commit", repository.commit)
+        self.send_header("content-length", str(len(content) - start))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.state.before_sending(path)
+        self.state.sent.append((path, start))
+        cuts = self.state.cuts.get(path)
+        if cuts:
+            self.wfile.write(content[start : start + cuts.pop(0)])
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+        else:
+            self.wfile.write(content[start:])
+
+    def _json(self, value: object, headers: dict[str, str] | None = None) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        for name, text in (headers or {}).items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _refuse(self, status: int, code: str = "", message: str = "") -> None:
+        self.send_response(status)
+        if code:
+            self.send_header("x-error-code", code)
+        if message:
+            self.send_header("x-error-message", message)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+
+def _entry(path: str, content: bytes) -> dict[str, Any]:
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    entry = {"type": "file", "path": path, "size": len(content), "oid": blob}
+    if len(content) < _LARGE:
+        return entry
+    return entry | {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
