@@ -89,6 +89,38 @@ def test_a_forced_call_fits_its_parameters(demo: RunningServer, choice: Any) -> 
     assert message["content"] is None
 
 
+def _allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_of_the_tools_only_those_that_are_allowed_are_called(demo: RunningServer) -> None:
+    other = {"type": "function", "function": {"name": "forget", "parameters": {"type": "object"}}}
+    fields = {"tools": [other, TOOL], "tool_choice": _allowed("required", "look_up"), "parallel_tool_calls": False}
+    choice = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=100, **fields)).json()["choices"][
+        0
+    ]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "look_up"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"tools": [TOOL], "tool_choice": _allowed("auto", "fly")}, "tool_choice", "'fly', which is not among tools"),
+        ({"tools": [TOOL, TOOL]}, "tools", "two functions of one name, given 'look_up' twice"),
+    ],
+    ids=["allowed", "twice"],
+)
+def test_tools_are_told_apart_by_their_names(
+    demo: RunningServer, fields: dict[str, Any], param: str, says: str
+) -> None:
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert says in response.json()["error"]["message"]
+
+
 def test_with_tools_to_choose_from_a_format_binds_what_is_not_a_call(demo: RunningServer) -> None:
     response = demo.client.post(
         "/v1/chat/completions",

@@ -1,5 +1,6 @@
 """What a request asks its answers to be: which tools they may call, what they must fit, how they are read."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from genai_server.api.constraint import Constraint, chat_constraint, structure
@@ -57,6 +58,9 @@ def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
             "(GENAI_TOOL_PARSER names one)",
             param="tools",
         )
+    names = Counter(tool.function.name for tool in body.tools)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise InvalidField(f"tools must not have two functions of one name, given {twice[0]!r} twice", param="tools")
     return body.tools
 
 

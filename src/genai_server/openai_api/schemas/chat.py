@@ -97,6 +97,20 @@ class NamedTool(Wire):
     function: NamedFunction
 
 
+class AllowedNames(Wire):
+    """Some of `tools`, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedTools(Wire):
+    """The functions that the model may, or must, call now, among those in `tools`; it is told of no others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedNames
+
+
 class JsonSchema(Wire):
     """A JSON schema that the answer must fit, which it does whether `strict` or not."""
 
@@ -132,7 +146,7 @@ class ChatParameters(GenerationFields):
     top_logprobs: int | None = Field(None, ge=0, le=20, description="And of so many likeliest ones at its place.")
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the chat template.")
     reasoning_effort: ReasoningEffort | None = None
@@ -153,7 +167,18 @@ class ChatParameters(GenerationFields):
             raise field_error("top_logprobs", "is only allowed with logprobs: true")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise field_error("tool_choice", "is only allowed with tools")
+        if isinstance(self.tool_choice, AllowedTools):
+            self._keep_allowed(self.tool_choice.allowed_tools)
         return self
+
+    def _keep_allowed(self, allowed: AllowedNames) -> None:
+        """What is not allowed is as if it were not there."""
+        names = {tool.function.name for tool in allowed.tools}
+        offered = {tool.function.name for tool in self.tools or []}
+        if strange := sorted(names - offered):
+            raise field_error("tool_choice", f"allows the function {strange[0]!r}, which is not among tools")
+        self.tools = [tool for tool in self.tools or [] if tool.function.name in names]
+        self.tool_choice = allowed.mode
 
 
 class ChatRequest(ChatParameters):
