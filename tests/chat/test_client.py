@@ -15,9 +15,9 @@ def messages(text: str) -> list[Message]:
 def test_an_answer_comes_in_pieces_and_is_counted_by_the_server(scripted: RunningServer) -> None:
     client = ChatClient(scripted.url)
     answer = Answer()
-    pieces = [piece.text for piece in client.answer(client.models()[0], messages("say hello"), answer)]
+    pieces = [piece.text for piece in client.answer(client.models()[0], messages("count 9; delay 0.02"), answer)]
     assert len(pieces) > 1
-    assert "".join(pieces) == answer.text == "hello"
+    assert "".join(pieces) == answer.text == "1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert answer.is_counted
     assert answer.took().startswith(f"{answer.tokens} tokens, first after 0.")
 

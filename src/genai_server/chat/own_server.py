@@ -46,7 +46,8 @@ def _start(command: list[str], out: int) -> "subprocess.Popen[bytes]":
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, creationflags=flags)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    else:  # noqa: RET505  mypy takes what follows a return for unreachable on Windows
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 
 
 def _ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
