@@ -375,7 +375,7 @@ class EngineReport(Struct, frozen=True):
 class EngineStatus(Struct, frozen=True):
     """One engine as its supervisor sees it; `state` is starting, ready, restarting, unloading, failed or stopped.
 
-    `since` is when the state began, in seconds of the epoch.
+    It runs the model of this name and serial. `since` is when the state began, in seconds of the epoch.
     """
 
     device: str
@@ -385,6 +385,7 @@ class EngineStatus(Struct, frozen=True):
     address: str = ""
     error: str | None = None
     model: str = ""
+    serial: int = 0
     since: float = 0.0
 
 

@@ -106,7 +106,8 @@ def serve(
         inbox=connections.inbox,
         send=connections.send,
     )
-    loop.beat = Heartbeat(Path(spec.heartbeat_file)).beat
+    heartbeat = Heartbeat(Path(spec.heartbeat_file))
+    loop.beat, loop.count = heartbeat.beat, heartbeat.count
     connections.start()
     if not spec.device.startswith("scripted") and session_profile(Path(spec.model_dir)):
         lifeline.before_leaving(loop.leave)
