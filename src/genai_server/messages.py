@@ -393,8 +393,8 @@ class ModelStatus(Struct, frozen=True):
     """One model that is served, with an engine on each of `devices` unless `state` is unloaded.
 
     `state` is loading, ready, unloading, unloaded or failed. `serial` is new whenever the directory is named anew. With
-    `on_demand` requests have it loaded, and wait for that; one that is `leaving` is not served any more. `created` is in
-    seconds of the epoch.
+    `on_demand` requests have it loaded, and wait for that; one that is `leaving` is not served any more. `created`
+    counts the seconds of the epoch.
     """
 
     name: str

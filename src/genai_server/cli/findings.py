@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from genai_server import __version__
-from genai_server.cli.composition import load_codecs
+from genai_server.cli.composition import check_models
 from genai_server.config import Settings, device_options
 from genai_server.engine.cores import cpu_quota, usable_cores
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
@@ -120,7 +120,7 @@ def model(settings: Settings) -> Iterator[Finding]:
         yield Finding(FAIL, "model", error.message, "see README's “Get a model”, or name another with GENAI_MODEL_DIR")
         return
     try:
-        load_codecs(settings)
+        check_models(settings)
     except ConfigurationError as error:
         yield Finding(
             FAIL, "model", error.message, "copy the tokenizer's files and the chat template from the original"

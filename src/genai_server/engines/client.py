@@ -68,7 +68,8 @@ _OVER = ("failed", "stopped", "unloading")
 class EngineClient:
     """Attached to the engine of one device for as long as `run` runs; belongs to the event loop.
 
-    `load` and `figures` are what the engine has told last; the figures are None until it has counted. The engine runs the model that has this serial on the board, the first one's without any.
+    `load` and `figures` are what the engine has told last; the figures are None until it has counted. It runs the model
+    that has this serial on the board, the first one's without any.
     """
 
     def __init__(self, device: str, folder: Path, model_name: str = "", serial: int = 0) -> None:
@@ -312,6 +313,7 @@ class EngineClient:
 
     def _is_mine(self, status: EngineStatus) -> bool:
         return status.device == self.device and status.serial == self._serial
+
 
 def _granted(reply: OpenProfiles) -> list[ProfileState]:
     """The sessions that an engine has answered with. Raises what it refused with."""

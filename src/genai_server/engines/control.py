@@ -24,7 +24,7 @@ _PATIENCE = 10.0
 
 
 class Control:
-    """Listens from its making to `close`; `obey` is called in a thread of its own, and raises what speaks against it."""
+    """Listens from its making to `close`; `obey` is called in a thread of its own, and raises why not."""
 
     def __init__(self, folder: Path, secret: str, obey: Callable[[Command], None]) -> None:
         self._secret = secret.encode()
@@ -63,7 +63,7 @@ class Control:
 
 
 def send_command(folder: Path, command: Command) -> None:
-    """Have the supervisor of this folder obey; blocks for a moment. Raises what it says against it, or NoEngineReady."""
+    """Have the supervisor obey; blocks for a moment. Raises what it says against it, and NoEngineReady."""
     board = read_board(folder)
     try:
         with Client(board.control, authkey=board.secret.encode()) as connection:

@@ -44,6 +44,7 @@ class RuntimeOptionsRequest(Wire):
         None,
         description='"1", "0", or a prefix for the names of the files.',
     )
+    model: str | None = Field(None, description="Of several models, this one; all if left out.")
     device: str | None = None
     request_id: str | None = Field(None, min_length=1)
 
