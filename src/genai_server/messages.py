@@ -335,6 +335,7 @@ class EngineSpec(Struct, frozen=True):
     `address` is a path for a Unix socket, or "" for a free TCP port on loopback. `threads` 0 means the physical cores
     that the process may use. Sizes are in bytes, ages in seconds, `prefill_chunk` and `max_queue_tokens` in tokens.
     `state_file` keeps what the operator has set over a restart of the engine, into `heartbeat_file` go its heartbeats.
+    `profile_folder` is the engine's own folder in `profile_dir`, named after the device without it.
     """
 
     device: str
@@ -360,6 +361,7 @@ class EngineSpec(Struct, frozen=True):
     log_level: str
     log_format: str = "text"
     options: DeviceOptions = DeviceOptions()
+    profile_folder: str = ""
 
 
 class EngineReport(Struct, frozen=True):

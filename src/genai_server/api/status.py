@@ -35,7 +35,7 @@ async def about() -> dict[str, str]:
 async def healthz(request: Request, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """200 for as long as the API process lives, with the state of each model and device.
 
-    Strangers see no more of it than the states of the first model's devices. `devices` and `model_dir` are the first model's.
+    `devices` and `model_dir` are the first model's, and strangers see no more than the states of these devices.
     """
     settings, models = services.settings, services.models
     known = models.statuses()
@@ -56,8 +56,10 @@ async def healthz(request: Request, services: Annotated[Services, Depends(servic
 
 @router.get("/readyz")
 async def readyz(request: Request, services: Annotated[Services, Depends(services)]) -> JSONResponse:
-    """200 when at least one engine can take work, or a model is loaded on demand, else 503 with the reason; what is
-    wrong with a device in any case, but not to strangers: a library's reason names folders. Nor are models named to them.
+    """200 when at least one engine can take work, or a model is loaded on demand, else 503 with the reason.
+
+    In any case what is wrong with a device, but not to strangers: a library's reason names folders. To them, models are
+    not named either.
     """
     in_full = request.state.access is not None
     models = services.models

@@ -216,12 +216,14 @@ def devices(settings: Settings) -> Iterator[Finding]:
         return
     try:
         supervisor.start()
-        waiting = {status.device for status in supervisor.statuses()}
+        waiting = {(status.device, status.serial) for status in supervisor.statuses()}
         while waiting:
             for status in supervisor.statuses():
-                if status.device in waiting and status.state != "starting":
-                    waiting.remove(status.device)
-                    yield _device(status.device, status.error, time.monotonic() - started)
+                which = (status.device, status.serial)
+                if which in waiting and status.state != "starting":
+                    waiting.remove(which)
+                    label = f"{status.device} of {status.model}" if settings.models else status.device
+                    yield _device(label, status.error, time.monotonic() - started)
             time.sleep(0.05)
     finally:
         supervisor.stop()

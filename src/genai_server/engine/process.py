@@ -85,7 +85,7 @@ def serve(
     connections = Connections(listener, spec.secret, runners.generator.model, runners.batching, runners.interrupt)
     profiles = ProfileFolder(
         Path(spec.profile_dir),
-        spec.device,
+        spec.profile_folder or spec.device,
         max_files=spec.profile_max_files,
         max_bytes=spec.profile_max_bytes,
         max_age=spec.profile_max_age,

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from urllib.parse import quote
 
 from genai_server.config import Settings, device_options
 from genai_server.engines.board import write_board
@@ -158,6 +159,7 @@ class Supervisor:
 
     def _spec(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineSpec:
         settings = self._settings
+        first = next(iter(settings.served))
         file = str(self.folder / f"{about.serial}-{device.replace(':', '-')}")
         return EngineSpec(
             device=device,
@@ -183,6 +185,7 @@ class Supervisor:
             log_level=settings.log_level,
             log_format=settings.log_format,
             options=options,
+            profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
         )
 
     def _on_change(self) -> None:
