@@ -364,6 +364,10 @@ class EngineSpec(Struct, frozen=True):
     profile_folder: str = ""
 
 
+# What the engine's standard input brings before its end when it is unloaded alone: its supervisor stays.
+UNLOAD_ORDER = b"unload\n"
+
+
 class EngineReport(Struct, frozen=True):
     """What an engine process tells its supervisor, once, as a line of JSON on its standard output.
 

@@ -19,13 +19,13 @@ class FakeEngine:
     def __init__(self) -> None:
         self.status = EngineStatus("cpu", "ready")
         self.requests = 0
-        self.is_killed = False
+        self.is_gone = False
 
     def start(self) -> None:
         pass
 
-    def kill(self) -> None:
-        self.is_killed = True
+    def unload(self) -> None:
+        self.is_gone = True
 
     def beat(self) -> Beat:
         return Beat(1, 0, self.requests, self.requests)
@@ -78,7 +78,7 @@ def test_the_one_that_was_used_longest_ago_makes_room() -> None:
     server.turn(20)
     assert server.states() == {"a": "ready", "b": "unloading", "c": "unloaded"}
     server.turn(20 + SETTLED)
-    assert server.engines["b"].is_killed
+    assert server.engines["b"].is_gone
     server.turn(20 + SETTLED)
     assert server.states() == {"a": "ready", "b": "unloaded", "c": "ready"}
 

@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class EngineWatch:
-    """Runs one engine, again and again, from `start` to `stop` or `kill`, in a thread of its own.
+    """Runs one engine, again and again, from `start` to `leave` or `unload`, in a thread of its own.
 
-    `status` is replaced, never changed; `on_change` is called, from that thread, whenever it was. Timeouts are in
-    seconds.
+    `status` is replaced, never changed, and `on_change` then called, from that thread; `has_loaded` says whether the
+    engine was ever ready. Timeouts are in seconds.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class EngineWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.status = status
+        self.has_loaded = False
         self._spec = spec
         self._restarts = restarts
         self._on_change = on_change
@@ -42,7 +43,7 @@ class EngineWatch:
         self._load_timeout = load_timeout
         self._clock = clock
         self._stopping = threading.Event()
-        self._is_killed = False
+        self._is_unloaded = False
         self._process: EngineProcess | None = None
         self._thread = threading.Thread(target=self._watch, name=f"watch-{spec.device}", daemon=True)
 
@@ -63,14 +64,13 @@ class EngineWatch:
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT)
 
-    def kill(self) -> None:
-        """End it at once, and it alone: one that was ordered to leave would take the supervisor's folder with it."""
-        self._is_killed = True
+    def unload(self) -> None:
+        """End it, and it alone, as soon as it can, and then at once."""
+        self._is_unloaded = True
         self._stopping.set()
         if self._process is not None:
-            self._process.kill()
-        if self._thread.is_alive():
-            self._thread.join(STOP_TIMEOUT)
+            self._process.unload()
+        self.end()
         for file in (self._spec.address, self._spec.heartbeat_file):
             if file:
                 Path(file).unlink(missing_ok=True)
@@ -87,6 +87,7 @@ class EngineWatch:
             if self._stopping.is_set():
                 return
             if report.address:
+                self.has_loaded = True
                 self._set(state="ready", address=report.address, error=None)
                 error = self._serve_until_death()
                 if self._stopping.is_set():
@@ -108,8 +109,8 @@ class EngineWatch:
         except OSError as error:
             return EngineReport(error=f"the engine process cannot be started: {error}")
         self._set(pid=self._process.pid)
-        if self._stopping.is_set():  # `leave` or `kill` may have looked for the process before it was there
-            self._process.kill() if self._is_killed else self._process.leave()
+        if self._stopping.is_set():  # `leave` or `unload` may have looked for the process before it was there
+            self._process.kill() if self._is_unloaded else self._process.leave()
         report = self._process.report(self._load_timeout)
         if not report.address:
             self._process.kill()

@@ -102,7 +102,7 @@ class Resident:
     def end(self) -> None:
         """End its processes, which takes some time; all of their memory comes back."""
         for engine in self.engines:
-            engine.kill()
+            engine.unload()
 
     def ended(self) -> None:
         """They have ended."""

@@ -190,7 +190,7 @@ class Supervisor:
 
     def _on_change(self) -> None:
         self._publish()
-        if all(engine.status.state == "failed" and engine.status.restarts == 0 for engine in self._first):
+        if all(engine.status.state == "failed" and not engine.has_loaded for engine in self._first):
             self._on_nothing_loaded()
 
     def _publish(self) -> None:
