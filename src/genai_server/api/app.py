@@ -102,7 +102,7 @@ def create_app(
         RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, books.clock),
         on_loopback,
     )
-    app.add_middleware(Accounts, model=settings.model_name, clock=books.clock, observers=books.observers)
+    app.add_middleware(Accounts, model=next(iter(settings.served)), clock=books.clock, observers=books.observers)
     app.add_middleware(RequestId)
     install_error_handlers(app)
     for module in (
