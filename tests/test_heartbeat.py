@@ -14,6 +14,14 @@ def test_the_newest_beat_is_read_from_the_file(tmp_path: Path) -> None:
     assert read_beat(tmp_path / "beat") == Beat(2, 256)
 
 
+def test_the_requests_that_are_here_and_those_that_came_stand_beside_it(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "beat")
+    heartbeat.beat(7)
+    heartbeat.count(2, 9)
+    heartbeat.beat()
+    assert read_beat(tmp_path / "beat") == Beat(2, 0, 2, 9)
+
+
 def test_without_a_file_or_a_whole_one_there_was_no_beat(tmp_path: Path) -> None:
     assert read_beat(tmp_path / "none") == Beat(0, 0)
     (tmp_path / "part").write_bytes(b"1234")

@@ -16,6 +16,7 @@ GenaiServerError
 │   ├── MalformedBody           the body is not JSON
 │   ├── BodyTooLarge            the body is over the size limit
 │   ├── ModelNotFound           no such model is served
+│   ├── ModelLoadFailed         the model that an operator wants to serve cannot be loaded
 │   ├── RequestNotFound         no such request is running or waiting
 │   ├── ThreadUnsupported       the request wants its conversation to be kept
 │   ├── ResponseNotFound        no such response is kept
@@ -29,9 +30,11 @@ GenaiServerError
 │   ├── QueueFull               as many requests, or tokens of prompts, wait as are allowed to
 │   ├── SessionTerminated       the operator has terminated the device's session
 │   ├── NoEngineReady           no engine process can take work now
+│   ├── ModelsBusy              as many models as may be loaded are in use
 │   └── ServerDraining          the server was told to stop and takes no new work
 └── GenerationFailed            accepted, then failed
     ├── GrammarFailed           the answer's grammar cannot be followed any further
+    ├── ModelUnloaded           the model was unloaded while the request ran
     ├── EngineDied              the engine process ended while the request was in it
     ├── ServerStopping          the server was told to stop and has waited for as long as it may
     └── RunnerFailed            the library raised while it ran this request
@@ -145,6 +148,12 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class ModelLoadFailed(RequestError):
+    """The model in the directory that an operator has named cannot be loaded; the message has the library's reason."""
+
+    code = "model_load_failed"
+
+
 class RequestNotFound(RequestError):
     """No such request is running or waiting."""
 
@@ -227,6 +236,12 @@ class NoEngineReady(Unavailable):
     code = "no_engine_ready"
 
 
+class ModelsBusy(Unavailable):
+    """As many models as may be loaded (GENAI_MAX_MODELS) have requests, so that none makes room for another."""
+
+    code = "models_busy"
+
+
 class ServerDraining(Unavailable):
     """The server was told to stop: it ends what runs and takes no new work."""
 
@@ -252,6 +267,12 @@ class GrammarFailed(GenerationFailed):
     """The grammar that the request brought cannot be followed any further, which only shows on the way."""
 
     code = "grammar_failed"
+
+
+class ModelUnloaded(GenerationFailed):
+    """An operator has unloaded the model, and running answers had their time; or a new one came too late."""
+
+    code = "model_unloaded"
 
 
 class EngineDied(GenerationFailed):

@@ -1,4 +1,4 @@
-"""An engine's heartbeat: two numbers in a small file, which the engine maps into its memory and its supervisor reads.
+"""An engine's heartbeat: some numbers in a small file, which the engine maps into its memory and its supervisor reads.
 
 A beat costs the engine less than a microsecond, and to see whether it beats takes nothing from it: native code may hold
 Python's lock for a whole pass. Nothing in it is a time, so neither clocks nor a sleeping machine matter.
@@ -10,16 +10,20 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-_LAYOUT = struct.Struct("=QQ")
+_LAYOUT = struct.Struct("=QQQQ")
+_COUNTS = struct.Struct("=QQ")
+_COUNTS_AT = _LAYOUT.size - _COUNTS.size
 
 
 class Beat(NamedTuple):
     """The newest beat: its number, counted from 1 in the life of a process, and the tokens of the pass that it begins;
-    0 tokens between passes.
+    0 tokens between passes. Beside it the requests that run or wait, and how many have ever come.
     """
 
     number: int
     tokens: int
+    requests: int = 0
+    arrived: int = 0
 
 
 class Heartbeat:
@@ -37,7 +41,11 @@ class Heartbeat:
     def beat(self, tokens: int = 0) -> None:
         """The loop turns; it begins a pass of so many tokens, of all rows together, or none yet."""
         self._number += 1
-        _LAYOUT.pack_into(self._map, 0, self._number, tokens)
+        _COUNTS.pack_into(self._map, 0, self._number, tokens)
+
+    def count(self, requests: int, arrived: int) -> None:
+        """So many requests run or wait; so many have come in the life of the process."""
+        _COUNTS.pack_into(self._map, _COUNTS_AT, requests, arrived)
 
 
 def read_beat(path: Path) -> Beat:

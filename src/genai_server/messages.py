@@ -335,6 +335,7 @@ class EngineSpec(Struct, frozen=True):
     `address` is a path for a Unix socket, or "" for a free TCP port on loopback. `threads` 0 means the physical cores
     that the process may use. Sizes are in bytes, ages in seconds, `prefill_chunk` and `max_queue_tokens` in tokens.
     `state_file` keeps what the operator has set over a restart of the engine, into `heartbeat_file` go its heartbeats.
+    `profile_folder` is the engine's own folder in `profile_dir`, named after the device without it.
     """
 
     device: str
@@ -360,6 +361,11 @@ class EngineSpec(Struct, frozen=True):
     log_level: str
     log_format: str = "text"
     options: DeviceOptions = DeviceOptions()
+    profile_folder: str = ""
+
+
+# What the engine's standard input brings before its end when it is unloaded alone: its supervisor stays.
+UNLOAD_ORDER = b"unload\n"
 
 
 class EngineReport(Struct, frozen=True):
@@ -373,7 +379,10 @@ class EngineReport(Struct, frozen=True):
 
 
 class EngineStatus(Struct, frozen=True):
-    """One engine as its supervisor sees it; `state` is starting, ready, restarting, failed or stopped."""
+    """One engine as its supervisor sees it; `state` is starting, ready, restarting, unloading, failed or stopped.
+
+    It runs the model of this name and serial. `since` is when the state began, in seconds of the epoch.
+    """
 
     device: str
     state: str
@@ -381,13 +390,79 @@ class EngineStatus(Struct, frozen=True):
     restarts: int = 0
     address: str = ""
     error: str | None = None
+    model: str = ""
+    serial: int = 0
+    since: float = 0.0
+
+
+class ModelStatus(Struct, frozen=True):
+    """One model that is served, with an engine on each of `devices` unless `state` is unloaded.
+
+    `state` is loading, ready, unloading, unloaded or failed. `serial` is new whenever the directory is named anew. With
+    `on_demand` requests have it loaded, and wait for that; one that is `leaving` is not served any more. `created`
+    counts the seconds of the epoch.
+    """
+
+    name: str
+    path: str
+    devices: list[str]
+    serial: int
+    state: str
+    created: int
+    aliases: list[str] = []
+    on_demand: bool = False
+    leaving: bool = False
 
 
 class Board(Struct, frozen=True):
-    """What the supervisor publishes for the API processes; a file that only the server's user can read."""
+    """What the supervisor publishes for the API processes; a file that only the server's user can read.
+
+    The first of `models` is for requests that name none. `control` is where the supervisor takes commands.
+    """
 
     secret: str
     engines: list[EngineStatus]
+    models: list[ModelStatus] = []
+    control: str = ""
+
+
+class LoadModel(Struct, frozen=True, tag=True):
+    """Serve the model in this directory by this name; in place of one that has failed, or that is unloaded."""
+
+    name: str
+    path: str
+    devices: list[str]
+
+
+class UnloadModel(Struct, frozen=True, tag=True):
+    """Serve it no more: at once for new requests, for running ones after so many seconds at the most."""
+
+    name: str
+    timeout: float
+
+
+class SetAlias(Struct, frozen=True, tag=True):
+    """Let a model be known by another name, too; None forgets that name."""
+
+    alias: str
+    name: str | None
+
+
+class WantModel(Struct, frozen=True, tag=True):
+    """A request waits for this model; to be said again and again for as long as it does."""
+
+    name: str
+
+
+Command = LoadModel | UnloadModel | SetAlias | WantModel
+
+
+class CommandReply(Struct, frozen=True):
+    """The supervisor has taken a command, or `code` names the class of errors.py that says why not."""
+
+    code: str = ""
+    message: str = ""
+    param: str | None = None
 
 
 def encode_frame(messages: Sequence[Struct]) -> bytes:

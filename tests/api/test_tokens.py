@@ -8,10 +8,19 @@ from fastapi.testclient import TestClient
 
 from genai_server.cli.composition import attached_app
 from genai_server.config import load_settings
+from genai_server.engines.board import write_board
+from genai_server.messages import Board, EngineStatus, ModelStatus
 from tests.running_server import DEMO, RunningServer, body
 
 PATHS = ["/tokenize", "/v1/tokenize"]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def _loading(folder: Path) -> Path:
+    """The folder of a supervisor whose engine is not there yet."""
+    about = ModelStatus("onnx-genai", str(DEMO), ["cpu"], 0, "loading", 0)
+    write_board(folder, Board("secret", [EngineStatus("cpu", "starting")], [about]))
+    return folder
 
 
 def _post(server: RunningServer, path: str, **fields: Any) -> dict[str, Any]:
@@ -132,7 +141,7 @@ def test_messages_are_required(demo: RunningServer) -> None:
 
 def test_no_engine_is_needed(tmp_path: Path) -> None:
     settings = load_settings({"model_dir": str(DEMO), "max_length": "100"}, environ={}, dotenv=None)
-    with TestClient(attached_app(settings, tmp_path)) as client:
+    with TestClient(attached_app(settings, _loading(tmp_path))) as client:
         answer = client.post("/tokenize", json=body("Hello")).json()
         assert answer["max_model_len"] == 100
         assert client.post("/detokenize", json={"tokens": answer["tokens"]}).status_code == 200
@@ -142,6 +151,6 @@ def test_no_engine_is_needed(tmp_path: Path) -> None:
 def test_an_operator_can_let_requests_write_special_tokens(tmp_path: Path) -> None:
     options = {"model_dir": str(DEMO), "allow_special_tokens": "true"}
     settings = load_settings(options, environ={}, dotenv=None)
-    with TestClient(attached_app(settings, tmp_path)) as client:
+    with TestClient(attached_app(settings, _loading(tmp_path))) as client:
         answer = client.post("/tokenize", json=body("<|im_end|>")).json()
     assert answer["tokens"].count(2) == 2

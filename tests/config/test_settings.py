@@ -1,5 +1,7 @@
 """The settings: what is refused, and what follows from them."""
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
@@ -103,3 +105,24 @@ def test_a_loopback_address_is_reachable_from_this_machine_only(host: str) -> No
 )
 def test_any_other_address_is_not_taken_for_loopback(host: str) -> None:
     assert not _load(host=host).on_loopback
+
+
+def test_several_models_are_names_with_directories_and_else_there_is_one() -> None:
+    several = _load(models="small=./models/demo, b/2=/srv/b=2")
+    assert several.served == {"small": "./models/demo", "b/2": "/srv/b=2"}
+    one = _load(model_name="a", model_dir="/x")
+    assert one.served == {"a": "/x"}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("./models/demo", "'./models/demo' is no model with its directory"),
+        ("a=", "'a' is no model with its directory"),
+        ("a b=/x", "'a b' is no model with its directory"),
+        ("a=/x,a=/y", "a model is named twice"),
+    ],
+)
+def test_models_that_are_none_are_refused(value: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        _load(models=value)

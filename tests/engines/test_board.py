@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engines.board import read_board, write_board
+from genai_server.engines.board import BoardReader, read_board, write_board
 from genai_server.messages import Board, EngineStatus
 
 BOARD = Board(
@@ -45,3 +45,14 @@ def test_only_the_servers_user_can_read_the_secret(tmp_path: Path) -> None:
     write_board(tmp_path, BOARD)
     write_board(tmp_path, BOARD)
     assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()] == [0o600]
+
+
+def test_a_reader_sees_every_new_board_and_reads_none_twice(tmp_path: Path) -> None:
+    reader = BoardReader(tmp_path)
+    assert reader.read() == Board("", [])
+    write_board(tmp_path, BOARD)
+    first = reader.read()
+    assert first == BOARD
+    assert reader.read() is first
+    write_board(tmp_path, Board("s", []))
+    assert reader.read() == Board("s", [])

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Depends
 
 from genai_server.api.auth import require_admin
-from genai_server.api.inquiry import ask
+from genai_server.api.inquiry import ask, by_device
 from genai_server.api.services import Services, services
 from genai_server.engines.client import EngineClient
 from genai_server.errors import InvalidField, RequestNotFound
@@ -24,7 +24,7 @@ router = APIRouter(
 @router.get("/v1/admin/runtime_options")
 async def get_runtime_options(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """The state of the runtime options of each device."""
-    return _body(await ask(services.router.select(None), EngineClient.runtime_options))
+    return by_device(await ask(services.models.engines(), EngineClient.runtime_options), _options)
 
 
 @router.post("/v1/admin/runtime_options")
@@ -35,7 +35,7 @@ async def set_runtime_options(
     given = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
     if not given:
         raise InvalidField("give terminate_session or enable_profiling", param="terminate_session")
-    engines = services.router.select(body.device)
+    engines = services.models.engines(body.model, body.device)
     if body.terminate_session == "0" and body.request_id is not None:
         raise InvalidField('terminate_session "0" is for devices: a request that was ended is gone', param="request_id")
     # Profiling first: what is terminated is there no more.
@@ -45,26 +45,21 @@ async def set_runtime_options(
             return await engine.set_runtime_option(option, value, body.request_id)
 
         replies = await ask(engines, set_option)
-        if not any(reply.matched for reply in replies.values()):
+        if not any(reply.matched for _, reply in replies):
             raise RequestNotFound(f"no request {body.request_id!r} is running or waiting", param="request_id")
-        for reply in replies.values():
+        for _, reply in replies:
             if reply.refused is not None:
                 raise InvalidField(reply.refused, param=option)
-    return _body(replies)
+    return by_device(replies, _options)
 
 
 @router.post("/v1/admin/reset_prefix_cache")
 async def reset_prefix_cache(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """Forget the past of all requests that have ended; answers how many slots of each device had one."""
-    slots = await ask(services.router.select(None), EngineClient.reset_prefix_cache)
-    return {"devices": {device: {"slots": number} for device, number in slots.items()}}
+    slots = await ask(services.models.engines(), EngineClient.reset_prefix_cache)
+    return by_device(slots, lambda number: {"slots": number})
 
 
-def _body(replies: dict[str, Reply]) -> dict[str, Any]:
-    return {
-        "devices": {
-            device: msgspec.structs.asdict(reply.options)
-            | {"requests": [msgspec.structs.asdict(request) for request in reply.options.requests]}
-            for device, reply in replies.items()
-        }
-    }
+def _options(reply: Reply) -> dict[str, Any]:
+    requests = [msgspec.structs.asdict(request) for request in reply.options.requests]
+    return msgspec.structs.asdict(reply.options) | {"requests": requests}

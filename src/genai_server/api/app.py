@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from genai_server.api import (
     completions,
     exposition,
     messages,
+    model_admin,
     models,
     profiles,
     requests,
@@ -32,6 +33,7 @@ from genai_server.api.account import Accounts, Observer
 from genai_server.api.auth import OPEN_PATHS, Gate
 from genai_server.api.body import BodyLimits
 from genai_server.api.caller import ClientLeft
+from genai_server.api.catalog import Catalog
 from genai_server.api.drain import Drain, Drained
 from genai_server.api.engine_metrics import EngineMetrics
 from genai_server.api.errors import install_error_handlers
@@ -39,10 +41,9 @@ from genai_server.api.keys import ApiKeys
 from genai_server.api.rate_limit import RateLimits
 from genai_server.api.request_id import RequestId
 from genai_server.api.response_store import ResponseStore
+from genai_server.api.served_model import LoadText
 from genai_server.api.services import Services
 from genai_server.config import Settings
-from genai_server.engines.router import Router
-from genai_server.text.codec import TextCodec
 from genai_server.timing import Clock
 
 
@@ -67,7 +68,7 @@ class Books:
 def create_app(
     settings: Settings,
     engines: Engines,
-    codecs: Mapping[str, TextCodec],
+    load_text: LoadText,
     drain: Drain,
     keys: ApiKeys,
     books: Books,
@@ -76,26 +77,21 @@ def create_app(
 ) -> FastAPI:
     """The ASGI app; its lifespan attaches to the engines.
 
-    `codecs` has the text side of each device's model; the app closes them. `drain` is begun from outside. `keys` open
-    the app. `books` are kept of its requests. `on_loopback` says whether only this machine can reach the server, for
-    all that is known.
+    `load_text` reads the text side of a model. `drain` is begun from outside. `keys` open the app. `books` are kept of
+    its requests. `on_loopback` says whether only this machine can reach the server, for all that is known.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with engines() as folder, Router(settings.devices, folder).attached() as router:
+        most_waiting = settings.max_queue + settings.max_batch_size
+        async with engines() as folder, Catalog(folder, load_text, most_waiting).followed() as models:
             responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
-            started = int(time.time())
-            engine_metrics = EngineMetrics(settings, router)
+            engine_metrics = EngineMetrics(settings, models)
             books.registry.register(engine_metrics)
-            app.state.services = Services(
-                settings, router, codecs, responses, books.clock, started, on_loopback, drain, books.registry
-            )
+            app.state.services = Services(settings, models, responses, books.clock, on_loopback, drain, books.registry)
             yield
             books.registry.unregister(engine_metrics)
             await asyncio.to_thread(books.close)
-        for codec in codecs.values():
-            codec.close()
 
     app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan)
     app.add_middleware(Drained, drain=drain)
@@ -106,7 +102,7 @@ def create_app(
         RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, books.clock),
         on_loopback,
     )
-    app.add_middleware(Accounts, model=settings.model_name, clock=books.clock, observers=books.observers)
+    app.add_middleware(Accounts, model=next(iter(settings.served)), clock=books.clock, observers=books.observers)
     app.add_middleware(RequestId)
     install_error_handlers(app)
     for module in (
@@ -118,6 +114,7 @@ def create_app(
         models,
         tokens,
         admin,
+        model_admin,
         requests,
         profiles,
         status,

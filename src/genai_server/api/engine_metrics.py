@@ -7,11 +7,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from genai_server import messages
+from genai_server.api.catalog import Catalog
 from genai_server.config import Settings
 from genai_server.engines.client import EngineClient
-from genai_server.engines.router import Router
 
 _LABELS = ("model_name", "device")
+# The values of these.
+Labels = tuple[str, str]
 
 
 class EngineMetrics(Collector):
@@ -20,9 +22,13 @@ class EngineMetrics(Collector):
     An engine that is not connected is left out where it would have to be asked.
     """
 
-    def __init__(self, settings: Settings, router: Router) -> None:
+    def __init__(self, settings: Settings, models: Catalog) -> None:
         self._settings = settings
-        self._router = router
+        self._models = models
+
+    @property
+    def _engines(self) -> dict[Labels, EngineClient]:
+        return {(engine.model_name, engine.device): engine for engine in self._models.attached_engines()}
 
     def collect(self) -> Iterator[Metric]:
         """All of them."""
@@ -31,29 +37,29 @@ class EngineMetrics(Collector):
         yield from self._of_counting()
 
     def _of_all(self) -> Iterator[Metric]:
-        statuses = {device: engine.status() for device, engine in self._router.engines.items()}
+        statuses = {labels: engine.status() for labels, engine in self._engines.items()}
         yield self._gauge(
             "engine_up",
             "Whether the engine takes work.",
             {
-                device: status.state == "ready" and not self._router.engines[device].load.terminated
-                for device, status in statuses.items()
+                labels: status.state == "ready" and not self._engines[labels].load.terminated
+                for labels, status in statuses.items()
             },
         )
         yield self._counter(
             "engine_restarts",
             "Times that the engine was started again.",
-            {device: status.restarts for device, status in statuses.items()},
+            {labels: status.restarts for labels, status in statuses.items()},
         )
 
     def _of_connected(self) -> Iterator[Metric]:
-        engines = {device: engine for device, engine in self._router.engines.items() if engine.is_connected}
-        loads = {device: engine.load for device, engine in engines.items()}
+        engines = {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
+        loads = {labels: engine.load for labels, engine in engines.items()}
         yield self._gauge(
-            "num_requests_running", "Sequences that run.", {device: load.running for device, load in loads.items()}
+            "num_requests_running", "Sequences that run.", {labels: load.running for labels, load in loads.items()}
         )
         yield self._gauge(
-            "num_requests_waiting", "Sequences that wait.", {device: load.waiting for device, load in loads.items()}
+            "num_requests_waiting", "Sequences that wait.", {labels: load.waiting for labels, load in loads.items()}
         )
         yield self._gauge(
             "num_slots",
@@ -63,46 +69,46 @@ class EngineMetrics(Collector):
         yield self._gauge(
             "session_terminated",
             "Whether an operator has ended the device's session.",
-            {device: load.terminated for device, load in loads.items()},
+            {labels: load.terminated for labels, load in loads.items()},
         )
 
     def _of_counting(self) -> Iterator[Metric]:
-        figures = {name: one.figures for name, one in self._router.engines.items() if one.figures is not None}
+        figures = {name: one.figures for name, one in self._engines.items() if one.figures is not None}
         yield self._gauge(
             "kv_cache_usage_perc",
             "Of the tokens whose keys and values can be kept, the share that running sequences have; 1 is all.",
-            {device: each.kv_tokens / self._capacity(device) for device, each in figures.items()},
+            {labels: each.kv_tokens / self._capacity(labels) for labels, each in figures.items()},
         )
         yield self._gauge(
             "num_requests_profiled",
             "Sequences that run and are profiled.",
-            {device: each.profiled for device, each in figures.items()},
+            {labels: each.profiled for labels, each in figures.items()},
         )
         for name, text, field in _COUNTERS:
-            yield self._counter(name, text, {device: getattr(each, field) for device, each in figures.items()})
+            yield self._counter(name, text, {labels: getattr(each, field) for labels, each in figures.items()})
         for name, text, field in _HISTOGRAMS:
             family = HistogramMetricFamily(f"genai:{name}", text, labels=_LABELS)
-            for device, each in figures.items():
-                _add(family, [self._settings.model_name, device], getattr(each, field))
+            for labels, each in figures.items():
+                _add(family, labels, getattr(each, field))
             yield family
 
     def _num_slots(self, engine: EngineClient) -> int:
         return engine.batching.num_slots or self._settings.max_batch_size
 
-    def _capacity(self, device: str) -> int:
-        engine = self._router.engines[device]
+    def _capacity(self, labels: Labels) -> int:
+        engine = self._engines[labels]
         most = self._settings.max_length
         return self._num_slots(engine) * (min(most, engine.model.context_length) if engine.model else most)
 
-    def _gauge(self, name: str, text: str, values: Mapping[str, float]) -> Metric:
+    def _gauge(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
         return self._filled(GaugeMetricFamily(f"genai:{name}", text, labels=_LABELS), values)
 
-    def _counter(self, name: str, text: str, values: Mapping[str, float]) -> Metric:
+    def _counter(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
         return self._filled(CounterMetricFamily(f"genai:{name}", text, labels=_LABELS), values)
 
-    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
-        for device, value in values.items():
-            family.add_metric([self._settings.model_name, device], value)
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Labels, float]) -> Metric:
+        for labels, value in values.items():
+            family.add_metric(list(labels), value)
         return family
 
 
@@ -122,6 +128,6 @@ _HISTOGRAMS = (
 )
 
 
-def _add(family: HistogramMetricFamily, labels: list[str], values: messages.Histogram) -> None:
+def _add(family: HistogramMetricFamily, labels: Labels, values: messages.Histogram) -> None:
     ends: Iterable[str] = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
-    family.add_metric(labels, list(zip(ends, accumulate(values.counts), strict=True)), values.sum)
+    family.add_metric(list(labels), list(zip(ends, accumulate(values.counts), strict=True)), values.sum)

@@ -35,6 +35,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.ProfileNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
+    errors.ModelUnloaded: (503, "service_unavailable_error"),
     errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }

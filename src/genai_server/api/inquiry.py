@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from genai_server.engines.client import EngineClient
 from genai_server.errors import NoEngineReady
@@ -13,13 +13,26 @@ T = TypeVar("T")
 _PATIENCE = 20.0
 
 
-async def ask(engines: Sequence[EngineClient], question: Callable[[EngineClient], Awaitable[T]]) -> dict[str, T]:
-    """The replies of the engines that run, by device. Raises NoEngineReady if none does."""
+async def ask(
+    engines: Sequence[EngineClient], question: Callable[[EngineClient], Awaitable[T]]
+) -> list[tuple[EngineClient, T]]:
+    """The replies of the engines that run. Raises NoEngineReady if none does."""
     running = [engine for engine in engines if engine.is_connected]
     if not running:
         raise NoEngineReady("no engine is running on " + ", ".join(engine.device for engine in engines))
     replies = await asyncio.gather(*(_answer(engine, question) for engine in running))
-    return {engine.device: reply for engine, reply in zip(running, replies, strict=True)}
+    return list(zip(running, replies, strict=True))
+
+
+def by_device(replies: Sequence[tuple[EngineClient, T]], tell: Callable[[T], Any]) -> dict[str, Any]:
+    """A body with what to tell of each device; of several models `devices` are the first one's."""
+    models: dict[str, dict[str, Any]] = {}
+    for engine, reply in replies:
+        models.setdefault(engine.model_name, {})[engine.device] = tell(reply)
+    body: dict[str, Any] = {"devices": next(iter(models.values()))}
+    if len(models) > 1:
+        body["models"] = {name: {"devices": devices} for name, devices in models.items()}
+    return body
 
 
 async def _answer(engine: EngineClient, question: Callable[[EngineClient], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ from genai_server.api.choices import Choices
 from genai_server.api.errors import anthropic_body
 from genai_server.api.services import TheServices
 from genai_server.api.sse import STREAMS, EventStream
-from genai_server.api.start import encode_chat, require_model, start_chat
+from genai_server.api.start import encode_chat, find_served, start_chat
 from genai_server.errors import RequestError
 from genai_server.openai_api.schemas.base import JsonObject
 
@@ -54,10 +54,10 @@ async def create_message(
 @router.post("/messages/count_tokens", include_in_schema=False)
 async def count_tokens(body: CountTokensRequest, services: TheServices) -> dict[str, int]:
     """How many tokens the prompt of a message has; no engine is asked."""
-    require_model(services, body.model)
+    codec = (await find_served(services, body.model)).codec
     translation = Translation(body)
     with _in_words_of(translation):
-        return {"input_tokens": len(await encode_chat(translation.chat, services.codec))}
+        return {"input_tokens": len(await encode_chat(translation.chat, codec))}
 
 
 async def _events(choices: Choices, build: MessageBuilder) -> AsyncIterator[JsonObject]:

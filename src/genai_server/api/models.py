@@ -1,11 +1,13 @@
 """What is served: /v1/models and /v1/models/{id}."""
 
+import time
 from typing import Any
 
 from fastapi import APIRouter
 
-from genai_server.api.services import Services, TheServices
-from genai_server.errors import ModelNotFound
+from genai_server.api.catalog import Catalog
+from genai_server.api.services import TheServices
+from genai_server.messages import ModelStatus
 from genai_server.openai_api.schemas.base import ErrorResponse
 
 router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
@@ -14,23 +16,42 @@ router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def list_models(services: TheServices) -> dict[str, Any]:
-    """The served models."""
-    return {"object": "list", "data": [_model(services)]}
+    """The models, loaded or not, and their aliases."""
+    found = []
+    for about in services.models.statuses():
+        entry = model_entry(services.models, about)
+        found += [entry, *({**entry, "id": alias} for alias in about.aliases)]
+    return {"object": "list", "data": found}
 
 
-@router.get("/v1/models/{model}")
-@router.get("/models/{model}", include_in_schema=False)
+@router.get("/v1/models/{model:path}")
+@router.get("/models/{model:path}", include_in_schema=False)
 async def get_model(model: str, services: TheServices) -> dict[str, Any]:
     """One of them."""
-    if model != services.settings.model_name:
-        raise ModelNotFound(f"model {model[:100]!r} is not served; {services.settings.model_name!r} is", param="model")
-    return _model(services)
+    about = services.models.find(model)
+    return {**model_entry(services.models, about), "id": model}
 
 
-def _model(services: Services) -> dict[str, Any]:
-    return {
-        "id": services.settings.model_name,
+def model_entry(models: Catalog, about: ModelStatus) -> dict[str, Any]:
+    """A model as ModelEntry has it."""
+    engines = models.engine_statuses(about)
+    served = models.served(about)
+    state = about.state
+    if state == "ready" and served is not None and not served.takes_work and served.error is None:
+        state = "loading"
+    entry: dict[str, Any] = {
+        "id": about.name,
         "object": "model",
-        "created": services.started,
+        "created": about.created,
         "owned_by": "genai-server",
+        "root": about.name,
+        "state": state,
     }
+    errors = [engine.error for engine in engines if engine.error is not None]
+    if served is not None and served.error is not None:
+        errors.append(f"the text side {served.error}")
+    if state == "loading":
+        entry["loading_seconds"] = round(time.time() - min(engine.since for engine in engines), 1)
+    if errors:
+        entry["error"] = "; ".join(errors)
+    return entry

@@ -60,10 +60,10 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
 async def _open_sessions(services: Annotated[Services, Depends(services)]) -> Mapping[str, ProfileState]:
     """The sessions with a plan that engines have open now, by id; none where no engine runs."""
     try:
-        told = await ask(services.router.select(None), EngineClient.profiles)
+        told = await ask(services.models.engines(), EngineClient.profiles)
     except NoEngineReady:
         return {}
-    return {state.id: state for states in told.values() for state in states}
+    return {state.id: state for _, states in told for state in states}
 
 
 FoundManifest = Annotated[Manifest, Depends(_manifest)]
@@ -86,11 +86,13 @@ async def stop_profile(services: Annotated[Services, Depends(services)]) -> dict
 async def begin_profile(
     body: ProfileRequest, services: Annotated[Services, Depends(services)], root: Annotated[Path, Depends(_profile_dir)]
 ) -> dict[str, Any]:
-    """Begin a profile session on one device, or on the one that has the request."""
-    engines = services.router.select(body.device)
+    """Begin a profile session on one device of one model, or on the one that has the request."""
+    engines = services.models.engines(body.model, body.device)
     if len(engines) > 1 and body.request_id is None:
-        known = ", ".join(engine.device for engine in engines)
-        raise MissingField(f"device is required where there are several: {known}", param="device")
+        field, known = ("device", [engine.device for engine in engines])
+        if len(set(known)) < len(known):
+            field, known = ("model", list(dict.fromkeys(engine.model_name for engine in engines)))
+        raise MissingField(f"{field} is required where there are several: {', '.join(known)}", param=field)
     begun = await _begin(engines, body.plan())
     manifest = await asyncio.to_thread(find_session, root, begun.id)
     assert manifest is not None
@@ -101,7 +103,7 @@ async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileS
     """The session on the first device that has what is meant. Raises what engines refuse with."""
     for engine in engines:
         with suppress(RequestNotFound):
-            (begun,) = (await ask([engine], lambda engine: engine.start_profile(plan))).values()
+            ((_, begun),) = await ask([engine], lambda engine: engine.start_profile(plan))
             return begun
     raise RequestNotFound(f"no request {plan.request_id!r} is running or waiting", param="request_id")
 
@@ -173,8 +175,9 @@ async def delete_profile(
     """End a session that is open, or remove one that has ended, with its files."""
     about = manifest.session
     if about.id in open_sessions:
-        with suppress(ProfileNotFound):  # it has ended by itself meanwhile
-            await ask(services.router.select(about.device), lambda engine: engine.end_profile(about.id))
+        for engine in services.models.engines(device=about.device):
+            with suppress(ProfileNotFound):  # it is another model's, or has ended by itself meanwhile
+                await ask([engine], lambda engine: engine.end_profile(about.id))
         return {"id": about.id, "object": "profile", "deleted": False}
     if _is_open(manifest, open_sessions):
         raise InvalidField(

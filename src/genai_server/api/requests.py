@@ -26,9 +26,8 @@ router = APIRouter(
 @router.get("/v1/requests", response_model=RequestsResponse)
 async def list_requests(services: TheServices) -> dict[str, Any]:
     """What runs and waits on all devices, whichever API process has sent it; several answers are several entries."""
-    found = await ask(services.router.select(None), EngineClient.requests)
-    model = services.settings.model_name
-    entries = [_entry(state, model, device) for device, states in found.items() for state in states]
+    found = await ask(services.models.engines(), EngineClient.requests)
+    entries = [_entry(state, engine) for engine, states in found for state in states]
     return {"object": "list", "data": entries}
 
 
@@ -39,12 +38,13 @@ async def cancel_request(request_id: str, services: TheServices, body: NoFields 
     async def cancel(engine: EngineClient) -> list[RequestState]:
         return await engine.cancel_request(request_id)
 
-    ended = await ask(services.router.select(None), cancel)
-    if not any(ended.values()):
+    ended = await ask(services.models.engines(), cancel)
+    if not any(states for _, states in ended):
         raise RequestNotFound(f"no request {request_id[:_MOST_SHOWN]!r} is running or waiting", param="request_id")
     return {"id": request_id, "object": "request", "cancelled": True}
 
 
-def _entry(state: RequestState, model: str, device: str) -> dict[str, Any]:
+def _entry(state: RequestState, engine: EngineClient) -> dict[str, Any]:
+    where = {"model": engine.model_name, "device": engine.device}
     figures = msgspec.structs.asdict(state)
-    return {"id": figures.pop("request_id"), "object": "request", "model": model, "device": device, **figures}
+    return {"id": figures.pop("request_id"), "object": "request", **where, **figures}

@@ -14,7 +14,7 @@ from genai_server.api.response_store import KeptResponse
 from genai_server.api.running_response import RunningResponse
 from genai_server.api.services import Services, TheServices
 from genai_server.api.sse import STREAMS, EventStream
-from genai_server.api.start import encode_chat, require_model, start_chat
+from genai_server.api.start import encode_chat, find_served, start_chat
 from genai_server.errors import InvalidField, PreviousNotFound, RequestError, ResponseNotFound
 from genai_server.openai_api.response_builder import ResponseBuilder
 from genai_server.openai_api.response_items import given_items, referenced_ids
@@ -54,10 +54,10 @@ async def create_response(
 @router.post("/responses/input_tokens", include_in_schema=False)
 async def count_input_tokens(body: ResponsesRequest, services: TheServices, owner: TheHolder) -> InputTokens:
     """How many tokens the prompt of this response has; no engine is asked, and nothing is kept."""
-    require_model(services, body.model)
+    codec = (await find_served(services, body.model)).codec
     chat = to_chat(body, _conversation(body, services, owner))
     with _in_words_of_the_client():
-        return InputTokens(input_tokens=len(await encode_chat(chat, services.codec)))
+        return InputTokens(input_tokens=len(await encode_chat(chat, codec)))
 
 
 @router.get("/v1/responses/{response_id}")
@@ -112,11 +112,12 @@ async def _start(body: ResponsesRequest, services: Services, caller: Caller, own
         raise InvalidField("store must not be true: this server keeps no responses", param="store")
     items = _conversation(body, services, owner)
     chat = to_chat(body, items)
-    _, model = services.router.pick(body.device)
+    served = await caller.waits_for(services.models.serving(body.model, caller.deadline.seconds_left))
+    _, model = served.router.pick(body.device)
     is_stored = store.is_on and body.store is not False
     begun = new_response(
         body,
-        model=services.settings.model_name,
+        model=served.name,
         sampling=to_sampling(body, model),
         created=int(time.time()),
         is_stored=is_stored,

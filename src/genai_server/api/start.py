@@ -10,11 +10,12 @@ from msgspec import structs
 from genai_server.api.answer import Answer
 from genai_server.api.caller import Caller
 from genai_server.api.choices import Choices
+from genai_server.api.served_model import ServedModel
 from genai_server.api.services import Services
 from genai_server.api.shape import Shape, chat_shape, offered_tools, plain_shape
 from genai_server.engines.client import EngineClient
 from genai_server.engines.stream import TokenStream
-from genai_server.errors import InvalidField, ModelNotFound
+from genai_server.errors import InvalidField
 from genai_server.generation import GenerationRequest, ModelInfo
 from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.completions import CompletionRequest
@@ -52,14 +53,14 @@ async def start_chat(services: Services, body: ChatParameters, caller: Caller) -
 
 
 async def _start_chat(services: Services, body: ChatParameters, caller: Caller) -> Choices:
-    start = _Start(services, body, caller, body.n or 1)
+    start = await _begin(services, body, caller, body.n or 1)
     prompt = await encode_chat(body, start.codec)
     start.require_room([prompt])
     # To compile a grammar may take half a second, in which the others go on.
     shape = await asyncio.to_thread(chat_shape, body, start.codec, prompt)
     continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
     answers = await start.answers([prompt], body.n or 1, shape, continues=continues)
-    return Choices(caller.request_id, services.settings.model_name, answers, body.n or 1)
+    return Choices(caller.request_id, start.name, answers, body.n or 1)
 
 
 async def start_completion(services: Services, body: CompletionRequest, caller: Caller) -> tuple[list[Prompt], Choices]:
@@ -70,7 +71,7 @@ async def start_completion(services: Services, body: CompletionRequest, caller: 
 async def _start_completion(
     services: Services, body: CompletionRequest, caller: Caller
 ) -> tuple[list[Prompt], Choices]:
-    start = _Start(services, body, caller, len(body.prompts) * (body.n or 1))
+    start = await _begin(services, body, caller, len(body.prompts) * (body.n or 1))
     codec = start.codec
     prompts, encoded = [], []
     for given in body.prompts:
@@ -91,13 +92,12 @@ async def _start_completion(
     shape = await asyncio.to_thread(plain_shape, body)
     offsets = [len(prompt.text) if body.echo else 0 for prompt in prompts]
     answers = await start.answers(encoded, body.n or 1, shape, offsets=offsets, continues=True)
-    return prompts, Choices(caller.request_id, services.settings.model_name, answers, body.n or 1)
+    return prompts, Choices(caller.request_id, start.name, answers, body.n or 1)
 
 
-def require_model(services: Services, model: str | None) -> None:
-    """Raise ModelNotFound unless it is the served one, or none."""
-    if model not in (None, services.settings.model_name):
-        raise ModelNotFound(f"model {model!r} is not served; {services.settings.model_name!r} is", param="model")
+async def find_served(services: Services, model: str | None) -> ServedModel:
+    """The model that a request names, for its text side alone. Raises ModelNotFound, and Unavailable."""
+    return await services.models.serving(model, services.settings.request_timeout)
 
 
 async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
@@ -107,27 +107,36 @@ async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
     return await codec.encode_chat(messages, tools, _template_variables(body, codec))
 
 
+async def _begin(services: Services, body: GenerationFields, caller: Caller, num_answers: int) -> "_Start":
+    """See that the request may begin, and that its model is there. Raises RequestError and Unavailable."""
+    services.drain.require_open()
+    services.models.find(body.model)
+    if body.timeout is not None:
+        caller.deadline.tighten(body.timeout, param="timeout")
+    served = await services.models.serving(body.model, caller.deadline.seconds_left)
+    return _Start(services, served, body, caller, num_answers)
+
+
 class _Start:
     """One request on its way to an engine, which is chosen at once. Raises RequestError and Unavailable.
 
     Where it is known that the engine would not take so many answers, nothing is done for them.
     """
 
-    def __init__(self, services: Services, body: GenerationFields, caller: Caller, num_answers: int) -> None:
+    def __init__(
+        self, services: Services, served: ServedModel, body: GenerationFields, caller: Caller, num_answers: int
+    ) -> None:
         self.services = services
         self.body = body
         self.caller = caller
-        services.drain.require_open()
-        require_model(services, body.model)
-        if body.timeout is not None:
-            caller.deadline.tighten(body.timeout, param="timeout")
+        self.name = served.name
         self.engine: EngineClient
         self.model: ModelInfo
-        self.engine, self.model = services.router.pick(body.device)
-        caller.account.device = self.engine.device
+        self.engine, self.model = served.router.pick(body.device)
+        caller.account.model, caller.account.device = self.name, self.engine.device
         self.num_answers = num_answers
         self.engine.require_room(num_answers)
-        self.codec: TextCodec = services.codecs[self.engine.device]
+        self.codec: TextCodec = served.codec_of(self.engine.device)
 
     def require_room(self, prompts: Sequence[list[int]]) -> None:
         """Raise QueueFull where it is known that the engine would not take all answers to these."""

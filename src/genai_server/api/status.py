@@ -7,9 +7,12 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
 from genai_server import __version__
+from genai_server.api.catalog import Catalog
+from genai_server.api.models import model_entry
 from genai_server.api.services import Services, services
 from genai_server.engines.client import EngineClient
 from genai_server.engines.router import describe
+from genai_server.messages import EngineStatus, Load, ModelStatus
 
 router = APIRouter(tags=["status"])
 
@@ -30,59 +33,101 @@ async def about() -> dict[str, str]:
 
 @router.get("/healthz")
 async def healthz(request: Request, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
-    """200 for as long as the API process lives, with the state of each device; strangers see no more of it."""
-    settings = services.settings
+    """200 for as long as the API process lives, with the state of each model and device.
+
+    `devices` and `model_dir` are the first model's, and strangers see no more than the states of these devices.
+    """
+    settings, models = services.settings, services.models
+    known = models.statuses()
     if request.state.access is None:
-        states = {device: {"state": services.router.engines[device].status().state} for device in settings.devices}
-        return {"status": "ok", "devices": states}
+        engines = models.engine_statuses(known[0]) if known else []
+        return {"status": "ok", "devices": {engine.device: {"state": engine.state} for engine in engines}}
+    found = {about.name: model_status(models, about) for about in known}
     return {
         "status": "ok",
         "backend": "onnx-genai",
         "device": settings.device,
-        "model_dir": settings.model_dir,
+        "model_dir": known[0].path if known else None,
         "version": __version__,
-        "devices": {device: device_status(services, device) for device in settings.devices},
+        "devices": found[known[0].name]["devices"] if known else {},
+        "models": found,
     }
 
 
 @router.get("/readyz")
 async def readyz(request: Request, services: Annotated[Services, Depends(services)]) -> JSONResponse:
-    """200 when at least one engine can take work, else 503 with the reason; what is wrong with a device in any case,
-    but not to strangers: a library's reason names folders.
+    """200 when at least one engine can take work, or a model is loaded on demand, else 503 with the reason.
+
+    In any case what is wrong with a device, but not to strangers: a library's reason names folders. To them, models are
+    not named either.
     """
     in_full = request.state.access is not None
-    states = {device: state_in_words(engine, in_full=in_full) for device, engine in services.router.engines.items()}
+    models = services.models
+    known = models.statuses()
+    states = {about.name: _states_in_words(models, about, in_full=in_full) for about in known}
+    body: dict[str, Any] = {"devices": next(iter(states.values()), {})}
+    if len(known) > 1 and in_full:
+        body["models"] = states
     if services.drain.is_draining:
-        return JSONResponse({"status": "not ready", "reason": "the server is about to stop", "devices": states}, 503)
-    if services.router.is_ready:
-        return JSONResponse({"status": "ready", "devices": states})
-    reason = "; ".join(f"device {device} is {state}" for device, state in states.items())
-    return JSONResponse({"status": "not ready", "reason": reason, "devices": states}, 503)
+        return JSONResponse({"status": "not ready", "reason": "the server is about to stop", **body}, 503)
+    if any(_takes_work(models, about) for about in known):
+        return JSONResponse({"status": "ready", **body})
+    reasons = [
+        f"device {device} is {state}"
+        if len(known) == 1 or not in_full
+        else f"device {device} of model {name} is {state}"
+        for name, devices in states.items()
+        for device, state in devices.items()
+    ]
+    return JSONResponse({"status": "not ready", "reason": "; ".join(reasons) or "no model is served", **body}, 503)
 
 
-def state_in_words(engine: EngineClient, *, in_full: bool) -> str:
-    """A device's state as one line; in full with what went wrong."""
+def model_status(models: Catalog, about: ModelStatus) -> dict[str, Any]:
+    """A model's state with that of its devices."""
+    entry = model_entry(models, about)
+    kept: dict[str, Any] = {name: entry[name] for name in ("state", "loading_seconds", "error") if name in entry}
+    devices = {status.device: _device_status(models, about, status) for status in models.engine_statuses(about)}
+    return {**kept, "path": about.path, "aliases": about.aliases, "devices": devices}
+
+
+def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) -> dict[str, Any]:
+    """One device's state; `error` only where something went wrong."""
+    served = models.served(about)
+    engine = None if served is None else served.router.engines[status.device]
+    load = Load() if engine is None else engine.load
+    found: dict[str, Any] = {
+        "state": status.state,
+        "pid": status.pid,
+        "restarts": status.restarts,
+        "model": about.name,
+        "running": load.running,
+        "waiting": load.waiting,
+        "terminated": load.terminated,
+    }
+    if engine is not None and engine.is_connected:
+        found["batching"] = msgspec.structs.asdict(engine.batching)
+    if status.error is not None:
+        found["error"] = status.error
+    return found
+
+
+def _states_in_words(models: Catalog, about: ModelStatus, *, in_full: bool) -> dict[str, str]:
+    """The state of each device as one line; in full with what went wrong."""
+    served = models.served(about)
+    if served is None:
+        return dict.fromkeys(about.devices, about.state)
+    return {engine.device: _in_words(engine, in_full=in_full) for engine in served.router.engines.values()}
+
+
+def _in_words(engine: EngineClient, *, in_full: bool) -> str:
     if engine.load.terminated:
         return "terminated"
     status = engine.status()
     return describe(status) if in_full else status.state
 
 
-def device_status(services: Services, device: str) -> dict[str, Any]:
-    """One device's state; `error` only where something went wrong."""
-    engine = services.router.engines[device]
-    status = engine.status()
-    found: dict[str, Any] = {
-        "state": status.state,
-        "pid": status.pid,
-        "restarts": status.restarts,
-        "model": services.settings.model_name,
-        "running": engine.load.running,
-        "waiting": engine.load.waiting,
-        "terminated": engine.load.terminated,
-    }
-    if engine.is_connected:
-        found["batching"] = msgspec.structs.asdict(engine.batching)
-    if status.error is not None:
-        found["error"] = status.error
-    return found
+def _takes_work(models: Catalog, about: ModelStatus) -> bool:
+    served = models.served(about)
+    if served is None:
+        return about.on_demand
+    return served.router.is_ready and served.is_readable and not about.leaving

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Response
 
+from genai_server.api.served_model import ServedModel
 from genai_server.api.services import Services, TheServices
-from genai_server.api.start import require_model
+from genai_server.api.start import find_served
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatMessage, Tool
 from genai_server.openai_api.schemas.tokens import (
@@ -27,33 +28,32 @@ router = APIRouter(tags=["tokens"], responses={code: {"model": ErrorResponse} fo
 @router.post("/v1/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
     """The tokens of a text, or of the prompt that messages make."""
-    require_model(services, body.model)
-    codec = services.codec
+    served = await find_served(services, body.model)
+    codec = served.codec
     tokens = await _tokens(body, codec)
-    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": _max_model_len(services)}
+    max_model_len = _max_model_len(services, served)
+    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
     if body.with_pieces:
         found["pieces"] = await asyncio.to_thread(lambda: [_piece(codec.token_bytes(token)) for token in tokens])
     return _json(found)
 
 
-# Without `async` these run in a thread, so that a long list or many messages hold up nobody.
-
-
 @router.post("/detokenize", response_model=DetokenizeResponse)
 @router.post("/v1/detokenize", response_model=DetokenizeResponse)
-def detokenize(body: DetokenizeRequest, services: TheServices) -> Response:
+async def detokenize(body: DetokenizeRequest, services: TheServices) -> Response:
     """The text of tokens, the special ones included."""
-    require_model(services, body.model)
-    text = services.codec.decode(body.tokens)
+    codec = (await find_served(services, body.model)).codec
+    text = await asyncio.to_thread(codec.decode, body.tokens)  # a long list holds up nobody
     return _json({"prompt": text, "content": text})
 
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse)
 @router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
-def apply_template(body: ApplyTemplateRequest, services: TheServices) -> Response:
+async def apply_template(body: ApplyTemplateRequest, services: TheServices) -> Response:
     """The prompt that messages make, as text."""
-    require_model(services, body.model)
-    prompt = services.codec.render_chat(_plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs)
+    codec = (await find_served(services, body.model)).codec
+    given = _plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs
+    prompt = await asyncio.to_thread(codec.render_chat, *given)
     return _json({"prompt": prompt})
 
 
@@ -75,9 +75,9 @@ def _plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     return None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
 
 
-def _max_model_len(services: Services) -> int:
+def _max_model_len(services: Services, served: ServedModel) -> int:
     """Most tokens of prompt and answer together; a shorter context of the model is known once an engine runs."""
-    models = [engine.model for engine in services.router.engines.values()]
+    models = [engine.model for engine in served.router.engines.values()]
     return min([services.settings.max_length, *(model.context_length for model in models if model is not None)])
 
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from genai_server.api.drain import Drain
 from genai_server.api.instruments import request_metrics
 from genai_server.api.keys import ApiKeys, load_keys
 from genai_server.api.request_log import log_request
+from genai_server.api.served_model import LoadText
 from genai_server.cli.exit_status import note_cut_off
 from genai_server.cli.process_limits import give_back_large_blocks, raise_file_limit
 from genai_server.cli.stop_signals import StopSignals
@@ -55,15 +56,30 @@ _NO_LIBRARY = (
 )
 
 
-def load_codecs(settings: Settings) -> dict[str, TextCodec]:
-    """The text side of each device's model, once all is checked that can be known to fail before anything starts.
+def check_models(settings: Settings) -> None:
+    """See that all configured models can be served, for all that can be known before anything starts.
 
     Raises ConfigurationError.
     """
-    device_options(settings)
-    model_dir = Path(settings.model_dir)
-    try:
-        if not all(device.startswith("scripted") for device in settings.devices):
+    load_text = text_loader(settings)
+    for name, path in settings.served.items():
+        device_options(settings, name)
+        try:
+            load_text(path, settings.devices)
+        except ModelDirectoryError as error:
+            setting = f"GENAI_MODELS: {name}={path}" if settings.models else f"--model-dir or GENAI_MODEL_DIR={path}"
+            raise ConfigurationError(f"{setting}: {error}") from None
+
+
+def text_loader(settings: Settings) -> LoadText:
+    """What checks a model directory and reads its text side for each of some devices.
+
+    It raises ConfigurationError, and ModelDirectoryError with the file's name.
+    """
+
+    def load_text(path: str, devices: Sequence[str]) -> Mapping[str, TextCodec]:
+        model_dir = Path(path)
+        if not all(device.startswith("scripted") for device in devices):
             if importlib.util.find_spec(_LIBRARY) is None:
                 raise ConfigurationError(_NO_LIBRARY)
             check_model_directory(model_dir)
@@ -75,10 +91,10 @@ def load_codecs(settings: Settings) -> dict[str, TextCodec]:
                 allow_special_tokens=settings.allow_special_tokens,
                 max_characters=_LONGEST_PROMPT * settings.max_body_bytes,
             )
-            for device in settings.devices
+            for device in devices
         }
-    except ModelDirectoryError as error:
-        raise ConfigurationError(f"--model-dir or GENAI_MODEL_DIR={settings.model_dir}: {error}") from None
+
+    return load_text
 
 
 def check_doors(settings: Settings) -> None:
@@ -172,6 +188,7 @@ def standalone_app(settings: Settings) -> FastAPI:
     Raises ConfigurationError, also at its start-up in a second worker of `uvicorn --workers`, which would load the
     model once more.
     """
+    check_models(settings)
     drain = Drain(settings.drain_timeout)
 
     @asynccontextmanager
@@ -203,7 +220,7 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     if (traces := load_traces(settings)) is not None:
         books = replace(books, observers=[*books.observers, traces.observe], close=traces.close)
     return create_app(
-        settings, engines, load_codecs(settings), drain, _live_keys(settings), books, on_loopback=on_loopback
+        settings, engines, text_loader(settings), drain, _live_keys(settings), books, on_loopback=on_loopback
     )
 
 

@@ -49,15 +49,21 @@ def examine(options: dict[str, str | None]) -> Iterator[Finding]:
 
 def _with(settings: Settings) -> Iterator[Finding]:
     yield from findings.cores(settings)
-    yield from findings.memory(settings)
+    models = [
+        settings.model_copy(update={"models": "", "model_name": name, "model_dir": path})
+        for name, path in settings.served.items()
+    ]
+    for model in models:
+        yield from findings.memory(model)
     yield from findings.port(settings)
     yield from findings.cache(settings)
     if all(device.startswith("scripted") for device in settings.devices):
         yield from findings.devices(settings)
         return
     broken = False
-    for finding in findings.model(settings):
-        broken |= finding.state == FAIL
-        yield finding
+    for model in models:
+        for finding in findings.model(model):
+            broken |= finding.state == FAIL
+            yield finding
     if not broken:  # else each device would only say so once more
         yield from findings.devices(settings)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from genai_server import __version__
-from genai_server.cli.composition import load_codecs
+from genai_server.cli.composition import check_models
 from genai_server.config import Settings, device_options
 from genai_server.engine.cores import cpu_quota, usable_cores
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
@@ -120,7 +120,7 @@ def model(settings: Settings) -> Iterator[Finding]:
         yield Finding(FAIL, "model", error.message, "see README's “Get a model”, or name another with GENAI_MODEL_DIR")
         return
     try:
-        load_codecs(settings)
+        check_models(settings)
     except ConfigurationError as error:
         yield Finding(
             FAIL, "model", error.message, "copy the tokenizer's files and the chat template from the original"
@@ -216,12 +216,14 @@ def devices(settings: Settings) -> Iterator[Finding]:
         return
     try:
         supervisor.start()
-        waiting = {status.device for status in supervisor.statuses()}
+        waiting = {(status.device, status.serial) for status in supervisor.statuses()}
         while waiting:
             for status in supervisor.statuses():
-                if status.device in waiting and status.state != "starting":
-                    waiting.remove(status.device)
-                    yield _device(status.device, status.error, time.monotonic() - started)
+                which = (status.device, status.serial)
+                if which in waiting and status.state != "starting":
+                    waiting.remove(which)
+                    label = f"{status.device} of {status.model}" if settings.models else status.device
+                    yield _device(label, status.error, time.monotonic() - started)
             time.sleep(0.05)
     finally:
         supervisor.stop()

@@ -17,7 +17,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 import genai_server
 from genai_server.api.drain import LAST_WORDS
-from genai_server.cli.composition import attached_app, check_doors, load_codecs, load_traces
+from genai_server.cli.composition import attached_app, check_doors, check_models, load_traces
 from genai_server.cli.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.parents import Reloader, Workers
 from genai_server.cli.protocol import GuardedProtocol
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_doors(settings)
     if (traces := load_traces(settings)) is not None:
         traces.close()  # only to see that they can be sent
-    load_codecs(settings)  # what is wrong with the model's text side is told before anything starts
+    check_models(settings)  # what is wrong with the model's text side is told before anything starts
     listener = listen(settings)
     stop = _Stop()
     # uvicorn raises the signal that ended it once more, for the handlers that were there before: without these the

@@ -16,13 +16,15 @@ from genai_server.config.environment import (
     shared_metrics,
 )
 from genai_server.config.session_options import device_options
-from genai_server.config.settings import Settings, environment_variable, option
+from genai_server.config.settings import MODEL_NAME, Settings, device_list, environment_variable, option
 from genai_server.config.sources import load_settings, unknown_variables
 
 __all__ = [
+    "MODEL_NAME",
     "Settings",
     "add_options",
     "builder_environment",
+    "device_list",
     "device_options",
     "disable_telemetry",
     "engines_to_attach",

@@ -1,5 +1,7 @@
 """The session and provider options that the settings lead to."""
 
+from collections.abc import Sequence
+
 from genai_server.config.settings import Settings, environment_variable
 from genai_server.errors import ConfigurationError
 from genai_server.options import file
@@ -7,14 +9,19 @@ from genai_server.options.device import DeviceOptions
 from genai_server.options.session import THREADS
 
 
-def device_options(settings: Settings) -> dict[str, DeviceOptions]:
+def device_options(
+    settings: Settings, model: str | None = None, devices: Sequence[str] | None = None
+) -> dict[str, DeviceOptions]:
     """The session and provider options of each device, from the configuration file and `options` over it.
+
+    Of a model that is not the first, or not on the configured devices, name it and them.
 
     Raises ConfigurationError.
     """
     sources = [file.read_file(settings.config), file.read_text(settings.options, environment_variable("options"))]
-    devices = [device for device in settings.devices if not device.startswith("scripted")]
-    found = file.device_options(sources, settings.model_name, devices)
+    chosen = settings.devices if devices is None else devices
+    real = [device for device in chosen if not device.startswith("scripted")]
+    found = file.device_options(sources, model or next(iter(settings.served)), real)
     for device, options in found.items():
         threads = options.session.get(THREADS, "0")
         if settings.threads and threads not in ("0", str(settings.threads)):

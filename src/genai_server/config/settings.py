@@ -18,6 +18,8 @@ from genai_server.options.providers import PROVIDERS
 DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
+# How a model may be called.
+MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -39,8 +41,29 @@ class Settings(BaseModel):
     model_name: str = Field(
         "onnx-genai",
         alias="GENAI_MODEL_NAME",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$",
+        pattern=f"^{MODEL_NAME}$",
         description="The model's id in requests and answers.",
+    )
+    models: str = Field(
+        "",
+        alias="GENAI_MODELS",
+        description="Several models instead of one: `small=./models/demo,big=/srv/big`; requests choose by `model`, "
+        "without it the first.",
+    )
+    max_models: int = Field(
+        0,
+        alias="GENAI_MAX_MODELS",
+        ge=0,
+        description="Models that are loaded at once, 0: any number; a request loads one more in place of the one that "
+        "was idle for longest.",
+    )
+    idle_unload: int = Field(
+        0,
+        alias="GENAI_IDLE_UNLOAD",
+        ge=0,
+        le=31_536_000,
+        description="Seconds without a request after which a model is unloaded; the next request loads it again. 0: "
+        "never.",
     )
     device: str = Field(
         "cpu",
@@ -303,18 +326,30 @@ class Settings(BaseModel):
     @field_validator("device")
     @classmethod
     def _known_devices(cls, value: str) -> str:
-        names = _listed(value)
-        for name in names:
-            if not _DEVICE.fullmatch(name):
-                raise ValueError(f"unknown device {name!r}; known are {', '.join(PROVIDERS)}")
-        if len(set(names)) < len(names):
-            raise ValueError("a device is named twice")
-        return ",".join(names)
+        return ",".join(device_list(value))
 
     @property
     def devices(self) -> list[str]:
         """The configured devices, in order."""
         return self.device.split(",")
+
+    @field_validator("models")
+    @classmethod
+    def _are_models(cls, value: str) -> str:
+        entries = [entry.partition("=") for entry in _listed(value)] if value else []
+        for name, _, path in entries:
+            if not re.fullmatch(MODEL_NAME, name) or not path:
+                raise ValueError(f"{name!r} is no model with its directory; one is such as small=./models/demo")
+        if len({name for name, _, _ in entries}) < len(entries):
+            raise ValueError("a model is named twice")
+        return value
+
+    @property
+    def served(self) -> dict[str, str]:
+        """The directory of each model, by the model's name; the first is for requests that name none."""
+        if not self.models:
+            return {self.model_name: self.model_dir}
+        return {name: path for name, _, path in (entry.partition("=") for entry in _listed(self.models))}
 
     @field_validator("cors_origins")
     @classmethod
@@ -361,6 +396,17 @@ class Settings(BaseModel):
 def _listed(text: str) -> list[str]:
     """The entries of a list with commas."""
     return [entry.strip() for entry in text.split(",")]
+
+
+def device_list(value: str) -> list[str]:
+    """The devices in a text such as `cpu,cuda:1`. Raises ValueError."""
+    names = _listed(value)
+    for name in names:
+        if not _DEVICE.fullmatch(name):
+            raise ValueError(f"unknown device {name!r}; known are {', '.join(PROVIDERS)}")
+    if len(set(names)) < len(names):
+        raise ValueError("a device is named twice")
+    return names
 
 
 def environment_variable(name: str) -> str:

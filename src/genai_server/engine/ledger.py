@@ -42,6 +42,11 @@ class Ledger:
         return sorted(self._everybody(), key=lambda sequence: sequence.id)
 
     @property
+    def num_present(self) -> int:
+        """How many these are."""
+        return len(self._sequences) + len(self._reception.compiling)
+
+    @property
     def next_deadline(self) -> float:
         """When the first of all must have ended, by the clock."""
         return min((sequence.deadline for sequence in self._everybody()), default=math.inf)

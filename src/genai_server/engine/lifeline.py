@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from genai_server.messages import UNLOAD_ORDER
+
 # What a terminal or an operator sends to whole process groups.
 _GROUP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 # Seconds for what is done before leaving; the supervisor allows some more.
@@ -28,7 +30,8 @@ class Lifeline:
     """Standard input, which stays open for as long as the supervisor lives; its end ends this process at once, or after
     `close`, if somebody has given that, which has some seconds for it.
 
-    `folder`, the supervisor's, which holds the secret, is then removed: killed, it could not do so itself.
+    `folder`, the supervisor's, which holds the secret, is then removed: killed, it could not do so itself. Before the
+    end may come the order to leave alone, for the supervisor stays.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +53,8 @@ class Lifeline:
         self._let_go.set()
 
     def _follow(self) -> None:
-        sys.stdin.buffer.read()
+        if sys.stdin.buffer.read() == UNLOAD_ORDER:
+            self.let_go()
         if not self._let_go.is_set():
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._close is not None:

@@ -45,13 +45,15 @@ _FIGURES_EVERY = 1.0
 # Seconds between the heartbeats of an engine that has nothing to do.
 _IDLE_BEAT = 0.5
 Beat = Callable[[int], None]
+Count = Callable[[int, int], None]
 
 
 class EngineLoop:
     """Runs the sequences of all connections on one runner.
 
     `inbox` brings (connection, message) from any thread; `send` delivers to a connection and must not block. `beat` is
-    called in every step, and with the number of its tokens when a pass begins.
+    called in every step, and with the number of its tokens when a pass begins; `count` with the requests that are here,
+    and how many have come in all.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class EngineLoop:
     ) -> None:
         self.beat: Beat = lambda tokens: None
         self._leaving = False
+        self.count: Count = lambda requests, arrived: None
         self._runners = runners
         self._scheduler = scheduler
         self._inbox = inbox
@@ -94,6 +97,7 @@ class EngineLoop:
         """Receive what has arrived, waiting a moment for it if there is nothing to do, and run one forward pass."""
         self._receive()
         self.beat(0)
+        self.count(self._ledger.num_present, self._reception.num_arrived)
         now = self._clock()
         self._ledger.finish_late(now)
         if now >= self._next_figures:

@@ -85,7 +85,7 @@ def serve(
     connections = Connections(listener, spec.secret, runners.generator.model, runners.batching, runners.interrupt)
     profiles = ProfileFolder(
         Path(spec.profile_dir),
-        spec.device,
+        spec.profile_folder or spec.device,
         max_files=spec.profile_max_files,
         max_bytes=spec.profile_max_bytes,
         max_age=spec.profile_max_age,
@@ -106,7 +106,8 @@ def serve(
         inbox=connections.inbox,
         send=connections.send,
     )
-    loop.beat = Heartbeat(Path(spec.heartbeat_file)).beat
+    heartbeat = Heartbeat(Path(spec.heartbeat_file))
+    loop.beat, loop.count = heartbeat.beat, heartbeat.count
     connections.start()
     if not spec.device.startswith("scripted") and session_profile(Path(spec.model_dir)):
         lifeline.before_leaving(loop.leave)

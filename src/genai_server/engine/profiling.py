@@ -18,12 +18,12 @@ LEAST_FREE = 32 * 1024 * 1024
 class ProfileFolder:
     """Counts what lies below `root`, over all devices, and says when a limit is reached.
 
-    The files of a device lie in a folder of its own, because their names tell devices apart in nothing. `max_age` is in
+    The files of an engine lie in the folder `name`, because their names tell engines apart in nothing. `max_age` is in
     seconds.
     """
 
-    def __init__(self, root: Path, device: str, *, max_files: int, max_bytes: int, max_age: float = math.inf) -> None:
-        self.directory = root / device.replace(":", "-")
+    def __init__(self, root: Path, name: str, *, max_files: int, max_bytes: int, max_age: float = math.inf) -> None:
+        self.directory = root / name.replace(":", "-")
         self._root = root
         self._max_files = max_files
         self._max_bytes = max_bytes

@@ -44,6 +44,11 @@ class Reception:
         """Those whose grammars are being compiled."""
         return self._compiling.values()
 
+    @property
+    def num_arrived(self) -> int:
+        """How many requests have come that were not refused at once."""
+        return self._next_id
+
     def take(self, connection: int, submit: Submit) -> Sequence | None:
         """The scheduled sequence, or None while its grammar is compiled.
 

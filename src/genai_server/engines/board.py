@@ -33,6 +33,28 @@ def read_board(folder: Path) -> Board:
         return Board("", [])
 
 
+class BoardReader:
+    """The board of a folder, read anew only once it was replaced: to ask is cheap enough for every request."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / _NAME
+        self._folder = folder
+        self._seen: tuple[int, int, int] | None = None
+        self._board = Board("", [])
+
+    def read(self) -> Board:
+        """The board now, the same object as before if it is the same board."""
+        try:
+            stat = self._file.stat()
+            seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        except OSError:
+            seen = None
+        if seen is None or seen != self._seen:
+            self._board = read_board(self._folder)
+            self._seen = seen
+        return self._board
+
+
 def _persistently(act: Callable[[], T]) -> T:
     """Windows lets nobody replace a file while another reads it, or read it while it is replaced: for a moment."""
     for _ in range(_TRIES):

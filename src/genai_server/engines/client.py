@@ -13,7 +13,15 @@ from genai_server.engines.board import read_board
 from genai_server.engines.connection import connect
 from genai_server.engines.retry import Retries
 from genai_server.engines.stream import PromptProgress, TokenStream
-from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, from_code
+from genai_server.errors import (
+    EngineDied,
+    GenerationFailed,
+    InvalidField,
+    ModelUnloaded,
+    NoEngineReady,
+    QueueFull,
+    from_code,
+)
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages import (
     Accepted,
@@ -53,16 +61,21 @@ from genai_server.profile_plan import ProfilePlan, ProfileState
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
+# States of an engine after which there is no next one.
+_OVER = ("failed", "stopped", "unloading")
 
 
 class EngineClient:
     """Attached to the engine of one device for as long as `run` runs; belongs to the event loop.
 
-    `load` and `figures` are what the engine has told last; the figures are None until it has counted.
+    `load` and `figures` are what the engine has told last; the figures are None until it has counted. It runs the model
+    that has this serial on the board, the first one's without any.
     """
 
-    def __init__(self, device: str, folder: Path) -> None:
+    def __init__(self, device: str, folder: Path, model_name: str = "", serial: int = 0) -> None:
         self.device = device
+        self.model_name = model_name
+        self._serial = serial
         self.model: ModelInfo | None = None
         self.batching = Batching()
         self.load = Load()
@@ -174,7 +187,7 @@ class EngineClient:
         try:
             await self._attach()
         finally:
-            self._retries.fail(self._death, all=True)
+            self._retries.fail(self._death, all=True)  # `_detach` has put into it what ran
 
     # the connection
 
@@ -183,7 +196,7 @@ class EngineClient:
             try:
                 board = read_board(self._folder)
                 status = self._status_on(board)
-                self._retries.fail(self._death, all=status.state in ("failed", "stopped"))
+                self._retries.fail(self._death, all=status.state in _OVER)
                 if status.address:
                     await self._attend(status.address, board.secret)
             except (OSError, msgspec.DecodeError) as error:
@@ -195,7 +208,13 @@ class EngineClient:
             await asyncio.sleep(RETRY_SECONDS)
 
     @property
-    def _death(self) -> EngineDied:
+    def _death(self) -> GenerationFailed:
+        """Why requests are lost: the model was unloaded, or the engine died."""
+        board = read_board(self._folder)
+        states = [status.state for status in board.engines if self._is_mine(status)]
+        # A board without a secret is none: the supervisor has left.
+        if board.secret and (not states or "unloading" in states):
+            return ModelUnloaded(f"the model {self.model_name} was unloaded")
         return EngineDied(f"the engine of device {self.device} died; the request was lost")
 
     async def _attend(self, address: str, secret: str) -> None:
@@ -211,9 +230,11 @@ class EngineClient:
         self._writer, self.model, self.load, self.figures = None, None, Load(), None
         streams, self._streams = self._streams, {}
         calls, self._calls = self._calls, {}
+        if streams:
+            death = self._death
         for key, stream in streams.items():
-            if not self._retries.keep(key, stream):
-                stream.fail(self._death)
+            if isinstance(death, ModelUnloaded) or not self._retries.keep(key, stream):
+                stream.fail(death)
         for call in calls.values():
             if not call.done():
                 call.set_exception(NoEngineReady(f"the engine of device {self.device} died"))
@@ -284,11 +305,14 @@ class EngineClient:
 
     def _status_on(self, board: Board) -> EngineStatus:
         for status in board.engines:
-            if status.device == self.device:
+            if self._is_mine(status):
                 if status.state == "ready" and not self.is_connected:
                     return msgspec.structs.replace(status, state="starting")
                 return status
         return EngineStatus(self.device, "stopped")
+
+    def _is_mine(self, status: EngineStatus) -> bool:
+        return status.device == self.device and status.serial == self._serial
 
 
 def _granted(reply: OpenProfiles) -> list[ProfileState]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from genai_server.engines.watchdog import Watchdog, watch
-from genai_server.messages import EngineReport, EngineSpec
+from genai_server.messages import UNLOAD_ORDER, EngineReport, EngineSpec
 
 # Seconds that a process which was asked to leave has for it.
 STOP_TIMEOUT = 5.0
@@ -83,6 +83,13 @@ class EngineProcess:
         """Order it to leave: its standard input ends."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def unload(self) -> None:
+        """Order it to leave alone: the supervisor and its folder stay."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._process.stdin.write(UNLOAD_ORDER)
                 self._process.stdin.close()
 
     def end(self) -> None:

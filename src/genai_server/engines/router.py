@@ -12,10 +12,10 @@ from genai_server.messages import EngineStatus
 
 
 class Router:
-    """The engines of one model, one for each configured device, in the order of the configuration."""
+    """The engines of one model, one for each of its devices, in their order; `serial` is the model's on the board."""
 
-    def __init__(self, devices: Sequence[str], folder: Path) -> None:
-        self.engines = {device: EngineClient(device, folder) for device in devices}
+    def __init__(self, devices: Sequence[str], folder: Path, model_name: str = "", serial: int = 0) -> None:
+        self.engines = {device: EngineClient(device, folder, model_name, serial) for device in devices}
 
     @asynccontextmanager
     async def attached(self) -> AsyncIterator["Router"]:

@@ -1,7 +1,8 @@
-"""Starts one engine process for each device, watches them, restarts those that die, and publishes what is running.
+"""Keeps the models of one server: starts their engines, has them watched, and publishes what is running.
 
 Works with threads alone, so that it can live in an API process, in the parent of several, or beside a reloader. What it
-publishes (`board.json` in a folder that only this user can enter) is all that the API processes know of it.
+publishes (`board.json` in a folder that only this user can enter) is all that the API processes know of it; they send
+it commands (`control.py`).
 """
 
 import logging
@@ -11,31 +12,34 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
-
-import msgspec
+from urllib.parse import quote
 
 from genai_server.config import Settings, device_options
 from genai_server.engines.board import write_board
-from genai_server.engines.engine_process import STOP_TIMEOUT, EngineProcess
+from genai_server.engines.control import Control
+from genai_server.engines.engine_watch import EngineWatch
+from genai_server.engines.resident import Resident, new_status
+from genai_server.engines.residents import Residents
 from genai_server.engines.restarts import Restarts
-from genai_server.messages import Board, EngineReport, EngineSpec, EngineStatus
+from genai_server.messages import (
+    Board,
+    Command,
+    EngineSpec,
+    EngineStatus,
+    LoadModel,
+    ModelStatus,
+    SetAlias,
+    UnloadModel,
+    WantModel,
+)
 from genai_server.options.device import DeviceOptions
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Watched:
-    """One engine under watch; `status` is replaced, never changed."""
-
-    spec: EngineSpec
-    status: EngineStatus
-    restarts: Restarts
-    process: EngineProcess | None = None
-    thread: threading.Thread | None = None
+# Seconds between two looks at who is used and who is wished for.
+_TURN = 0.2
 
 
 class Supervisor:
@@ -52,52 +56,114 @@ class Supervisor:
         on_nothing_loaded: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._options = device_options(settings)
+        for name in settings.served:
+            device_options(settings, name)
         self.folder = Path(tempfile.mkdtemp(prefix="genai-server-"))
+        self._settings = settings
         self._secret = secrets.token_hex(32)
         self._on_nothing_loaded = on_nothing_loaded
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stopping = threading.Event()
-        self._step_timeout = settings.step_timeout
-        self._load_timeout = settings.load_timeout
-        self._engines = [
-            Watched(self._spec(settings, device), EngineStatus(device, "starting"), Restarts(settings.max_restarts))
-            for device in settings.devices
-        ]
+        self._serials = count()
+        self._control: Control | None = None
+        self._thread = threading.Thread(target=self._turn_on, name="models", daemon=True)
+        self._models = Residents(settings.max_models, settings.idle_unload)
+        for number, (name, path) in enumerate(settings.served.items()):
+            on_demand = 0 < settings.max_models <= number
+            self._models.add(self._resident(name, path, settings.devices, on_demand=on_demand))
+        self._first: list[EngineWatch] = []
 
     def start(self) -> None:
-        """Start all engines; returns at once."""
-        self._publish()
-        for engine in self._engines:
-            engine.thread = threading.Thread(
-                target=self._watch, args=(engine,), name=f"watch-{engine.spec.device}", daemon=True
-            )
-            engine.thread.start()
+        """Start the engines of the models that are to be loaded; returns at once."""
+        self._control = Control(self.folder, self._secret, self._obey)
+        with self._lock:
+            for model in self._models:
+                if not model.about.on_demand:
+                    model.engines = self._engines(model.about)
+                    self._first += model.engines
+            self._publish()
+            for engine in self._first:
+                engine.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """End all engines and remove the folder."""
         self._stopping.set()
-        for engine in self._engines:
-            if engine.process is not None:
-                engine.process.leave()
-        for engine in self._engines:
-            if engine.process is not None:
-                engine.process.end()
-            if engine.thread is not None:
-                engine.thread.join(STOP_TIMEOUT)
+        if self._control is not None:
+            self._control.close()
+        if self._thread.is_alive():
+            self._thread.join()
+        engines = [engine for model in self._models for engine in model.engines]
+        for engine in engines:
+            engine.leave()
+        for engine in engines:
+            engine.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def statuses(self) -> list[EngineStatus]:
         """The engines now, in the order of the configuration."""
         with self._lock:
-            return [engine.status for engine in self._engines]
+            return [status for model in self._models for status in model.engine_statuses()]
 
-    def _spec(self, settings: Settings, device: str) -> EngineSpec:
-        file = str(self.folder / device.replace(":", "-"))
+    def _obey(self, command: Command) -> None:
+        """What an API process wants. Raises RequestError and ConfigurationError."""
+        with self._lock:
+            now = self._clock()
+            match command:
+                case LoadModel(name, path, devices):
+                    device_options(self._settings, name, devices)
+                    self._models.add(self._resident(name, path, devices, on_demand=True))
+                    self._models.want(name, now)
+                case UnloadModel(name, timeout):
+                    self._models.unload(name, now + timeout, now)
+                case SetAlias(alias, name):
+                    self._models.set_alias(alias, name)
+                case WantModel(name):
+                    self._models.want(name, now)
+            self._publish()
+
+    def _turn_on(self) -> None:
+        while not self._stopping.wait(_TURN):
+            with self._lock:
+                before = self._models.statuses()
+                ending = self._models.turn(self._clock())
+                if self._models.statuses() != before:
+                    self._publish()
+            for model in ending:
+                model.end()
+                with self._lock:
+                    self._models.ended(model)
+                    log.info("model %s is unloaded", model.about.name)
+                    self._publish()
+
+    def _resident(self, name: str, path: str, devices: Sequence[str], *, on_demand: bool = False) -> Resident:
+        about = new_status(name, path, devices, next(self._serials), on_demand=on_demand)
+        return Resident(about, self._engines, self._clock())
+
+    def _engines(self, about: ModelStatus) -> list[EngineWatch]:
+        options = device_options(self._settings, about.name, about.devices)
+        return [self._engine(about, device, options.get(device, DeviceOptions())) for device in about.devices]
+
+    def _engine(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineWatch:
+        settings = self._settings
+        return EngineWatch(
+            self._spec(about, device, options),
+            EngineStatus(device, "starting", model=about.name, serial=about.serial, since=time.time()),
+            Restarts(settings.max_restarts),
+            self._on_change,
+            step_timeout=settings.step_timeout,
+            load_timeout=settings.load_timeout,
+            clock=self._clock,
+        )
+
+    def _spec(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineSpec:
+        settings = self._settings
+        first = next(iter(settings.served))
+        file = str(self.folder / f"{about.serial}-{device.replace(':', '-')}")
         return EngineSpec(
             device=device,
-            model_dir=str(settings.model_dir),
+            model_dir=about.path,
             address="" if sys.platform == "win32" else f"{file}.sock",
             secret=self._secret,
             threads=settings.threads,
@@ -118,82 +184,20 @@ class Supervisor:
             heartbeat_file=f"{file}.beat",
             log_level=settings.log_level,
             log_format=settings.log_format,
-            options=self._options.get(device, DeviceOptions()),
+            options=options,
+            profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
         )
 
-    def _watch(self, engine: Watched) -> None:
-        """Run one engine, again and again, until `stop`. A device that never loaded is not tried again."""
-        while not self._stopping.is_set():
-            report = self._launch(engine)
-            if self._stopping.is_set():
-                return
-            if report.address:
-                self._set(engine, state="ready", address=report.address, error=None)
-                error = self._serve_until_death(engine)
-                if self._stopping.is_set():
-                    self._set(engine, state="stopped", pid=None, address="")
-                    return
-            elif engine.status.restarts == 0:
-                self._set(engine, state="failed", error=report.error)
-                log.error("device %s cannot load the model: %s", engine.spec.device, report.error)
-                self._check_any_loaded()
-                return
-            else:
-                error = report.error
-            if not self._pause(engine, error):
-                return
-
-    def _launch(self, engine: Watched) -> EngineReport:
-        """Start the process and wait for its report."""
-        try:
-            engine.process = EngineProcess(engine.spec)
-        except OSError as error:
-            return EngineReport(error=f"the engine process cannot be started: {error}")
-        self._set(engine, pid=engine.process.pid)
-        if self._stopping.is_set():  # `stop` may have looked for the process before it was there
-            engine.process.leave()
-        report = engine.process.report(self._load_timeout)
-        if not report.address:
-            engine.process.kill()
-            self._set(engine, pid=None)
-        return report
-
-    def _serve_until_death(self, engine: Watched) -> str:
-        """Wait for the engine's death; returns how it died."""
-        assert engine.process is not None
-        log.info("device %s is ready, process %d", engine.spec.device, engine.process.pid)
-        started = self._clock()
-        error = engine.process.wait(self._step_timeout)
-        engine.restarts.served(self._clock() - started)
-        return error
-
-    def _pause(self, engine: Watched, error: str) -> bool:
-        """Wait before the next start; returns False if there shall be none, for it is a crash loop or the end."""
-        seconds = engine.restarts.pause()
-        if seconds is None:
-            given_up = f"given up after {engine.restarts.in_a_row} restarts in a row (GENAI_MAX_RESTARTS): {error}"
-            log.error("device %s is %s", engine.spec.device, given_up)
-            self._set(engine, state="failed", pid=None, address="", error=given_up)
-            return False
-        log.error("device %s: %s; it is restarted in %g s", engine.spec.device, error, seconds)
-        self._set(engine, state="restarting", pid=None, address="", error=error)
-        self._stopping.wait(seconds)
-        self._set(engine, restarts=engine.status.restarts + 1)
-        return True
-
-    def _check_any_loaded(self) -> None:
-        if all(status.state == "failed" and status.restarts == 0 for status in self.statuses()):
-            self._on_nothing_loaded()
-
-    def _set(self, engine: Watched, **changes: object) -> None:
-        with self._lock:
-            engine.status = msgspec.structs.replace(engine.status, **changes)
+    def _on_change(self) -> None:
         self._publish()
+        if all(engine.status.state == "failed" and not engine.has_loaded for engine in self._first):
+            self._on_nothing_loaded()
 
     def _publish(self) -> None:
         with self._lock:
+            control = self._control.address if self._control is not None else ""
             try:
-                write_board(self.folder, Board(self._secret, [engine.status for engine in self._engines]))
+                write_board(self.folder, Board(self._secret, self.statuses(), self._models.statuses(), control))
             except OSError as error:
                 if not self._stopping.is_set():  # else the engines have removed the folder already
                     log.error("the board cannot be written, so /healthz may be out of date: %s", error)

@@ -44,6 +44,7 @@ class RuntimeOptionsRequest(Wire):
         None,
         description='"1", "0", or a prefix for the names of the files.',
     )
+    model: str | None = Field(None, description="Of several models, this one; all if left out.")
     device: str | None = None
     request_id: str | None = Field(None, min_length=1)
 
@@ -51,7 +52,8 @@ class RuntimeOptionsRequest(Wire):
 class ProfileRequest(Wire):
     """Body of POST /v1/admin/profiles: whom and which tokens to profile, from when on and for how long."""
 
-    device: str | None = Field(None, description="Needed if there are several, without request_id.")
+    model: str | None = Field(None, description="Needed if there are several, without request_id.")
+    device: str | None = Field(None, description="Likewise.")
     request_id: str | None = Field(None, min_length=1, description="Only this request, which runs or waits.")
     prefix: SessionPrefix = Field("session", description="What the names of the files and of the session begin with.")
     phase: Literal["prefill", "decode"] | None = Field(None, description="Only prompts, or only what follows.")

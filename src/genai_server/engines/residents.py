@@ -1,0 +1,117 @@
+"""All models of a server: which of them are loaded, and which goes when there is no room for one more."""
+
+import math
+from collections.abc import Iterator
+
+from genai_server.engines.resident import Resident
+from genai_server.errors import InvalidField, ModelNotFound
+from genai_server.messages import ModelStatus
+
+# Seconds after which nobody waits for a model any more who does not say so again.
+WISH_SECONDS = 3.0
+
+
+class Residents:
+    """The models by name, the first for requests that name none.
+
+    At most `most` of them are loaded at once (0: any number), and those idle for `idle_unload` seconds are unloaded (0:
+    none). Times are seconds of one clock. Belongs to whoever holds the supervisor's lock.
+    """
+
+    def __init__(self, most: int, idle_unload: float) -> None:
+        self._most = most
+        self._idle_unload = idle_unload
+        self._models: dict[str, Resident] = {}
+        self._wishes: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[Resident]:
+        return iter(list(self._models.values()))
+
+    def statuses(self) -> list[ModelStatus]:
+        """All of them, as the board says it."""
+        return [model.status() for model in self]
+
+    def find(self, name: str, *, param: str = "name") -> Resident:
+        """By its name, or by an alias. Raises ModelNotFound."""
+        found = self._models.get(name) or next((model for model in self if name in model.about.aliases), None)
+        if found is None or found.about.leaving:
+            known = ", ".join(self._models) or "none"
+            raise ModelNotFound(f"no model {name!r} is served; served are: {known}", param=param)
+        return found
+
+    def add(self, model: Resident) -> None:
+        """Serve one more, not loaded yet, or another one in place of one that is not. Raises InvalidField."""
+        name = model.about.name
+        before = self._models.get(name)
+        if before is not None and before.state not in ("failed", "unloaded"):
+            raise InvalidField(f"name {name!r} is {before.state}; unload it first", param="name")
+        if any(name in other.about.aliases for other in self):
+            raise InvalidField(f"name {name!r} is an alias", param="name")
+        if before is not None:
+            model.change(aliases=before.about.aliases)
+        self._models[name] = model
+
+    def set_alias(self, alias: str, name: str | None) -> None:
+        """Let a model be known by another name, too, or nobody. Raises ModelNotFound and InvalidField."""
+        if alias in self._models:
+            raise InvalidField(f"alias {alias!r} is the name of a model", param="alias")
+        target = None if name is None else self.find(name)
+        if target is None and not any(alias in model.about.aliases for model in self):
+            raise ModelNotFound(f"there is no alias {alias!r}", param="alias")
+        for model in self:
+            others = [other for other in model.about.aliases if other != alias]
+            model.change(aliases=[*others, alias] if model is target else others)
+
+    def want(self, name: str, now: float) -> None:
+        """A request waits for it. Raises ModelNotFound."""
+        self._wishes[self.find(name).about.name] = now
+
+    def unload(self, name: str, until: float, now: float) -> None:
+        """Serve it no more; what runs may go on until then. Raises ModelNotFound."""
+        model = self.find(name)
+        model.change(leaving=True)
+        model.unload(until)
+        model.unload_began(now)
+
+    def turn(self, now: float) -> list[Resident]:
+        """Decide anew; returns those whose processes are to be ended now, and of which `ended` is to be told."""
+        for model in self:
+            model.look(now)
+        if self._idle_unload:
+            for model in self:
+                if model.is_idle(now, self._idle_unload):
+                    self._put_out(model, now)
+        self._make_room(now)
+        return [model for model in self if model.may_end(now)]
+
+    def ended(self, model: Resident) -> None:
+        """Its processes have gone, and their memory."""
+        model.ended()
+        if model.about.leaving:
+            self._models.pop(model.about.name)
+            self._wishes.pop(model.about.name, None)
+
+    def _make_room(self, now: float) -> None:
+        """Load what is wished for, as far as there is room, and begin to unload what nobody uses for the rest."""
+        self._wishes = {name: at for name, at in self._wishes.items() if now - at < WISH_SECONDS}
+        waiting = [self._models[name] for name in self._wishes if name in self._models]
+        waiting = [model for model in waiting if model.state == "unloaded"]
+        free = self._most - sum(model.takes_memory for model in self) if self._most else math.inf
+        coming = sum(model.state == "unloading" for model in self)
+        for model in waiting:
+            if free > 0:
+                free -= 1
+                model.load(now)
+            elif coming > 0:
+                coming -= 1
+            else:
+                idle = [model for model in self if model.is_idle(now)]
+                if not idle:
+                    return
+                self._put_out(min(idle, key=lambda model: model.last_used), now)
+
+    @staticmethod
+    def _put_out(model: Resident, now: float) -> None:
+        model.change(on_demand=True)
+        model.unload(math.inf)
+        model.unload_began(now)

@@ -1,0 +1,56 @@
+"""Bodies of the endpoints that load, unload and name models."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from genai_server.config import MODEL_NAME, device_list
+from genai_server.openai_api.schemas.base import Wire
+
+ModelName = Annotated[str, Field(pattern=f"^{MODEL_NAME}$")]
+
+
+def _devices(value: str) -> str:
+    return ",".join(device_list(value))
+
+
+class LoadModelRequest(Wire):
+    """Body of POST /v1/admin/models/load."""
+
+    name: ModelName
+    path: str = Field(min_length=1, description="The model's directory, on the server's machine.")
+    device: Annotated[str, AfterValidator(_devices)] | None = Field(None, description="As GENAI_DEVICE, its default.")
+    wait: bool | None = Field(None, description="false answers at once; else once it is loaded, or has failed to.")
+
+
+class UnloadModelRequest(Wire):
+    """Body of POST /v1/admin/models/unload."""
+
+    name: ModelName
+    timeout: float | None = Field(
+        None, ge=0, le=86400, description="Seconds that running answers may go on; by default GENAI_DRAIN_TIMEOUT."
+    )
+    wait: bool | None = Field(None, description="false answers at once; else once its memory is free.")
+
+
+class AliasRequest(Wire):
+    """Body of POST /v1/admin/models/alias: the model by this name, or none any more."""
+
+    alias: ModelName
+    name: ModelName | None
+
+
+class ModelEntry(BaseModel):
+    """A model that is served, or one of its aliases: `root` is the model's own name.
+
+    `loading_seconds` says for how long it has been loading, `error` why it cannot be loaded.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    state: Literal["loading", "ready", "unloading", "unloaded", "failed"]
+    loading_seconds: float | None = None
+    error: str | None = None

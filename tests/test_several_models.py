@@ -1,0 +1,231 @@
+"""Several models in one server: chosen by name, loaded and unloaded while it runs, on real processes."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.running_server import DEMO, RunningServer, run_server, wait_until
+
+SLOW = "delay 0.02; count 1000"
+
+
+def load(server: RunningServer, **fields: Any) -> httpx.Response:
+    return server.client.post("/v1/admin/models/load", json=fields)
+
+
+def unload(server: RunningServer, **fields: Any) -> httpx.Response:
+    return server.client.post("/v1/admin/models/unload", json=fields)
+
+
+def states(server: RunningServer) -> dict[str, str]:
+    return {entry["id"]: entry["state"] for entry in server.client.get("/v1/models").json()["data"]}
+
+
+def pids(server: RunningServer) -> dict[str, Any]:
+    """The process of each model's first device."""
+    models = server.health()["models"]
+    return {name: next(iter(model["devices"].values())).get("pid") for name, model in models.items()}
+
+
+def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
+def test_each_request_gets_the_model_that_it_names_and_the_first_without(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", settings={"GENAI_MODELS": "one=/1,two/b=/2"}) as server:
+        wait_until(lambda: states(server) == {"one": "ready", "two/b": "ready"})
+        assert len(set(pids(server).values())) == 2
+        for name, served in (("one", "one"), ("two/b", "two/b"), (None, "one")):
+            fields = {} if name is None else {"model": name}
+            answer = server.client.post(
+                "/v1/chat/completions", json={"messages": [{"role": "user", "content": "say x"}], **fields}
+            ).json()
+            assert (answer["model"], answer["choices"][0]["message"]["content"]) == (served, "x")
+        missing = server.chat("say x", model="three")
+        assert refusal(missing) == (404, "model_not_found", "model")
+        assert missing.json()["error"]["message"] == "model 'three' is not served; 'one', 'two/b' are"
+        assert server.client.get("/v1/models/two/b").json()["id"] == "two/b"
+
+
+def test_a_model_comes_and_goes_while_streams_run_on_the_other(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--model-name", "kept") as server:
+        with server.stream("delay 0.02; count 150", model="kept") as events:
+            reader = iter(events)
+            next(reader)
+            assert load(server, name="more", path="/more").json()["state"] == "ready"
+            assert server.chat("say x", model="more").json()["content"] == "x"
+            pid = pids(server)["more"]
+            assert unload(server, name="more").json() == {"id": "more", "object": "model", "unloaded": True}
+            assert not psutil.pid_exists(pid)
+            assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
+            last = json.loads(list(reader)[-1])
+        assert last["finish_reason"] == "stop"
+        assert states(server) == {"kept": "ready"}
+        assert server.device("scripted")["restarts"] == 0
+
+
+def test_unloading_waits_for_what_runs_and_takes_nothing_new(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", settings={"GENAI_MODELS": "one=/1,two=/2"}) as server:
+        wait_until(lambda: set(states(server).values()) == {"ready"})
+        with server.stream("delay 0.02; count 60", model="two") as events:
+            reader = iter(events)
+            next(reader)
+            assert unload(server, name="two", wait=False).json()["unloaded"] is False
+            assert states(server)["two"] == "unloading"
+            assert refusal(server.chat("say x", model="two")) == (404, "model_not_found", "model")
+            assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
+        wait_until(lambda: states(server) == {"one": "ready"})
+
+
+def test_what_runs_for_longer_is_cut_off_with_one_error(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", settings={"GENAI_MODELS": "one=/1,two=/2"}) as server:
+        wait_until(lambda: set(states(server).values()) == {"ready"})
+        whole: list[httpx.Response] = []
+        waiting = threading.Thread(target=lambda: whole.append(server.chat(SLOW, model="two")))
+        waiting.start()
+        with server.stream(SLOW, model="two") as events:
+            reader = iter(events)
+            next(reader)
+            assert unload(server, name="two", timeout=0).json()["unloaded"] is True
+            found = [json.loads(event) for event in reader]
+        waiting.join(20)
+        assert [event["error"]["code"] for event in found if "error" in event] == ["model_unloaded"]
+        assert "error" in found[-1]
+        assert (whole[0].status_code, whole[0].json()["error"]["code"]) == (503, "model_unloaded")
+        assert server.chat("say x").json()["content"] == "x"
+
+
+def test_a_wrong_directory_is_refused_with_its_file_before_anything_starts(own_folder: Path) -> None:
+    broken = own_folder / "broken"
+    shutil.copytree(DEMO, broken)
+    (broken / "tokenizer.json").unlink()
+    with run_server(own_folder, "--device", "scripted") as server:
+        processes = len(psutil.Process(server.process.pid).children(recursive=True))
+        response = load(server, name="more", path=str(broken), device="cpu")
+        assert refusal(response) == (400, "model_load_failed", "path")
+        assert "tokenizer.json is missing" in response.json()["error"]["message"]
+        assert refusal(load(server, name="more", path="/nowhere", device="cpu")) == (400, "model_load_failed", "path")
+        assert states(server) == {"onnx-genai": "ready"}
+        assert len(psutil.Process(server.process.pid).children(recursive=True)) == processes
+
+
+def test_a_model_that_the_library_cannot_load_says_why_and_can_be_loaded_again(own_folder: Path) -> None:
+    broken = own_folder / "broken"
+    shutil.copytree(DEMO, broken)
+    (broken / "model.onnx").write_bytes(b"no graph")
+    with run_server(own_folder, "--device", "scripted") as server:
+        response = load(server, name="more", path=str(broken), device="cpu")
+        assert refusal(response) == (400, "model_load_failed", "path")
+        assert states(server)["more"] == "failed"
+        assert server.chat("Hello", model="more").status_code == 503
+        shutil.copy(DEMO / "model.onnx", broken / "model.onnx")
+        assert load(server, name="more", path=str(broken), device="cpu").json()["state"] == "ready"
+        assert server.chat("Hello", model="more", max_tokens=3).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"name": "onnx-genai", "path": "/1"}, (400, "invalid_value", "name")),
+        ({"name": "a b", "path": "/1"}, (400, "invalid_value", "name")),
+        ({"name": "more", "path": "/1", "device": "toaster"}, (400, "invalid_value", "device")),
+        ({"name": "more"}, (400, "missing_required_parameter", "path")),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(scripted: RunningServer, fields: Any, expected: Any) -> None:
+    assert refusal(load(scripted, **fields)) == expected
+    assert states(scripted) == {"onnx-genai": "ready"}
+
+
+def test_an_alias_is_another_name_until_it_is_forgotten(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--model-name", "one") as server:
+
+        def alias(alias: str, name: str | None) -> httpx.Response:
+            return server.client.post("/v1/admin/models/alias", json={"alias": alias, "name": name})
+
+        assert alias("gpt", "one").json() == {"id": "gpt", "object": "model", "root": "one"}
+        answer = server.client.post("/v1/completions", json={"model": "gpt", "prompt": "say x\n\x04"}).json()
+        assert answer["model"] == "one"
+        assert states(server) == {"one": "ready", "gpt": "ready"}
+        assert refusal(alias("one", "one")) == (400, "invalid_value", "alias")
+        assert refusal(alias("b", "two")) == (404, "model_not_found", "name")
+        assert refusal(load(server, name="gpt", path="/1")) == (400, "invalid_value", "name")
+        assert alias("gpt", None).json()["root"] is None
+        assert refusal(server.chat("say x", model="gpt")) == (404, "model_not_found", "model")
+
+
+def test_every_worker_learns_what_comes_and_goes(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--workers", "2", "--model-name", "one") as server:
+
+        def statuses(number: int = 12) -> set[int]:
+            """Of requests on connections of their own, which both processes get."""
+            found = set()
+            for _ in range(number):
+                fields = {"messages": [{"role": "user", "content": "say x"}], "model": "more"}
+                found.add(httpx.post(f"{server.url}/v1/chat", json=fields, timeout=30).status_code)
+            return found
+
+        assert statuses() == {404}
+        assert load(server, name="more", path="/more").json()["state"] == "ready"
+        assert statuses() == {200}
+        unload(server, name="more")
+        assert statuses() == {404}
+
+
+def test_a_model_that_is_idle_goes_and_comes_back_with_the_next_request(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "2"}) as server:
+        assert server.chat("say x").json()["content"] == "x"
+        pid = server.device("scripted")["pid"]
+        with server.stream("delay 0.05; count 40") as events:  # longer than two seconds
+            assert json.loads(list(events)[-1])["finish_reason"] == "stop"
+        assert server.device("scripted")["pid"] == pid
+        wait_until(lambda: states(server)["onnx-genai"] == "unloaded")
+        assert not psutil.pid_exists(pid)
+        assert server.client.get("/readyz").status_code == 200
+        assert server.chat("say x").json()["content"] == "x"
+        assert server.device("scripted")["pid"] != pid
+
+
+def test_with_a_limit_the_model_that_was_idle_for_longest_makes_room(own_folder: Path) -> None:
+    models = {"GENAI_MODELS": "one=/1,two=/2,three=/3", "GENAI_MAX_MODELS": "2"}
+    with run_server(own_folder, "--device", "scripted", settings=models) as server:
+        wait_until(lambda: states(server) == {"one": "ready", "two": "ready", "three": "unloaded"})
+        assert server.chat("say x", model="one").json()["content"] == "x"
+        assert server.chat("say x", model="three").json()["content"] == "x"
+        assert states(server) == {"one": "ready", "two": "unloaded", "three": "ready"}
+        with server.stream(SLOW, model="one") as events:
+            next(iter(events))
+            assert server.chat("say x", model="two").json()["content"] == "x"
+            assert states(server) == {"one": "ready", "two": "ready", "three": "unloaded"}
+
+
+def test_while_all_are_in_use_a_request_for_another_waits_until_its_time_is_over(own_folder: Path) -> None:
+    models = {"GENAI_MODELS": "one=/1,two=/2", "GENAI_MAX_MODELS": "1"}
+    with run_server(own_folder, "--device", "scripted", settings=models) as server:
+        with server.stream(SLOW, model="one") as events:
+            reader = iter(events)
+            next(reader)
+            response = server.chat("say x", model="two", timeout=2)
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "no_engine_ready")
+            assert json.loads(next(reader))["token"]
+        assert server.chat("say x", model="two").json()["content"] == "x"
+
+
+def test_real_models_are_used_side_by_side(own_folder: Path) -> None:
+    copy = own_folder / "copy"
+    shutil.copytree(DEMO, copy)
+    with run_server(own_folder, settings={"GENAI_MODELS": f"small={DEMO},big={copy}"}) as server:
+        wait_until(lambda: set(states(server).values()) == {"ready"})
+        answers = [server.chat("Hello", model=name, max_tokens=8).json()["content"] for name in ("small", "big")]
+        assert answers[0] == answers[1]
+        tokens = [server.client.post("/tokenize", json={"model": n, "prompt": "Hi"}).json() for n in ("small", "big")]
+        assert tokens[0] == tokens[1]
+        unload(server, name="small")
+        assert server.chat("Hello", max_tokens=8).json()["content"] == answers[0]
