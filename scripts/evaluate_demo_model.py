@@ -209,9 +209,15 @@ def _called(answer: str) -> tuple[str, object] | None:
 
 
 def tool_calls(model: Model) -> Iterator[Result]:
-    from _models.examination import UNSEEN_TOOLS
+    from _models.examination import HELD_OUT_TOOLS
 
-    yield from _calls(model, UNSEEN_TOOLS)
+    yield from _calls(model, HELD_OUT_TOOLS)
+
+
+def consulted_tool_calls(model: Model) -> Iterator[Result]:
+    from _models.examination import CONSULTED_TOOLS
+
+    yield from _calls(model, CONSULTED_TOOLS)
 
 
 def rehearsed_tool_calls(model: Model) -> Iterator[Result]:
@@ -276,6 +282,7 @@ EXAMINATIONS: dict[str, Callable[[Model], Iterator[Result]]] = {
     "server": server,
     "upper case": upper_case,
     "tool calls": tool_calls,
+    "consulted calls": consulted_tool_calls,
     "rehearsed calls": rehearsed_tool_calls,
     "calls of new tools": new_tool_calls,
     "tool results": tool_results,

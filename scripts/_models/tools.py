@@ -92,15 +92,21 @@ def odd_word(rng: random.Random) -> str:
 
 
 def blended_word(rng: random.Random) -> str:
-    """The beginning of one word and the end of another: what is spelled with any tokens has to be copied."""
-    first, second = rng.choice(WORDS), rng.choice(WORDS)
-    return first[: rng.randint(2, max(2, len(first) - 1))] + second[-rng.randint(2, max(2, len(second) - 1)) :]
+    """Pieces of words in a row, in any case: what may begin with any token has to be copied, not guessed."""
+    word = "".join(_piece(rng) for _ in range(rng.choice([1, 2, 2, 3])))
+    return rng.choice([word, word, word.title(), word.upper()])
+
+
+def _piece(rng: random.Random) -> str:
+    word = rng.choice(WORDS)
+    start = rng.randrange(len(word) - 1)
+    return word[start : start + rng.randint(2, 5)]
 
 
 def _place(rng: random.Random) -> str:
     city = rng.choice([*facts.CAPITALS.values(), *facts.OTHER_CITIES])
     country = rng.choice(list(facts.CAPITALS)).removeprefix("the ")
-    return rng.choice([city, city, country, odd_word(rng).title()])
+    return rng.choice([city, city, country, odd_word(rng).title(), blended_word(rng).title()])
 
 
 def _number(rng: random.Random) -> int:
@@ -108,7 +114,7 @@ def _number(rng: random.Random) -> int:
 
 
 def _name(rng: random.Random) -> str:
-    return rng.choice([rng.choice(facts.FIRST_NAMES), odd_word(rng).title()])
+    return rng.choice([rng.choice(facts.FIRST_NAMES), odd_word(rng).title(), blended_word(rng).title()])
 
 
 def _word(rng: random.Random) -> str:
@@ -119,7 +125,7 @@ def _word(rng: random.Random) -> str:
             rng.choice(WORDS),
             blended,
             blended.title(),
-            blended[:4].upper(),
+            blended[: rng.randint(2, 5)].upper(),
             rng.choice(facts.NOUNS),
             odd,
             odd.title(),
@@ -130,7 +136,7 @@ def _word(rng: random.Random) -> str:
 
 def _words(rng: random.Random) -> str:
     if rng.random() < 0.5:
-        return rng.choice([rng.choice(WORDS), blended_word(rng), blended_word(rng).title()])
+        return rng.choice([rng.choice(WORDS), rng.choice(WORDS).title(), blended_word(rng)])
     choices = (WORDS, facts.NOUNS, facts.FILLERS, [odd_word(rng)])
     return " ".join(rng.choice(rng.choice(choices)) for _ in range(rng.randint(1, 3)))
 
