@@ -209,6 +209,11 @@ def _called(answer: str) -> tuple[str, object] | None:
 
 
 def tool_calls(model: Model) -> Iterator[Result]:
+    for questions in (held_out_tool_calls, consulted_tool_calls, rehearsed_tool_calls):
+        yield from questions(model)
+
+
+def held_out_tool_calls(model: Model) -> Iterator[Result]:
     from _models.examination import HELD_OUT_TOOLS
 
     yield from _calls(model, HELD_OUT_TOOLS)
@@ -282,6 +287,7 @@ EXAMINATIONS: dict[str, Callable[[Model], Iterator[Result]]] = {
     "server": server,
     "upper case": upper_case,
     "tool calls": tool_calls,
+    "held-out calls": held_out_tool_calls,
     "consulted calls": consulted_tool_calls,
     "rehearsed calls": rehearsed_tool_calls,
     "calls of new tools": new_tool_calls,
