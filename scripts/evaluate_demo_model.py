@@ -209,9 +209,20 @@ def _called(answer: str) -> tuple[str, object] | None:
 
 
 def tool_calls(model: Model) -> Iterator[Result]:
-    from _models.examination import UNSEEN_TOOLS
+    for questions in (held_out_tool_calls, consulted_tool_calls, rehearsed_tool_calls):
+        yield from questions(model)
 
-    yield from _calls(model, UNSEEN_TOOLS)
+
+def held_out_tool_calls(model: Model) -> Iterator[Result]:
+    from _models.examination import HELD_OUT_TOOLS
+
+    yield from _calls(model, HELD_OUT_TOOLS)
+
+
+def consulted_tool_calls(model: Model) -> Iterator[Result]:
+    from _models.examination import CONSULTED_TOOLS
+
+    yield from _calls(model, CONSULTED_TOOLS)
 
 
 def rehearsed_tool_calls(model: Model) -> Iterator[Result]:
@@ -276,6 +287,8 @@ EXAMINATIONS: dict[str, Callable[[Model], Iterator[Result]]] = {
     "server": server,
     "upper case": upper_case,
     "tool calls": tool_calls,
+    "held-out calls": held_out_tool_calls,
+    "consulted calls": consulted_tool_calls,
     "rehearsed calls": rehearsed_tool_calls,
     "calls of new tools": new_tool_calls,
     "tool results": tool_results,

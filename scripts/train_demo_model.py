@@ -27,10 +27,11 @@ def main() -> None:
     parser.add_argument("--precision", default="int8", choices=("int4", "int8"), help="of the weights (default int8)")
     parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
     parser.add_argument("--work", type=Path, help="keep the PyTorch model and its checkpoints here")
-    parser.add_argument("--resume", action="store_true", help="go on with the model in --work, on other conversations")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go on with the weights of a model directory, on other conversations"
+    )
+    parser.add_argument("--seed", type=int, default=SEED, help="of the weights and the conversations (default 2026)")
     arguments = parser.parse_args()
-    if arguments.resume and not arguments.work:
-        parser.error("--resume needs --work")
     ensure_environment()
     if arguments.work:
         arguments.work.mkdir(parents=True, exist_ok=True)
@@ -43,19 +44,20 @@ def main() -> None:
 def make(arguments: argparse.Namespace, work: Path) -> None:
     """Tokenizer, model, training, export."""
     import torch
+    from _models.restore import restore
     from _models.template import SOURCE
     from _models.tokenizer import save_tokenizer
     from _models.training import CONTEXT, PEAK_RATE, RESUMED_RATE, Budget, make_model, make_tokenizer, train
     from tokenizers import Tokenizer
-    from transformers import LlamaForCausalLM
 
-    torch.manual_seed(SEED)
+    torch.manual_seed(arguments.seed)
     if arguments.resume:
-        tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-        model = LlamaForCausalLM.from_pretrained(work, dtype=torch.float32, attn_implementation="eager")
+        tokenizer = Tokenizer.from_file(str(arguments.resume / "tokenizer.json"))
     else:
-        tokenizer = make_tokenizer(SEED)
-        model = make_model(tokenizer.get_vocab_size())
+        tokenizer = make_tokenizer(arguments.seed)
+    model = make_model(tokenizer.get_vocab_size())
+    if arguments.resume:
+        restore(arguments.resume, model)
     save_tokenizer(tokenizer, work, SOURCE.read_text(encoding="utf-8"), CONTEXT)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
 
@@ -65,7 +67,7 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
     train(
         model,
         tokenizer,
-        seed=SEED + 100 * arguments.resume,
+        seed=arguments.seed,
         budget=Budget(arguments.steps, arguments.minutes or (1 if arguments.quick else 55), arguments.threads),
         rate=RESUMED_RATE if arguments.resume else PEAK_RATE,
         checkpoint=checkpoint,

@@ -179,7 +179,7 @@ ABILITIES: dict[str, tuple[float, Callable[[random.Random], Exchange]]] = {
     "follow-up": (2, follow_up),
     "arithmetic": (5, arithmetic),
     "counting": (7, counting),
-    "small talk": (2, small_talk),
+    "small talk": (4, small_talk),
     "server": (3, server),
     "unknown": (2, unknown),
     "repetition": (4, repetition),
@@ -246,7 +246,7 @@ def _call(chat: Conversation, task: toolbox.Task, rng: random.Random) -> None:
 
 
 def tools_unused_chat(rng: random.Random) -> Conversation:
-    chat = _chat(rng, {"capitals": 4, "follow-up": 1, "counting": 0.3, "small talk": 3, "server": 2, "unknown": 0.5})
+    chat = _chat(rng, {"capitals": 4, "follow-up": 1, "counting": 0.3, "small talk": 4, "server": 2, "unknown": 0.5})
     chat.tools = toolbox.tool_list(rng, toolbox.task(rng).tool)
     chat.ability = "tools unused"
     return chat
@@ -260,4 +260,4 @@ def _system(frames: list[str], rng: random.Random) -> Message:
 def conversation(rng: random.Random) -> Conversation:
     """Any conversation, in the shares that the model is trained with."""
     makers = [plain_chat, upper_case_chat, tool_chat, tools_unused_chat]
-    return rng.choices(makers, [0.36, 0.08, 0.48, 0.08])[0](rng)
+    return rng.choices(makers, [0.32, 0.1, 0.46, 0.12])[0](rng)

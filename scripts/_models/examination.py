@@ -258,9 +258,9 @@ set_alarm|Set an alarm|time:string|I have to get up, set the alarm for {time}.|7
 get_stock_price|Get the price of a stock|symbol:string|Please tell me the stock price of {symbol} for today.|ACME
 """.strip().splitlines()
 
-# The same, written by somebody who saw neither the training text nor the questions above, and first asked when the
-# weights were final.
-UNSEEN_TOOLS = """
+# The same, written by somebody who saw neither the training text nor the questions above. The training text was widened
+# after a look at what a model got wrong here.
+CONSULTED_TOOLS = """
 get_weather|Tells you how the weather is in a place.|city:string|Do I need an umbrella in {city} this afternoon?|London
 get_weather|Gives the forecast for a town.|city:string|I would like to know the weather for {city}.|Oslo
 get_time|Returns the local time of a city.|city:string|What time is it in {city} right now?|Tokyo
@@ -304,6 +304,55 @@ read_file|Opens a file and reads it.|path:string|Please open the file {path} and
 read_file|Reads a text file from the disk.|path:string|I want to see what {path} contains.|data/list.csv
 list_files|Lists the files in a folder.|path:string|Which files are in the folder {path}?|documents
 list_files|Shows what a directory contains.|path:string|List everything inside {path} please.|/home/photos
+""".strip().splitlines()
+
+# The same once more, by somebody else who saw none of all this; first asked when the training text was final.
+HELD_OUT_TOOLS = """
+get_weather|Gives the current weather and forecast for a city.|city:string|Is it going to rain in {city} tomorrow?|Madrid
+get_weather|Looks up weather conditions in a given town.|city:string|How hot is it in {city} right now?|Cairo
+get_weather|Reports temperature, rain and wind for a city.|city:string|Should I pack a warm coat for {city}?|Oslo
+get_time|Shows what the clock says in some city.|city:string|Is it already past midnight in {city}?|Sydney
+get_time|Gives the local hour for a place.|city:string|My sister lives in {city}, what's the hour there now?|Toronto
+search|Looks something up and returns matching results.|query:string|Can you look up {query} for me?|volcanoes
+search|Finds information about a topic.|query:string|Find me some information about {query}.|penguins
+web_search|Searches the internet for a topic.|query:string|What does the internet say about {query}?|meditation
+web_search|Runs a query on the web and returns pages.|query:string|Find some websites on {query}|gardening
+web_search|Finds web pages about a subject.|query:string|Look online for the latest articles about {query}.|robots
+add|Calculates the total of two numbers.|a:number b:number|I have {a} apples and buy {b} more, how many altogether?|8 17
+multiply|Multiplies one number by another.|a:number b:number|What's {a} times {b}?|6 23
+multiply|Returns the product of two numbers.|a:number b:number|How many eggs are in {a} boxes of {b}?|11 12
+calculate|Works out the value of an arithmetic expression.|expression:string|How much is {expression}?|96/4
+calculate|Evaluates a math expression.|expression:string|Work out {expression} for my homework.|15*9
+calculate|Does arithmetic and gives the answer.|expression:string|Could you solve {expression}?|81-26
+convert_currency|Exchanges a sum into a different currency.|amount:number from:string to:string|I've got {amount} {from}, what would that be in {to}?|75 francs pesos
+get_stock_price|Gets the current share price of a company.|symbol:string|What is {symbol} stock trading at today?|TSLA
+get_stock_price|Looks up the market price of a stock.|symbol:string|How much does one share of {symbol} cost?|MSFT
+send_email|Sends an email with a subject line to somebody.|to:string subject:string|Send {to} an email about the {subject}.|Laura meeting
+send_email|Delivers an email message to a person.|to:string subject:string|Write a mail to {to}, subject {subject}|Peter invoice
+send_email|Emails a person on a given subject.|to:string subject:string|I need to email {to} regarding our {subject}.|Nina budget
+set_timer|Counts down some minutes and then rings.|minutes:integer|The pasta needs {minutes} minutes, let me know when it's done.|10
+set_alarm|Sets an alarm to ring at a given time.|time:string|Wake me up at {time} tomorrow morning.|6:45
+set_alarm|Makes the clock ring at the chosen time.|time:string|I need an alarm for {time}|8:15
+translate|Turns words into a different language.|text:string language:string|Translate {text} into {language} for me.|butterfly German
+translate|Gives the translation of some text in a chosen language.|text:string language:string|What's the {language} word for {text}?|kitchen Italian
+play_song|Starts playing the named piece of music.|title:string|I'd love to hear the song {title}.|Imagine
+play_song|Finds a song by name and plays it.|title:string|Can we listen to {title} while cooking?|Thriller
+find_restaurant|Finds places to eat in a city.|city:string|Where can I get a good dinner in {city}?|Rome
+find_restaurant|Suggests restaurants in a city.|city:string|We're hungry, any nice restaurants in {city}?|Lisbon
+book_flight|Books a plane ticket between two cities.|origin:string destination:string|Book me a flight from {origin} to {destination}.|Boston Paris
+book_flight|Reserves a seat on a plane from one place to another.|origin:string destination:string|I want to fly to {destination} from {origin} next week.|Dublin Athens
+book_flight|Buys an airline ticket from a start city to a target city.|origin:string destination:string|Get a plane ticket, {origin} to {destination}|Chicago Miami
+find_route|Gives directions between two places.|start:string end:string|What's the fastest way to drive from {start} to {end}?|Leeds York
+turn_on|Powers up a device in the home.|device:string|It's freezing in here, switch the {device} on.|heater
+turn_off|Shuts down a device in the house.|device:string|Nobody is using the {device}, turn it off.|fan
+create_event|Puts an event into the calendar on a given day.|title:string day:string|Put {title} in my calendar for {day}.|yoga Tuesday
+create_event|Adds an appointment to the calendar.|title:string day:string|I have a {title} appointment on {day}, please add it.|dentist Friday
+define_word|Looks a word up in the dictionary.|word:string|Give me the definition of {word}.|harvest
+roll_dice|Throws a random die and shows the result.|sides:integer|Throw a {sides} sided dice for our game|24
+read_file|Opens a file and shows its contents.|path:string|What's written in {path}?|notes.txt
+read_file|Reads the text inside a file.|path:string|Open the file {path} and show me the text.|report.md
+list_files|Lists the files in a folder.|path:string|Which files are in the {path} folder?|documents
+list_files|Shows everything that is stored in a directory.|path:string|Show me everything inside {path}|/home/photos
 """.strip().splitlines()
 
 # None of these names is in the training text: each piece of the name has to be copied from the list.
@@ -356,7 +405,7 @@ RESULTS: list[tuple[str, list[str]]] = [
 
 OWN_FRAMES = [
     *CAPITAL, *FOLLOW_UP, *ADD, *SUBTRACT, *COUNT, *(q for q, _ in SMALL_TALK), *(q for qs in SERVER.values() for q in qs),
-    *UPPER, *UNKNOWN, *(line.split("|")[3] for line in [*TOOLS, *UNSEEN_TOOLS, *NEW_TOOLS]),
+    *UPPER, *UNKNOWN, *(line.split("|")[3] for line in [*TOOLS, *CONSULTED_TOOLS, *HELD_OUT_TOOLS, *NEW_TOOLS]),
 ]  # fmt: skip
 
 

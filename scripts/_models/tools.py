@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import facts
 from .frames import expand, fill
@@ -69,6 +70,18 @@ TAILS = [
     "(do|would|can|could) (you|we|they|people) (know|suggest|like|have|say|see|offer|think|tell us)",
     "(as soon as possible|as a test|as quickly as you can|and tell me|and show it to me|with this tool)",
 ]
+LISTS = Path(__file__).with_name("words")
+
+
+def _listed(name: str) -> list[str]:
+    return (LISTS / f"{name}.txt").read_text(encoding="ascii").split()
+
+
+# What a search, an e-mail, a song or a device may be about or called: common words, a file for each kind.
+NOUNS, OTHERS, NAMES, CITIES, STEMS, SONGS, SYMBOLS, DEVICES = (
+    _listed(name) for name in ("nouns", "words", "names", "cities", "stems", "songs", "symbols", "devices")
+)
+WORDS = [*NOUNS, *OTHERS]
 FREE_TEXT = ("word", "words", "thing")  # kinds of values that a tail could not be told from
 CONSONANTS, VOWELS = (
     "b c d f g h j k l m n p r s t v w z br ch dr fl gr kl pr sh st th tr".split(),
@@ -92,15 +105,21 @@ def odd_word(rng: random.Random) -> str:
 
 
 def blended_word(rng: random.Random) -> str:
-    """The beginning of one word and the end of another: what is spelled with any tokens has to be copied."""
-    first, second = rng.choice(WORDS), rng.choice(WORDS)
-    return first[: rng.randint(2, max(2, len(first) - 1))] + second[-rng.randint(2, max(2, len(second) - 1)) :]
+    """Pieces of words in a row, in any case: what may begin with any token has to be copied, not guessed."""
+    word = "".join(_piece(rng) for _ in range(rng.choice([1, 2, 2, 3])))
+    return rng.choice([word, word, word.title(), word.upper()])
+
+
+def _piece(rng: random.Random) -> str:
+    word = rng.choice(WORDS)
+    start = rng.randrange(len(word) - 1)
+    return word[start : start + rng.randint(2, 5)]
 
 
 def _place(rng: random.Random) -> str:
     city = rng.choice([*facts.CAPITALS.values(), *facts.OTHER_CITIES])
     country = rng.choice(list(facts.CAPITALS)).removeprefix("the ")
-    return rng.choice([city, city, country, odd_word(rng).title()])
+    return rng.choice([city, country, rng.choice(CITIES), odd_word(rng).title(), blended_word(rng).title()])
 
 
 def _number(rng: random.Random) -> int:
@@ -108,7 +127,9 @@ def _number(rng: random.Random) -> int:
 
 
 def _name(rng: random.Random) -> str:
-    return rng.choice([rng.choice(facts.FIRST_NAMES), odd_word(rng).title()])
+    return rng.choice(
+        [rng.choice(facts.FIRST_NAMES), rng.choice(NAMES), odd_word(rng).title(), blended_word(rng).title()]
+    )
 
 
 def _word(rng: random.Random) -> str:
@@ -119,7 +140,10 @@ def _word(rng: random.Random) -> str:
             rng.choice(WORDS),
             blended,
             blended.title(),
-            blended[:4].upper(),
+            blended[: rng.randint(2, 5)].upper(),
+            rng.choice(WORDS),
+            rng.choice(SONGS),
+            rng.choice(SYMBOLS),
             rng.choice(facts.NOUNS),
             odd,
             odd.title(),
@@ -130,7 +154,7 @@ def _word(rng: random.Random) -> str:
 
 def _words(rng: random.Random) -> str:
     if rng.random() < 0.5:
-        return rng.choice([rng.choice(WORDS), blended_word(rng), blended_word(rng).title()])
+        return rng.choice([rng.choice(WORDS), rng.choice(WORDS), rng.choice(SONGS), blended_word(rng)])
     choices = (WORDS, facts.NOUNS, facts.FILLERS, [odd_word(rng)])
     return " ".join(rng.choice(rng.choice(choices)) for _ in range(rng.randint(1, 3)))
 
@@ -142,13 +166,14 @@ def _clock(rng: random.Random) -> str:
 
 
 def _thing(rng: random.Random) -> str:
-    noun = rng.choice([rng.choice(facts.NOUNS), rng.choice(WORDS), blended_word(rng)])
+    noun = rng.choice([rng.choice(DEVICES), rng.choice(facts.NOUNS), rng.choice(WORDS), blended_word(rng)])
     return rng.choice([noun, noun, odd_word(rng), rng.choice(["kitchen ", "garden ", "living room "]) + noun])
 
 
 def _path(rng: random.Random) -> str:
     stem, folder = (
-        rng.choice([odd_word(rng), rng.choice(facts.NOUNS), rng.choice(WORDS), blended_word(rng)]) for _ in range(2)
+        rng.choice([odd_word(rng), rng.choice(STEMS), rng.choice(WORDS), rng.choice(NOUNS), blended_word(rng)])
+        for _ in range(2)
     )
     return (
         rng.choice(["", "", "/tmp/", "docs/", f"{folder}/", f"/{folder}/"])
@@ -162,53 +187,6 @@ def _sum(rng: random.Random) -> str:
     return f"{rng.randint(0, 99)}{space}{rng.choice('+-*/')}{space}{rng.randint(1, 99)}"
 
 
-# What a song, a search, an e-mail or a device may be about or called.
-WORDS = """
-apple apples army art arrow ash attic autumn avenue award baby baker bakery balance ball balloon balloons
-bananas band bar bath bathroom battle beans bears beauty bed bedroom bees bell bells bench berry bike bill birds
-biscuit blanket blizzard blossom boat boats body boiler bone books boot boots border bottle bottles box boy
-breeze bridge bridges broom brush bucket budget bug building bush butterfly button cabin cabbage cable cactus
-cakes calendar camel camera camp candles candy canoe captain caravan cards carpet carrots cars cats cellar chain
-chalk charger chef cherry child children chimney choir circle circus clay cliff climate climbing clock clocks
-cloud coach coal coast coat coconut coffee coins collar college comet comfort comedy compass computer computers
-cook cookies cooker copper coral corn corner couch courage crab cradle craft crayon cream creek cricket crime
-crown crystal cucumber cups curtain cycle daisy damage dance dancer dancing danger dawn day deadline debt deer
-desk diamonds diary dictionary dinosaurs dishwasher doctor dog dogs doll dolphin dolphins donkey door doors
-dragon dragons drawer drawing dream dress drum drums dryer dust duty eagle ear earth earthquake echo economy
-eggs electricity elephants elevator emotion energy engine entrance envelope error evening exercise eye eyes
-fabric face factory fairy faith fan farm farmer father feather feathers fence fever field fields fiddle films
-finger fire fireplace fish fishing flag flame flood floor flower foot forest fortune fossil fountain fox foxes
-freezer fridge friends friendship frog fruit fruits fur furniture future galaxy game garage garden gardens
-garlic gate ghost ghosts giant gift giraffe girl glacier glass gloves glue goal goat goose grammar grandfather
-grape grief guest guitar guitars gym hair hairdryer hall hammer hand happiness harbor harmony harvest hat hawk
-heart heater heating heaven helmet hen heroes hill hills home hope horn horse horses hospital hour humor hunger
-hurricane ideas illness insect insects insurance interview invention invoice iron island islands ivy jacket jar
-jewel job jobs jokes journey joy judge justice keys kings kitchen knee knight knights ladder lake lamb lamps
-landscape language laptop lava law lawn leather lecture leg lemonade lemons letter lettuce liberty library light
-lion loan love luck machine magic manager map market marriage mask mat match meadow meat medal medicine meeting
-melody microphone microscope microwave midnight milk mill mine mirror mirrors mixer money monkey monster
-monsters monument moonlight morning motor mountains mouse mouth movies mud muscle museum mushrooms nature
-necklace needle neighbors net newspaper noise noodles nose notebook novel nurse nuts oak oasis oceans office oil
-olive olives onions oranges orchard owl owls ox oxygen page pain paintings pancakes panda paper paradise parent
-party passenger passport pasta patience peace peanut pear pencils pepper perfume phone piano pictures pig pigs
-pillow pilot pine pirate pirates pizza planet plant plates poems poet poetry poison police policy pollution pony
-port potatoes pottery pride prince prison problem project pudding pump puppy puppies pyramid quarrel queen
-question quiet rabbits radiator radio railway rainbows raincoat refund rent reward rhythm riddle rings river
-road rock rocket roof room root roses rug running sadness sail sailor salt sand sandwich satellite sauce
-saxophone scarf school schools scientist scissors sea season shadow shadows shark shell shells ships shop
-shoulder silk silver singer singing skiing skin skirt sky skyscraper slipper smile snake snakes snow snowflake
-snowman soccer sofa soldier sorrow soul space spaghetti sparrow spiders spinach spirit spoon stairs stamps star
-stars station statue steel stereo stones storm stormy story stove stranger strawberry stream strike submarine
-sugar suitcase sun sunlight sunrise sunset sunshine surgery surprise swan sweater sword tail tailor tax taxes
-tea teacher teapot television temple tent thief ticket tigers toast toaster tomatoes tools torch tower toy toys
-tractor trade traffic travel treasure tree trees trouble truck trumpet trust tulips tunnel turkey universe
-university vacation vacuum vampire vegetable velvet village violin visitor vitamin volcano wage walnut warehouse
-warrior wasp water waterfall wave wealth weapon wedding weekend whale whales wheel wheels whisper whistle wing
-wings winter wisdom wizard wolf wolves wonder wood wool worker world worm yogurt zebra zoo angry beautiful blue
-brave broken clever cold crazy deep dry empty famous fast fresh funny gentle golden great green happy honest
-hungry lazy lonely old proud purple red rich sad shy silent slow smart strange sweet ugly white wise yellow
-breathe build draw drive eat fly forgive laugh listen read ride run sing swim think walk write
-""".split()
 CURRENCIES = "EUR USD GBP JPY CHF SEK NOK CAD AUD euros dollars pounds yen".split()
 LANGUAGES = "French German Spanish Italian Dutch Polish Greek Latin Japanese Chinese Swedish Turkish".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday today tomorrow".split()

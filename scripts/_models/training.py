@@ -23,7 +23,7 @@ CONTEXT = 2048
 VOCABULARY, SPACED_WORDS = 1920, 420
 LONGEST = 1280  # the longest conversation to learn from, in tokens
 BATCH_TOKENS, BATCHES_PER_STEP = 2048, 2
-PEAK_RATE, RESUMED_RATE, WARM_UP = 3e-3, 8e-4, 0.03
+PEAK_RATE, RESUMED_RATE, WARM_UP = 3e-3, 1e-3, 0.03
 
 
 @dataclass(frozen=True)
