@@ -97,6 +97,7 @@ class SteppedEngine:
         self.scheduler = Scheduler(max_running=SLOTS, max_waiting=256, prefill_chunk=64, idle_chunk=256)
         folder = ProfileFolder(self.profiles, "cpu", max_files=80, max_bytes=10**9)
         self.inbox: Inbox = SimpleQueue()
+        self._seconds = 0.0
         self.loop = EngineLoop(
             self.runners,
             self.scheduler,
@@ -107,7 +108,6 @@ class SteppedEngine:
             clock=self._clock,
         )
         self.inbox.put((API, Connected()))
-        self._seconds = 0.0
         self._asked: list[Asked] = []
         self._answers: dict[str, Answer] = {}
 

@@ -103,7 +103,7 @@ def test_too_many_or_too_few_of_what_a_field_may_be_are_told_with_the_limit(
 
 
 def test_only_what_may_succeed_later_says_when() -> None:
-    scope = {"path": "/v1/chat"}
+    scope: dict[str, Any] = {"path": "/v1/chat", "state": {}}
     found = [
         error_response(error, scope).headers.get("retry-after")
         for error in (

@@ -216,7 +216,7 @@ def test_the_client_of_a_proxy_that_is_believed_is_in_the_log(tmp_path: Path, be
         forwarded = {"x-forwarded-for": "203.0.113.9"}
         assert server.client.get("/v1/models", headers=forwarded).status_code == 200
         wait_until(lambda: '"GET /v1/models HTTP/1.1" 200' in server.log())
-        (line,) = [line for line in server.log().splitlines() if "/v1/models" in line]
+        (line,) = [line for line in server.log().splitlines() if '"GET /v1/models' in line]
         assert f" {client}:" in line
         # Whoever it is for, it is no local program's own.
         assert server.client.get("/v1/admin/runtime_options", headers=forwarded).status_code == 403

@@ -67,9 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.order.set())
     supervisor = Supervisor(settings, on_nothing_loaded=stop.nothing_loaded)
+    in_processes = settings.workers > 1 or settings.reload
     try:
+        if in_processes:
+            _export(settings, supervisor.folder)
         supervisor.start()
-        if settings.workers > 1 or settings.reload:
+        if in_processes:
             status = _serve_in_processes(settings, listener, supervisor.folder, stop)
         else:
             status = _serve_here(settings, listener, supervisor.folder, stop)
@@ -129,13 +132,21 @@ def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop
     return CUT_OFF if has_cut_off(engines, [os.getpid()]) else DRAINED
 
 
-def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
-    """Several API processes, or one that is started anew whenever a source file changes."""
+def _export(settings: Settings, engines: Path) -> None:
+    """Hand on to the API processes what they need to know.
+
+    Before the supervisor's threads start engines: a process that is being started reads the environment, which must not
+    change under it (seen: `Bad address`).
+    """
     export_settings(settings)
     export_engines(engines)
     shared = engines / "metrics"
     shared.mkdir(mode=0o700)
     export_shared_metrics(shared)
+
+
+def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
+    """Several API processes, or one that is started anew whenever a source file changes."""
     config = _uvicorn_config(settings, "genai_server.asgi:app")
     listener.set_inheritable(True)
     parent: Reloader | Workers
