@@ -53,6 +53,11 @@ def test_tools_come_as_they_were_sent() -> None:
     assert _write("{% for tool in tools %}{{ tool.function.name }}{% endfor %}", HELLO, [TOOL]) == "add"
 
 
+def test_a_messages_name_goes_to_the_template() -> None:
+    named = [{"role": "user", "content": "x", "name": "Ann"}]
+    assert _write("{% for message in messages %}{{ message.name }}{% endfor %}", named) == "Ann"
+
+
 def test_with_tools_the_template_named_for_them_is_taken() -> None:
     sources = {"default": "plain", "tool_use": "{{ tools[0].function.name }}"}
     assert _write(sources, HELLO, [TOOL]) == "add"
