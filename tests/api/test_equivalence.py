@@ -148,7 +148,7 @@ def test_nothing_ends_an_answer_before_its_least_length(demo: RunningServer) -> 
 
 def test_a_prompt_is_scored_as_an_answer_is(demo: RunningServer) -> None:
     """What a greedy answer's tokens had, they have again as part of a prompt: log-likelihoods can be asked for."""
-    prompt = "The capital of"
+    prompt = "The capital of France is"
     fields = {"temperature": 0, "logprobs": 2}
     made = demo.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 6, **fields}).json()["choices"][0]
     whole = prompt + made["text"]
