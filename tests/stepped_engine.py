@@ -52,8 +52,10 @@ class ChanceInterrupted(BatchedRunner):
     chance: random.Random | None = None
     num_interrupted = 0
 
-    def _run(self, ids: NDArray[np.int64], first: int, lengths: NDArray[np.int64]) -> Logits:
-        logits = super()._run(ids, first, lengths)
+    def _run(
+        self, ids: NDArray[np.int64], first: int, lengths: NDArray[np.int64], *, all_positions: bool = False
+    ) -> Logits:
+        logits = super()._run(ids, first, lengths, all_positions=all_positions)
         if self.chance is not None and ids.shape[1] > 1 and self.chance.random() < 0.05:
             self.num_interrupted += 1
             raise Interrupted

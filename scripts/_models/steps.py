@@ -14,9 +14,6 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
-import onnxruntime
-
-from genai_server.engine.cores import usable_cores
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.guidance import model_guidance
 from genai_server.engine.loop import Connected, EngineLoop, Inbox
@@ -24,7 +21,7 @@ from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import ExportingRunner
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
@@ -51,7 +48,7 @@ class TimedSession:
 
     def __init__(self, session: Any) -> None:
         self.seconds: list[float] = []
-        self.io_binding = session.io_binding
+        self.io_binding, self.get_inputs = session.io_binding, session.get_inputs
         self._session = session
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
@@ -65,11 +62,7 @@ class ProfiledSession:
     """A session that ONNX Runtime profiles, into a folder."""
 
     def __init__(self, graph: DecoderGraph, folder: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = usable_cores()
-        options.enable_profiling = True
-        options.profile_file_prefix = str(folder / "step")
-        self._session = onnxruntime.InferenceSession(str(graph.path), options, providers=["CPUExecutionProvider"])
+        self._session = open_session(graph, 0, optimized=False, profile_prefix=str(folder / "step"))
         self.timed = TimedSession(self._session)
 
     def operators(self, found: dict[int, list[Step]]) -> dict[int, Counter[str]]:

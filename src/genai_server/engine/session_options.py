@@ -129,11 +129,12 @@ def use_global_pool(options: DeviceOptions, threads: int) -> None:
         onnxruntime.set_global_thread_pool_sizes(num_threads(options, threads), inter_op)
 
 
-def open_with(path: Path, found: Any, options: DeviceOptions) -> Any:
-    """A session on the device's providers in their order, and on the CPU.
+def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
+    """A session for a model, in a file or serialized, on the device's providers in their order, and on the CPU.
 
     Raises ConfigurationError for a provider that ONNX Runtime lacks, and what that raises.
     """
+    given_model = model if isinstance(model, bytes) else str(model)
     found.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
     available = onnxruntime.get_available_providers()
     built_in: list[tuple[str, dict[str, str]]] = []
@@ -154,10 +155,10 @@ def open_with(path: Path, found: Any, options: DeviceOptions) -> Any:
             raise ConfigurationError(
                 f"provider {built_in[0][0]}: ONNX Runtime takes built-in providers and those of libraries not together"
             )
-        return onnxruntime.InferenceSession(str(path), found, enable_fallback=0)
+        return onnxruntime.InferenceSession(given_model, found, enable_fallback=0)
     providers = [*built_in, (PROVIDERS[CPU].onnxruntime, {})]
     # Without this it would go on with the CPU alone where a provider fails, and only print so.
-    return onnxruntime.InferenceSession(str(path), found, providers=providers, enable_fallback=0)
+    return onnxruntime.InferenceSession(given_model, found, providers=providers, enable_fallback=0)
 
 
 def node_shares(opened: Any) -> dict[str, int]:

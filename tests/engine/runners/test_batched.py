@@ -348,9 +348,9 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
     rows: list[int] = []
     run = batch.runner._run
 
-    def counted(ids: Any, first: int, lengths: Any) -> Any:
+    def counted(ids: Any, first: int, lengths: Any, *, all_positions: bool = False) -> Any:
         rows.append(len(ids))
-        return run(ids, first, lengths)
+        return run(ids, first, lengths, all_positions=all_positions)
 
     batch.runner._run = counted  # type: ignore[method-assign]
     batch.begin(1, text(70))
@@ -596,3 +596,30 @@ def test_on_demand_a_prompt_gives_the_logits_after_each_of_its_tokens(runner: Ba
         runner.open(1, prompt, Opening(MAX_LENGTH, reuse=False))
         assert runner.prefill(1, prompt[:length]) == pytest.approx(positions[length - 1], abs=1e-3)
         runner.close(1)
+
+
+@pytest.mark.parametrize("length", [1, 2, 17, 128])
+def test_a_prompt_has_the_same_logits_whether_the_head_reads_all_of_it_or_its_end(
+    runner: BatchedRunner, length: int
+) -> None:
+    prompt = text(length)
+    found = []
+    for positions in (True, False):
+        runner.open(1, prompt, Opening(MAX_LENGTH, reuse=False))
+        found.append(runner.prefill(1, prompt, positions=positions))
+        runner.close(1)
+    every, last = found
+    assert every.shape == (length, runner.model.vocab_size)
+    assert np.array_equal(last, every[-1])
+
+
+def test_logits_are_made_for_the_end_of_a_prompt_only(runner: BatchedRunner) -> None:
+    prompt = text(512)
+    runner.open(1, prompt, Opening(MAX_LENGTH, reuse=False))
+    tracemalloc.start()
+    try:
+        runner.prefill(1, prompt)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 512 * runner.model.vocab_size

@@ -7,15 +7,18 @@ one pass over a contiguous range of slots takes sequences of different lengths o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_slots import KvSlots
+from genai_server.engine.output_head import FIRST_POSITION, narrow_head
 from genai_server.engine.runners.base import Interrupted, Logits, Opening
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.session_options import node_shares, open_with, session_options
@@ -24,6 +27,8 @@ from genai_server.generation import ModelInfo
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
 _INTERRUPTED_MESSAGE = "terminate flag"
+# Where the weights of a graph are that was not read from a file.
+_EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 # Prompt and rows of the trial at the start.
 _TRIED_TOKENS = 8
 _TRIED_ROWS = 8
@@ -47,14 +52,19 @@ def open_session(
 ) -> Any:
     """An ONNX Runtime session whose inputs and outputs are in CPU memory, with a device's options.
 
-    `threads` 0 takes the physical cores that the process may use. `optimized` says that the graph has been optimized
-    already. With a `profile_prefix`, ONNX Runtime profiles the session from its load to its end. Raises
-    ConfigurationError for what the options name and is not there.
+    Its head reads chosen positions only, where that can be had (engine/output_head.py). `threads` 0 takes the physical
+    cores that the process may use. `optimized` says that the graph has been optimized already. With a `profile_prefix`,
+    ONNX Runtime profiles the session from its load to its end. Raises ConfigurationError for what the options name and
+    is not there.
     """
     found = session_options(options, threads, optimized=optimized)
     if profile_prefix:
         found.enable_profiling, found.profile_file_prefix = True, profile_prefix
-    return open_with(graph.path, found, options)
+    model = onnx.load(str(graph.path), load_external_data=False)
+    if graph.gives_last_logits_only or not narrow_head(model.graph, graph.logits):
+        return open_with(graph.path, found, options)
+    found.add_session_config_entry(_EXTERNAL_DATA, str(graph.path.parent))
+    return open_with(model.SerializeToString(), found, options)
 
 
 class BatchedRunner:
@@ -79,6 +89,7 @@ class BatchedRunner:
         self._model = model
         self._exact: set[int] = set()
         self._max_rows = limits.num_slots
+        self._chooses_positions = FIRST_POSITION in {value.name for value in session.get_inputs()}
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
@@ -116,7 +127,7 @@ class BatchedRunner:
             raise RunnerFailed(f"the model's graph gives logits for 1 of {len(tokens)} tokens of a prompt")
         index = self.slots.index(sequence)
         length = len(self.slots.slots[index].tokens) + len(tokens)
-        logits = self._run(np.array([tokens], np.int64), index, np.array([length]))
+        logits = self._run(np.array([tokens], np.int64), index, np.array([length]), all_positions=positions)
         # One token alone is read by the kernel that decodes, which rounds otherwise.
         self.slots.append(sequence, list(tokens), prefilled=len(tokens) > 1)
         wanted: Logits = logits[0] if positions else logits[0, -1]
@@ -189,24 +200,28 @@ class BatchedRunner:
 
     def _try_row_groups(self) -> int:
         """The smallest groups of rows that give the same logits whatever other groups are in a pass."""
+        run = partial(self._run, all_positions=True)
         prompt = np.arange(_TRIED_TOKENS, dtype=np.int64)[np.newaxis] % self._model.vocab_size
-        self._run(prompt, 0, np.array([_TRIED_TOKENS]))
+        run(prompt, 0, np.array([_TRIED_TOKENS]))
         for row in range(1, _TRIED_ROWS):
             self._buffers.copy(0, row, _TRIED_TOKENS)
         following = np.arange(_TRIED_ROWS, dtype=np.int64)[:, np.newaxis] % self._model.vocab_size
         lengths = np.full(_TRIED_ROWS, _TRIED_TOKENS + 1)
-        together = self._run(following, 0, lengths)
+        together = run(following, 0, lengths)
 
         def is_whole(group: int) -> bool:
             passes = [rows for rows in (group, 3 * group) if rows < _TRIED_ROWS]
-            return all(
-                np.array_equal(self._run(following[:rows], 0, lengths[:rows]), together[:rows]) for rows in passes
-            )
+            return all(np.array_equal(run(following[:rows], 0, lengths[:rows]), together[:rows]) for rows in passes)
 
         return next(group for group in (1, 2, 4, _TRIED_ROWS) if is_whole(group))
 
-    def _run(self, ids: NDArray[np.int64], first: int, lengths: NDArray[np.int64]) -> Logits:
-        """One pass of `ids` [rows, new] over the slots from `first` on, whose rows are `lengths` long after it."""
+    def _run(
+        self, ids: NDArray[np.int64], first: int, lengths: NDArray[np.int64], *, all_positions: bool = False
+    ) -> Logits:
+        """One pass of `ids` [rows, new] over the slots from `first` on, whose rows are `lengths` long after it.
+
+        Returns the logits [rows, positions, vocab_size] after all positions, or after the last ones.
+        """
         rows, new = ids.shape
         binding = self._binding(first, rows)
         width = int(lengths.max())
@@ -216,7 +231,9 @@ class BatchedRunner:
         binding.bind_cpu_input(self._graph.attention_mask, mask)
         if self._graph.position_ids is not None:
             binding.bind_cpu_input(self._graph.position_ids, lengths[:, None] - new + np.arange(new))
-        told = 1 if self._graph.gives_last_logits_only else new
+        told = self._positions(new, every=all_positions)
+        if self._chooses_positions:
+            binding.bind_cpu_input(FIRST_POSITION, np.array([-told]))
         logits = np.empty((rows, told, self._model.vocab_size), self._graph.logits_type)
         binding.bind_output(self._graph.logits, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
         options = onnxruntime.RunOptions()
@@ -235,6 +252,14 @@ class BatchedRunner:
         finally:
             self._reading = None
         return logits.astype(np.float32, copy=False)
+
+    def _positions(self, new: int, *, every: bool) -> int:
+        """Of how many positions a pass over `new` ones tells the logits: all, or the last with its group."""
+        if self._graph.gives_last_logits_only:
+            return 1
+        if every or not self._chooses_positions:
+            return new
+        return new % self.slots.row_group or self.slots.row_group
 
     def _binding(self, first: int, rows: int) -> Any:
         """The binding of a range of slots: binding two names for each layer anew would cost 0.7 ms a pass."""

@@ -1,0 +1,40 @@
+"""The end of a decoder's graph, which makes logits of the last layer's states.
+
+A small model with a large vocabulary has a third of its weights there, and a prompt needs logits after its last token
+only. So the graph that a session runs gets one more input: from which position on the head reads.
+"""
+
+import onnx
+
+FIRST_POSITION = "genai_server.first_position"
+_STATES = "genai_server.read_states"
+_TO_THE_END = 2**63 - 1
+_POSITIONS = 1  # of states [rows, positions, hidden_size]
+_PRODUCTS = {"MatMul", "MatMulNBits"}
+# What the model builder puts between the product and the logits: types, scales and Gemma's soft cap.
+_ELEMENTWISE = {"Cast", "Div", "Mul", "Tanh"}
+
+
+def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
+    """Have the product that makes `logits` read the positions from input FIRST_POSITION on, int64 of shape [1], which
+    may count from the end.
+
+    Returns False, with the graph as it was, where that product is not found, or others need all of its result.
+    """
+    makers = {output: node for node in graph.node for output in node.output}
+    readers = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
+    node = makers.get(logits)
+    while node is not None and node.op_type in _ELEMENTWISE:
+        node = makers.get(node.input[0])
+        if node is not None and readers.count(node.output[0]) > 1:
+            return False
+    if node is None or node.op_type not in _PRODUCTS or node.input[0] not in makers:
+        return False
+    index = list(graph.node).index(node)
+    states, node.input[0] = node.input[0], _STATES
+    ends, axes = (f"{_STATES}.{name}" for name in ("ends", "axes"))
+    for name, value in ((ends, _TO_THE_END), (axes, _POSITIONS)):
+        graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [1], [value]))
+    graph.input.append(onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, [1]))
+    graph.node.insert(index, onnx.helper.make_node("Slice", [states, FIRST_POSITION, ends, axes], [_STATES]))
+    return True
