@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import resource
 import sys
 import tempfile
@@ -32,7 +33,9 @@ def main() -> None:
     # What is opened in the last seconds is refused, and open until the server closes idle connections.
     settings = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MAX_QUEUE": str(arguments.connections * 4 // 5)}
     with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), settings) as server:
-        make_room(arguments.connections)  # for this process only: the server takes care of itself
+        # For this process only: the server takes care of itself.
+        make_room(arguments.connections)
+        gc.disable()
         seen = asyncio.run(Connections(server, arguments.connections, arguments.rate).run())
     broken = complaints(seen, arguments.connections, arguments.health_limit)
     print(table(report(seen, arguments.connections), markdown=arguments.markdown), end="\n\n")

@@ -44,6 +44,7 @@ from genai_server.api.response_store import ResponseStore
 from genai_server.api.served_model import LoadText
 from genai_server.api.services import Services
 from genai_server.config import Settings
+from genai_server.garbage import rare_full_collections
 from genai_server.timing import Clock
 
 
@@ -84,7 +85,11 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         most_waiting = settings.max_queue + settings.max_batch_size
-        async with engines() as folder, Catalog(folder, load_text, most_waiting).followed() as models:
+        async with (
+            engines() as folder,
+            Catalog(folder, load_text, most_waiting).followed() as models,
+            rare_full_collections(),
+        ):
             responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
             engine_metrics = EngineMetrics(settings, models)
             books.registry.register(engine_metrics)

@@ -32,6 +32,7 @@ from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.session_options import use_global_pool
 from genai_server.engine.warm_up import warm_up
 from genai_server.errors import ConfigurationError, RunnerFailed
+from genai_server.garbage import spare_what_is_there
 from genai_server.generation import ModelInfo
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
@@ -111,6 +112,7 @@ def serve(
     connections.start()
     if not spec.device.startswith("scripted") and session_profile(Path(spec.model_dir)):
         lifeline.before_leaving(loop.leave)
+    spare_what_is_there()
     _tell(report, EngineReport(address=listener.address))
     loop.run_forever()
     runners.end_sessions()
