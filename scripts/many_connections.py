@@ -62,8 +62,8 @@ def complaints(seen: Seen, connections: int, health_limit: float) -> list[str]:
         broken.append(f"only {seen.most_open} of {connections} connections were open at once")
     if seen.health_failed:
         broken.append(f"/healthz failed {seen.health_failed} times")
-    if (slow := percentile(seen.health, 99)) > health_limit:
-        broken.append(f"/healthz took {slow:.3f} s (99th percentile); at most {health_limit} s are promised")
+    if (slow := percentile(seen.health, 99)) is None or slow > health_limit:
+        broken.append(f"/healthz took {slow} s (99th percentile); at most {health_limit} s are promised")
     return broken
 
 
@@ -74,7 +74,7 @@ def report(seen: Seen, connections: int) -> list[list[str]]:
     rows.append(["opened within", f"{seen.seconds_to_open:.1f} s"])
     rows.append(["answered within", f"{seen.seconds_to_answer:.1f} s"])
     for rank in (50, 99, 100):
-        rows.append([f"/healthz, percentile {rank}", f"{1000 * percentile(seen.health, rank):.1f} ms"])
+        rows.append([f"/healthz, percentile {rank}", f"{1000 * (percentile(seen.health, rank) or 0.0):.1f} ms"])
     return rows
 
 

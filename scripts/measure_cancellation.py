@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from statistics import quantiles
+from typing import Any
 from urllib.parse import urlsplit
 
 from _models.table import table
@@ -45,13 +46,14 @@ class Server:
         devices = self._get("/healthz")["devices"].values()
         return sum(device["batching"]["num_slots"] for device in devices)
 
-    def _get(self, path: str) -> dict:
+    def _get(self, path: str) -> dict[str, Any]:
         self._asking.request("GET", path)
         response = self._asking.getresponse()
         body = response.read()
         if response.status != 200:
             sys.exit(f"GET {path}: {response.status} {body.decode()}")
-        return json.loads(body)
+        found: dict[str, Any] = json.loads(body)
+        return found
 
     def ask(self, name: str, num_words: int, *, stream: bool) -> http.client.HTTPConnection:
         """Begin a request for a long answer to new random words."""

@@ -40,7 +40,7 @@ def test_none_comes_by_the_number_of_objects() -> None:
             before = gc.get_stats()[2]["collections"]
             kept = [[index] for index in range(300_000)]  # many times what makes Python do one
             del kept
-            return gc.get_stats()[2]["collections"] - before
+            return int(gc.get_stats()[2]["collections"] - before)
 
     assert asyncio.run(full_collections()) == 0
 

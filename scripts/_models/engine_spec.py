@@ -26,6 +26,7 @@ def engine_spec(directory: Path, slots: int, max_length: int, cache_dir: Path | 
         profile_dir="",
         profile_max_files=0,
         profile_max_bytes=0,
+        profile_max_age=0,
         profile_max_rows=0,
         state_file="",
         heartbeat_file="",

@@ -56,7 +56,7 @@ class Reference:
             answer, expected = self.answer(tokens)
             self.runner.open(1, tokens, Opening(self.max_length))
             logits = self.runner.prefill(1, tokens[:-STEPS])
-            for token, wanted in zip([*tokens[-STEPS:], *answer], [None] * (STEPS - 1) + expected, strict=False):
+            for token, wanted in zip([*tokens[-STEPS:], *answer], [*[None] * (STEPS - 1), *expected], strict=False):
                 logits = self.runner.decode([1], [token])[0]
                 if wanted is not None:
                     tally.add(logits, wanted)

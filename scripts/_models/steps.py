@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.guidance import model_guidance
-from genai_server.engine.loop import Connected, EngineLoop, Inbox
+from genai_server.engine.inbox import Connected, Inbox
+from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling import ProfileFolder

@@ -91,7 +91,7 @@ def is_readable(tokenizer: Tokenizer, token: int) -> bool:
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, chat_template: str, context: int) -> None:
     """Write the files that the model builder and onnxruntime-genai expect."""
-    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,

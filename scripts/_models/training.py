@@ -157,7 +157,7 @@ def _logits(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     return logits
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def exactness(model: LlamaForCausalLM, batches: list[Batch]) -> float:
     """The share of conversations in which greedy choice would say every word of the assistant."""
     asked = wrong = 0
