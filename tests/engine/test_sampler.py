@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.engine.runners.base import Logits
-from genai_server.engine.sampler import Sampler, top_tokens
+from genai_server.engine.sampler import Sampler, nucleus, top_tokens
 from genai_server.errors import InvalidField
 from genai_server.generation import Sampling
 
@@ -313,10 +313,33 @@ def test_presence_penalty_counts_once() -> None:
     assert [sampler.sample(_logits(2.0, 1.9, 1.0)) for _ in range(5)] == [0, 1, 0, 0, 0]
 
 
-# the highest
+# the highest, and the nucleus
 
 
 @given(st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=300), st.integers(1, 20))
 def test_the_top_tokens_are_those_of_a_stable_sort_but_for_what_is_ruled_out(values: list[float], k: int) -> None:
     expected = sorted((token for token, value in enumerate(values) if value > -np.inf), key=lambda t: -values[t])
     assert top_tokens(_logits(*values), k).tolist() == expected[:k]
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-12, 0.1, 0.25, 0.5, 1.0, 3.0]) | st.floats(0, 1, width=32), min_size=1).filter(
+        any
+    ),
+    st.floats(0.01, 0.99),
+)
+def test_the_nucleus_is_what_a_sorted_sum_takes(values: list[float], top_p: float) -> None:
+    weights = np.array(values, np.float32)
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order], dtype=np.float64) - weights[order]
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    # Where the sum is reached but for rounding, either is right.
+    surely, maybe = (set(order[before < wanted * factor].tolist()) for factor in (1 - 1e-9, 1 + 1e-9))
+    found = nucleus(weights, top_p)
+    kept = set(np.flatnonzero(found).tolist())
+    assert {token for token in surely if weights[token]} <= kept <= maybe
+    assert all(found[token] == weights[token] for token in kept)
+
+
+def test_of_a_flat_vocabulary_the_lowest_ids_are_kept() -> None:
+    assert np.flatnonzero(nucleus(np.full(100_000, 0.5, np.float32), 0.25)).tolist() == list(range(25_000))

@@ -5,7 +5,9 @@ and min_tokens rule out, logit bias, repetition penalty, frequency and presence 
 min-p.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,9 @@ from genai_server.engine.runners.base import Logits
 from genai_server.errors import InvalidField
 from genai_server.generation import Sampling
 
-# Candidates to look at first where only probabilities bound their number.
-_MOST_CANDIDATES = 512
 _BLOCK = 32
+# Bits of a float32 that are looked at together; those of a positive one are in the order of its value.
+_DIGIT = 16
 # Below it is only what is ruled out.
 _LOWEST = np.finfo(np.float32).min
 _PICKED_BLOCK = 256
@@ -71,15 +73,12 @@ class Sampler:
             kept = self._nucleus(weights / weights.sum())
             return int(tokens[self._pick(weights[:kept])])
         weights = self._weights(logits, best)
-        if sampling.top_p == 1.0 and sampling.min_p == 0.0:
-            return self._pick(weights)
-        tokens = top_tokens(logits, _MOST_CANDIDATES)
-        kept = self._nucleus(weights[tokens] / weights.sum())
-        if kept == len(tokens) == _MOST_CANDIDATES < logits.size:
-            # A flat distribution: the filters let more through than was looked at.
-            tokens = top_tokens(logits, logits.size)
-            kept = self._nucleus(weights[tokens] / weights.sum())
-        return int(tokens[self._pick(weights[tokens[:kept]])])
+        passing = weights
+        if sampling.top_p < 1.0:
+            passing = nucleus(weights, sampling.top_p)
+        if sampling.min_p > 0.0:
+            passing = np.where(weights >= np.float32(sampling.min_p) * weights.max(), passing, np.float32(0.0))
+        return self._pick(passing)
 
     def _weights(self, logits: Logits, best: np.float32) -> Logits:
         """Probabilities but for a factor, in the logits' precision: in twice that a large vocabulary takes 4 times as
@@ -116,6 +115,39 @@ def _above(cumulative: NDArray[np.float64], value: float) -> int:
     value has reached them all.
     """
     return int(np.searchsorted(cumulative, min(value, np.nextafter(cumulative[-1], 0.0)), side="right"))
+
+
+def nucleus(weights: Logits, top_p: float) -> Logits:
+    """Of these weights [vocab_size], none negative, the fewest and largest whose sum reaches the share `top_p` of all
+    (arXiv 1904.09751), of equals those of the lowest ids; the others are 0 in what is returned.
+
+    The least of them is found as a radix sort would, by the sums of all weights that begin with the same bits: that
+    takes about the same time for any distribution, for 150,000 of them a twentieth of a sort's. What all those too
+    small to matter have together is not wanted anyway.
+    """
+    total = float(weights.sum(dtype=np.float64))
+    found = np.flatnonzero(weights >= np.float32((1.0 - top_p) * total / weights.size))
+    large = weights[found]
+    bits, wanted = large.view(np.uint32), top_p * total
+    high, wanted = _least_digit(bits >> _DIGIT, large, wanted)
+    begins_so = bits >> _DIGIT == high
+    low, wanted = _least_digit(bits[begins_so] & ((1 << _DIGIT) - 1), large[begins_so], wanted)
+    least = np.uint32(high << _DIGIT | low).view(np.float32)
+    kept: Logits = np.where(weights > least, weights, np.float32(0.0))
+    if least > 0.0:
+        equals = found[large == least]
+        kept[equals[: max(1, math.ceil(wanted / float(least)))]] = least
+    return kept
+
+
+def _least_digit(digits: NDArray[np.integer[Any]], weights: Logits, wanted: float) -> tuple[int, float]:
+    """The highest digit with which the weights of it and all higher ones reach a sum, or the lowest that there is; and
+    what of the sum is left for that digit's own.
+    """
+    sums = np.bincount(digits, weights=weights, minlength=1)
+    reached = sums[::-1].cumsum()
+    index = min(int(np.searchsorted(reached, wanted)), reached.size - 1 - int(digits.min()))
+    return reached.size - 1 - index, wanted - float(reached[index - 1] if index else 0.0)
 
 
 def top_tokens(logits: Logits, k: int) -> NDArray[np.int64]:
