@@ -25,18 +25,9 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.generation import GenerationRequest
-from genai_server.messages import (
-    Cancel,
-    Failed,
-    Finished,
-    Refused,
-    ResetPrefixCache,
-    SetRuntimeOption,
-    StartProfile,
-    Submit,
-    ToApi,
-    Tokens,
-)
+from genai_server.messages.frames import ToApi
+from genai_server.messages.generation import Cancel, Failed, Finished, Refused, Submit, Tokens
+from genai_server.messages.operator import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from tests.crowd import MAX_LENGTH, Answer, Asked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from genai_server.messages import EngineSpec
+from genai_server.messages.launch import EngineSpec
 
 
 def engine_spec(directory: Path, slots: int, max_length: int, cache_dir: Path | None = None) -> EngineSpec:

@@ -27,7 +27,8 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.generation import GenerationRequest
-from genai_server.messages import Submit, ToApi, encode_frame
+from genai_server.messages.frames import ToApi, encode_frame
+from genai_server.messages.generation import Submit
 
 from .equality import prompt
 

@@ -8,8 +8,7 @@ from fastapi.testclient import TestClient
 
 from genai_server.cli.composition import attached_app
 from genai_server.config import load_settings
-from genai_server.engines.board import write_board
-from genai_server.messages import Board, EngineStatus, ModelStatus
+from genai_server.engines.board import Board, EngineStatus, ModelStatus, write_board
 from tests.running_server import DEMO, RunningServer, body
 
 PATHS = ["/tokenize", "/v1/tokenize"]

@@ -10,7 +10,7 @@ import pytest
 from genai_server.engine.inbox import Disconnected
 from genai_server.engine.runners.base import Interrupted
 from genai_server.generation import FinishReason
-from genai_server.messages import Accepted, Finished, Refused, Tokens
+from genai_server.messages.generation import Accepted, Finished, Refused, Tokens
 from tests.engine.test_loop import API, Bench
 from tests.engine.test_reception import nothing_compiles, step_until
 from tests.engine.test_sequence import HandClock

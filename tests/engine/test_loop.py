@@ -18,22 +18,24 @@ from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.generation import FinishReason, GenerationRequest
-from genai_server.messages import (
+from genai_server.messages.figures import Load
+from genai_server.messages.frames import ToApi
+from genai_server.messages.generation import (
     Accepted,
-    CacheReset,
     Cancel,
     Failed,
     Finished,
-    GetRuntimeOptions,
-    Load,
     Progress,
     Refused,
+    Submit,
+    Tokens,
+)
+from genai_server.messages.operator import (
+    CacheReset,
+    GetRuntimeOptions,
     Reply,
     ResetPrefixCache,
     SetRuntimeOption,
-    Submit,
-    ToApi,
-    Tokens,
 )
 
 API = 1

@@ -27,16 +27,9 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.generation import FinishReason, GenerationRequest, Sampling, TokenLogprob
-from genai_server.messages import (
-    Failed,
-    Finished,
-    PromptLogprobs,
-    SetRuntimeOption,
-    StartProfile,
-    Submit,
-    ToApi,
-    Tokens,
-)
+from genai_server.messages.frames import ToApi
+from genai_server.messages.generation import Failed, Finished, PromptLogprobs, Submit, Tokens
+from genai_server.messages.operator import SetRuntimeOption, StartProfile
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from genai_server.text.codec import load_text_codec
 from tests.running_server import DEMO

@@ -15,7 +15,7 @@ import pytest
 from genai_server.engine.process import load_runners
 from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.session_options import node_shares, open_with, session_options
-from genai_server.messages import EngineSpec
+from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.openvino import OPENVINO
 from tests.engine.test_process import spec

@@ -6,11 +6,10 @@ import pytest
 
 from genai_server.engine.inbox import Connected
 from genai_server.generation import FinishReason
-from genai_server.messages import (
-    Accepted,
+from genai_server.messages.generation import Accepted, Finished
+from genai_server.messages.operator import (
     CancelRequest,
     EndProfile,
-    Finished,
     ListProfiles,
     ListRequests,
     OpenProfiles,

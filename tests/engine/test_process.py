@@ -15,7 +15,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.generation import GenerationRequest
-from genai_server.messages import EngineSpec
+from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions, ProviderOptions, unreachable
 from genai_server.options.table import Reach

@@ -11,16 +11,8 @@ import pytest
 
 from genai_server.engine.inbox import Disconnected
 from genai_server.generation import FinishReason, Sampling, TokenLogprob
-from genai_server.messages import (
-    Accepted,
-    Cancel,
-    Failed,
-    Finished,
-    PromptLogprobs,
-    Refused,
-    SetRuntimeOption,
-    Tokens,
-)
+from genai_server.messages.generation import Accepted, Cancel, Failed, Finished, PromptLogprobs, Refused, Tokens
+from genai_server.messages.operator import SetRuntimeOption
 from tests.engine.test_loop import API, OTHER_API, Bench
 
 # A rule that can be read in ever more ways the longer the answer is.

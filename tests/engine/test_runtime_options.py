@@ -18,7 +18,7 @@ from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest, ModelInfo, Sampling
-from genai_server.messages import ProfiledRequest
+from genai_server.messages.operator import ProfiledRequest
 from genai_server.profiles.manifest import find_manifests
 from genai_server.timing import Clock
 

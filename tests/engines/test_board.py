@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engines.board import BoardReader, read_board, write_board
-from genai_server.messages import Board, EngineStatus
+from genai_server.engines.board import Board, BoardReader, EngineStatus, read_board, write_board
 
 BOARD = Board(
     "secret", [EngineStatus("cpu", "ready", 123, 1, "/tmp/cpu.sock"), EngineStatus("cuda:1", "failed", error="né")]

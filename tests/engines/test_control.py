@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engines.board import write_board
-from genai_server.engines.control import Control, send_command
+from genai_server.engines.board import Board, write_board
+from genai_server.engines.control import Command, Control, LoadModel, SetAlias, WantModel, send_command
 from genai_server.errors import ModelNotFound, NoEngineReady
-from genai_server.messages import Board, Command, LoadModel, SetAlias, WantModel
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from typing import cast
 
 import pytest
 
+from genai_server.engines.board import EngineStatus, ModelStatus
 from genai_server.engines.engine_watch import EngineWatch
 from genai_server.engines.resident import SETTLED, Resident, new_status
 from genai_server.engines.residents import WISH_SECONDS, Residents
 from genai_server.errors import InvalidField, ModelNotFound
 from genai_server.heartbeat import Beat
-from genai_server.messages import EngineStatus, ModelStatus
 
 
 class FakeEngine:

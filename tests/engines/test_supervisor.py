@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from genai_server.config import Settings, load_settings
-from genai_server.engines.board import read_board
+from genai_server.engines.board import EngineStatus, read_board
 from genai_server.engines.supervisor import Supervisor
-from genai_server.messages import EngineStatus
 from tests.running_server import DEMO, ROOT, clean_environment, wait_until
 
 

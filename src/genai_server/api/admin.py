@@ -10,7 +10,7 @@ from genai_server.api.inquiry import ask, by_device
 from genai_server.api.services import Services, services
 from genai_server.engines.client import EngineClient
 from genai_server.errors import InvalidField, RequestNotFound
-from genai_server.messages import Reply
+from genai_server.messages.operator import Reply
 from genai_server.openai_api.schemas.admin import RuntimeOptionsRequest
 from genai_server.openai_api.schemas.base import ErrorResponse
 

@@ -10,11 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from genai_server.api.served_model import LoadText, ServedModel
-from genai_server.engines.board import BoardReader
+from genai_server.engines.board import BoardReader, EngineStatus, ModelStatus
 from genai_server.engines.client import EngineClient
-from genai_server.engines.control import send_command
+from genai_server.engines.control import Command, WantModel, send_command
 from genai_server.errors import ModelNotFound, ModelsBusy, NoEngineReady, QueueFull
-from genai_server.messages import Command, EngineStatus, ModelStatus, WantModel
 
 log = logging.getLogger(__name__)
 _LOOK_EVERY = 0.1

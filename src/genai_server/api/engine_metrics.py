@@ -6,10 +6,10 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from genai_server import messages
 from genai_server.api.catalog import Catalog
 from genai_server.config import Settings
 from genai_server.engines.client import EngineClient
+from genai_server.messages.figures import Histogram
 
 _LABELS = ("model_name", "device")
 # The values of these.
@@ -128,6 +128,6 @@ _HISTOGRAMS = (
 )
 
 
-def _add(family: HistogramMetricFamily, labels: Labels, values: messages.Histogram) -> None:
+def _add(family: HistogramMetricFamily, labels: Labels, values: Histogram) -> None:
     ends: Iterable[str] = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
     family.add_metric(list(labels), list(zip(ends, accumulate(values.counts), strict=True)), values.sum)

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends
 from genai_server.api.auth import require_admin
 from genai_server.api.models import model_entry
 from genai_server.api.services import TheServices
+from genai_server.engines.control import LoadModel, SetAlias, UnloadModel
 from genai_server.errors import ConfigurationError, ModelLoadFailed
-from genai_server.messages import LoadModel, SetAlias, UnloadModel
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.models import AliasRequest, LoadModelRequest, UnloadModelRequest
 

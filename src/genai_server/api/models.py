@@ -7,7 +7,7 @@ from fastapi import APIRouter
 
 from genai_server.api.catalog import Catalog
 from genai_server.api.services import TheServices
-from genai_server.messages import ModelStatus
+from genai_server.engines.board import ModelStatus
 from genai_server.openai_api.schemas.base import ErrorResponse
 
 router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})

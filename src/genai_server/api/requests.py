@@ -10,7 +10,7 @@ from genai_server.api.inquiry import ask
 from genai_server.api.services import TheServices
 from genai_server.engines.client import EngineClient
 from genai_server.errors import RequestNotFound
-from genai_server.messages import RequestState
+from genai_server.messages.operator import RequestState
 from genai_server.openai_api.schemas.admin import CancelledRequest, NoFields, RequestsResponse
 from genai_server.openai_api.schemas.base import ErrorResponse
 

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from genai_server.engines.board import ModelStatus
 from genai_server.engines.router import Router
 from genai_server.errors import ConfigurationError, NoEngineReady
-from genai_server.messages import ModelStatus
 from genai_server.text.codec import TextCodec
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,10 @@ from genai_server import __version__
 from genai_server.api.catalog import Catalog
 from genai_server.api.models import model_entry
 from genai_server.api.services import Services, services
+from genai_server.engines.board import EngineStatus, ModelStatus
 from genai_server.engines.client import EngineClient
 from genai_server.engines.router import describe
-from genai_server.messages import EngineStatus, Load, ModelStatus
+from genai_server.messages.figures import Load
 
 router = APIRouter(tags=["status"])
 

@@ -22,18 +22,10 @@ import msgspec
 
 from genai_server.engine.inbox import Connected, Disconnected, Inbox
 from genai_server.generation import Batching, ModelInfo
-from genai_server.messages import (
-    MAX_FRAME_BYTES,
-    Cancel,
-    CancelRequest,
-    Hello,
-    SetRuntimeOption,
-    ToApi,
-    ToEngine,
-    Welcome,
-    encode_frame,
-    engine_decoder,
-)
+from genai_server.messages.frames import MAX_FRAME_BYTES, ToApi, ToEngine, encode_frame, engine_decoder
+from genai_server.messages.generation import Cancel
+from genai_server.messages.handshake import Hello, Welcome
+from genai_server.messages.operator import CancelRequest, SetRuntimeOption
 
 log = logging.getLogger(__name__)
 # An API process that has left this much unread is stuck; it is cut off so that the others' tokens need no room here.

@@ -5,19 +5,8 @@ from queue import SimpleQueue
 from msgspec import Struct
 
 from genai_server.engine.guidance import Compiled
-from genai_server.messages import (
-    Cancel,
-    CancelRequest,
-    EndProfile,
-    GetRuntimeOptions,
-    ListProfiles,
-    ListRequests,
-    ResetPrefixCache,
-    SetRuntimeOption,
-    StartProfile,
-    Stop,
-    Submit,
-)
+from genai_server.messages.generation import Cancel, Stop, Submit
+from genai_server.messages.operator import Question
 
 
 class Connected(Struct, frozen=True):
@@ -39,17 +28,6 @@ class GrammarCompiled(Struct, frozen=True):
     compiled: Compiled
 
 
-# What wants one reply.
-Question = (
-    SetRuntimeOption
-    | GetRuntimeOptions
-    | StartProfile
-    | EndProfile
-    | ListProfiles
-    | ResetPrefixCache
-    | ListRequests
-    | CancelRequest
-)
 Message = Submit | Cancel | Stop | Question | Connected | Disconnected | GrammarCompiled | Leave
 # Each with the number of the connection that it concerns.
 Inbox = SimpleQueue[tuple[int, Message]]

@@ -12,7 +12,8 @@ from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GenaiServerError
 from genai_server.generation import FinishReason
-from genai_server.messages import Accepted, Failed, Finished, RequestState
+from genai_server.messages.generation import Accepted, Failed, Finished
+from genai_server.messages.operator import RequestState
 
 log = logging.getLogger(__name__)
 

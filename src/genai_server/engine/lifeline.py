@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from genai_server.messages import UNLOAD_ORDER
+from genai_server.messages.launch import UNLOAD_ORDER
 
 # What a terminal or an operator sends to whole process groups.
 _GROUP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")

@@ -26,15 +26,7 @@ from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
-from genai_server.messages import (
-    Cancel,
-    Progress,
-    PromptLogprobs,
-    Refused,
-    Stop,
-    Submit,
-    Tokens,
-)
+from genai_server.messages.generation import Cancel, Progress, PromptLogprobs, Refused, Stop, Submit, Tokens
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)

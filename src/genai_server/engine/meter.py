@@ -8,7 +8,7 @@ from genai_server.engine.ledger import Ledger
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
-from genai_server.messages import Figures, Histogram
+from genai_server.messages.figures import Figures, Histogram
 
 # Seconds of a pass, and between two tokens.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)

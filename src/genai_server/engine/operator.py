@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from genai_server.engine.inbox import Question
 from genai_server.engine.ledger import Ledger
 from genai_server.engine.profiling import DEFAULT_PREFIX
 from genai_server.engine.runners.pair import RunnerPair
@@ -11,7 +10,8 @@ from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GenaiServerError, Unavailable
 from genai_server.generation import FinishReason
-from genai_server.messages import (
+from genai_server.messages.operator import (
+    Answer,
     CacheReset,
     CancelRequest,
     EndProfile,
@@ -19,6 +19,7 @@ from genai_server.messages import (
     ListProfiles,
     ListRequests,
     OpenProfiles,
+    Question,
     Refusal,
     Reply,
     RequestList,
@@ -26,7 +27,6 @@ from genai_server.messages import (
     ResetPrefixCache,
     SetRuntimeOption,
     StartProfile,
-    ToApi,
 )
 
 
@@ -47,7 +47,7 @@ class Operator:
         self._ledger = ledger
         self._terminate = terminate
 
-    def reply(self, message: Question) -> ToApi:
+    def reply(self, message: Question) -> Answer:
         """Do what is asked for, and say what has come of it."""
         match message:
             case SetRuntimeOption():

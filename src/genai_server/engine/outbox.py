@@ -7,7 +7,8 @@ from msgspec import structs
 
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
-from genai_server.messages import Figures, Load, ToApi
+from genai_server.messages.figures import Figures, Load
+from genai_server.messages.frames import ToApi
 
 # To a connection; must not block.
 Send = Callable[[int, list[ToApi]], None]

@@ -36,7 +36,7 @@ from genai_server.garbage import spare_what_is_there
 from genai_server.generation import ModelInfo
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
-from genai_server.messages import EngineReport, EngineSpec
+from genai_server.messages.launch import EngineReport, EngineSpec
 from genai_server.options.device import unreachable
 from genai_server.options.providers import CPU
 from genai_server.options.table import Reach

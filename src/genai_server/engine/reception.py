@@ -8,7 +8,7 @@ from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, SessionTerminated
 from genai_server.generation import GenerationRequest, ModelInfo
-from genai_server.messages import Submit
+from genai_server.messages.generation import Submit
 from genai_server.timing import Clock
 
 # From any thread: the grammar that a connection's request waits for has been compiled.

@@ -16,7 +16,7 @@ from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder, wait_fo
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, RequestNotFound, Unavailable
-from genai_server.messages import ProfiledRequest, RuntimeOptions
+from genai_server.messages.operator import ProfiledRequest, RuntimeOptions
 from genai_server.profile_plan import ProfilePlan
 from genai_server.profiles.manifest import Session
 from genai_server.timing import Clock

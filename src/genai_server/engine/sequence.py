@@ -5,7 +5,7 @@ import math
 from genai_server.engine.guidance import Guide
 from genai_server.engine.sampler import Sampler
 from genai_server.generation import GenerationRequest, Phases
-from genai_server.messages import RequestState
+from genai_server.messages.operator import RequestState
 from genai_server.timing import Clock
 
 

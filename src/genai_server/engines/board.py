@@ -1,4 +1,4 @@
-"""The supervisor's notice board: a small file that API processes read to find the engines."""
+"""The supervisor's notice board: a small file that API processes read to find the models and their engines."""
 
 import os
 import time
@@ -7,13 +7,60 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-
-from genai_server.messages import Board
+from msgspec import Struct
 
 _NAME = "board.json"
 _TRIES, _PAUSE = 20, 0.005
 
 T = TypeVar("T")
+
+
+class EngineStatus(Struct, frozen=True):
+    """One engine as its supervisor sees it; `state` is starting, ready, restarting, unloading, failed or stopped.
+
+    It runs the model of this name and serial. `since` is when the state began, in seconds of the epoch.
+    """
+
+    device: str
+    state: str
+    pid: int | None = None
+    restarts: int = 0
+    address: str = ""
+    error: str | None = None
+    model: str = ""
+    serial: int = 0
+    since: float = 0.0
+
+
+class ModelStatus(Struct, frozen=True):
+    """One model that is served, with an engine on each of `devices` unless `state` is unloaded.
+
+    `state` is loading, ready, unloading, unloaded or failed. `serial` is new whenever the directory is named anew. With
+    `on_demand` requests have it loaded, and wait for that; one that is `leaving` is not served any more. `created`
+    counts the seconds of the epoch.
+    """
+
+    name: str
+    path: str
+    devices: list[str]
+    serial: int
+    state: str
+    created: int
+    aliases: list[str] = []
+    on_demand: bool = False
+    leaving: bool = False
+
+
+class Board(Struct, frozen=True):
+    """What the supervisor publishes for the API processes; a file that only the server's user can read.
+
+    The first of `models` is for requests that name none. `control` is where the supervisor takes commands.
+    """
+
+    secret: str
+    engines: list[EngineStatus]
+    models: list[ModelStatus] = []
+    control: str = ""
 
 
 def write_board(folder: Path, board: Board) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from genai_server.engines.board import read_board
+from genai_server.engines.board import Board, EngineStatus, read_board
 from genai_server.engines.connection import connect
 from genai_server.engines.retry import Retries
 from genai_server.engines.stream import PromptProgress, TokenStream
@@ -23,39 +23,35 @@ from genai_server.errors import (
     from_code,
 )
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
-from genai_server.messages import (
+from genai_server.messages.figures import Figures, Load
+from genai_server.messages.frames import ToApi, ToEngine, encode_frame
+from genai_server.messages.generation import (
     Accepted,
-    Board,
-    CacheReset,
     Cancel,
-    CancelRequest,
-    EndProfile,
-    EngineStatus,
     Failed,
-    Figures,
     Finished,
-    GetRuntimeOptions,
-    Hello,
-    ListProfiles,
-    ListRequests,
-    Load,
-    OpenProfiles,
     Progress,
     PromptLogprobs,
     Refused,
+    Stop,
+    Submit,
+    Tokens,
+)
+from genai_server.messages.handshake import Hello, Welcome
+from genai_server.messages.operator import (
+    CacheReset,
+    CancelRequest,
+    EndProfile,
+    GetRuntimeOptions,
+    ListProfiles,
+    ListRequests,
+    OpenProfiles,
     Reply,
     RequestList,
     RequestState,
     ResetPrefixCache,
     SetRuntimeOption,
     StartProfile,
-    Stop,
-    Submit,
-    ToApi,
-    ToEngine,
-    Tokens,
-    Welcome,
-    encode_frame,
 )
 from genai_server.profile_plan import ProfilePlan, ProfileState
 
@@ -123,7 +119,7 @@ class EngineClient:
         return stream
 
     async def set_runtime_option(self, option: str, value: str, request_id: str | None) -> Reply:
-        """Set a runtime option; see messages.SetRuntimeOption. Raises NoEngineReady."""
+        """Set a runtime option; see messages.operator.SetRuntimeOption. Raises NoEngineReady."""
         reply: Reply = await self._call(lambda call: SetRuntimeOption(call, option, value, request_id))
         return reply
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import cast
 
-from genai_server.messages import ToApi, api_decoder
+from genai_server.messages.frames import ToApi, api_decoder
 
 
 class Connection(asyncio.Protocol):

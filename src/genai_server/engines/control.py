@@ -13,14 +13,53 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from genai_server.engines.board import read_board
 from genai_server.errors import GenaiServerError, NoEngineReady, from_code
-from genai_server.messages import Command, CommandReply
 
 log = logging.getLogger(__name__)
 # Seconds that the supervisor may take to answer; no command waits for an engine.
 _PATIENCE = 10.0
+
+
+class LoadModel(Struct, frozen=True, tag=True):
+    """Serve the model in this directory by this name; in place of one that has failed, or that is unloaded."""
+
+    name: str
+    path: str
+    devices: list[str]
+
+
+class UnloadModel(Struct, frozen=True, tag=True):
+    """Serve it no more: at once for new requests, for running ones after so many seconds at the most."""
+
+    name: str
+    timeout: float
+
+
+class SetAlias(Struct, frozen=True, tag=True):
+    """Let a model be known by another name, too; None forgets that name."""
+
+    alias: str
+    name: str | None
+
+
+class WantModel(Struct, frozen=True, tag=True):
+    """A request waits for this model; to be said again and again for as long as it does."""
+
+    name: str
+
+
+Command = LoadModel | UnloadModel | SetAlias | WantModel
+
+
+class CommandReply(Struct, frozen=True):
+    """The supervisor has taken a command, or `code` names the class of errors.py that says why not."""
+
+    code: str = ""
+    message: str = ""
+    param: str | None = None
 
 
 class Control:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from genai_server.engines.watchdog import Watchdog, watch
-from genai_server.messages import UNLOAD_ORDER, EngineReport, EngineSpec
+from genai_server.messages.launch import UNLOAD_ORDER, EngineReport, EngineSpec
 
 # Seconds that a process which was asked to leave has for it.
 STOP_TIMEOUT = 5.0

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from genai_server.engines.board import EngineStatus
 from genai_server.engines.engine_process import STOP_TIMEOUT, EngineProcess
 from genai_server.engines.restarts import Restarts
 from genai_server.heartbeat import Beat, read_beat
-from genai_server.messages import EngineReport, EngineSpec, EngineStatus
+from genai_server.messages.launch import EngineReport, EngineSpec
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from genai_server.engines.board import EngineStatus, ModelStatus
 from genai_server.engines.engine_watch import EngineWatch
-from genai_server.messages import EngineStatus, ModelStatus
 
 # Seconds without a request after which none is on its way to the engine any more, from an API process that had not
 # read yet that the model is unloaded; and for which a model that was just loaded waits for the one it was loaded for.

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
+from genai_server.engines.board import ModelStatus
 from genai_server.engines.resident import Resident
 from genai_server.errors import InvalidField, ModelNotFound
-from genai_server.messages import ModelStatus
 
 # Seconds after which nobody waits for a model any more who does not say so again.
 WISH_SECONDS = 3.0

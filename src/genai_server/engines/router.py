@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from genai_server.engines.board import EngineStatus
 from genai_server.engines.client import EngineClient
 from genai_server.errors import InvalidField, NoEngineReady
 from genai_server.generation import ModelInfo
-from genai_server.messages import EngineStatus
 
 
 class Router:

@@ -28,7 +28,7 @@ class Batch(Struct, frozen=True):
 
 
 class TokenStream:
-    """Batches of an answer's tokens as they arrive; at the end `reason` is set, and what else messages.Finished says.
+    """Batches of an answer's tokens as they arrive; at the end `reason` is set, and what else Finished says.
 
     Belongs to the event loop. Exactly one of `finish` and `fail` takes effect, the first. Who closes it before the end
     cancels the request in the engine. A slow reader gets several batches as one. `prompt_logprobs` is complete when the

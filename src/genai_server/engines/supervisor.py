@@ -18,23 +18,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from genai_server.config import Settings, device_options
-from genai_server.engines.board import write_board
-from genai_server.engines.control import Control
+from genai_server.engines.board import Board, EngineStatus, ModelStatus, write_board
+from genai_server.engines.control import Command, Control, LoadModel, SetAlias, UnloadModel, WantModel
 from genai_server.engines.engine_watch import EngineWatch
 from genai_server.engines.resident import Resident, new_status
 from genai_server.engines.residents import Residents
 from genai_server.engines.restarts import Restarts
-from genai_server.messages import (
-    Board,
-    Command,
-    EngineSpec,
-    EngineStatus,
-    LoadModel,
-    ModelStatus,
-    SetAlias,
-    UnloadModel,
-    WantModel,
-)
+from genai_server.messages.launch import EngineSpec
 from genai_server.options.device import DeviceOptions
 
 log = logging.getLogger(__name__)

@@ -7,28 +7,38 @@ import msgspec
 import pytest
 
 from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, Sampling, TokenLogprob
-from genai_server.messages import (
+from genai_server.messages.figures import Figures, Histogram, Load
+from genai_server.messages.frames import (
     MAX_FRAME_BYTES,
+    ToApi,
+    ToEngine,
+    api_decoder,
+    encode_frame,
+    engine_decoder,
+)
+from genai_server.messages.generation import (
     Accepted,
-    CacheReset,
     Cancel,
-    CancelRequest,
-    EndProfile,
     Failed,
-    Figures,
     Finished,
-    GetRuntimeOptions,
-    Hello,
-    Histogram,
-    ListProfiles,
-    ListRequests,
-    Load,
-    OpenProfiles,
-    ProfiledRequest,
     Progress,
     PromptLogprobs,
-    Refusal,
     Refused,
+    Stop,
+    Submit,
+    Tokens,
+)
+from genai_server.messages.handshake import Hello, Welcome
+from genai_server.messages.operator import (
+    CacheReset,
+    CancelRequest,
+    EndProfile,
+    GetRuntimeOptions,
+    ListProfiles,
+    ListRequests,
+    OpenProfiles,
+    ProfiledRequest,
+    Refusal,
     Reply,
     RequestList,
     RequestState,
@@ -36,15 +46,6 @@ from genai_server.messages import (
     RuntimeOptions,
     SetRuntimeOption,
     StartProfile,
-    Stop,
-    Submit,
-    ToApi,
-    ToEngine,
-    Tokens,
-    Welcome,
-    api_decoder,
-    encode_frame,
-    engine_decoder,
 )
 from genai_server.profile_plan import Profiled, ProfilePlan, ProfileState, SlowTokens
 
