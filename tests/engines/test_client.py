@@ -202,7 +202,7 @@ def test_who_gives_up_before_the_engine_has_answered_is_not_answered() -> None:
             await asking
         assert engine.work == 1
         assert [batch async for batch in busy]
-        assert await engine.requests() == []
+        assert await engine.operator.requests() == []
 
     with_engines(test)
 
@@ -214,7 +214,7 @@ def test_the_router_takes_the_engine_with_the_least_work_and_a_terminated_one_la
         assert first.work == 1
         assert router.pick(None)[0] is second
         assert router.pick("scripted:0")[0] is first
-        reply = await second.set_runtime_option("terminate_session", "1", None)
+        reply = await second.operator.set_runtime_option("terminate_session", "1", None)
         assert reply.options.terminate_session == "1"
         await until(lambda: second.load.terminated)
         assert router.pick(None)[0] is first

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from genai_server.api.auth import require_admin
 from genai_server.api.inquiry import ask, by_device
 from genai_server.api.services import Services, services
-from genai_server.engines.client import EngineClient
+from genai_server.engines.operator import Operator
 from genai_server.errors import InvalidField, RequestNotFound
 from genai_server.messages.operator import Reply
 from genai_server.openai_api.schemas.admin import RuntimeOptionsRequest
@@ -24,7 +24,7 @@ router = APIRouter(
 @router.get("/v1/admin/runtime_options")
 async def get_runtime_options(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """The state of the runtime options of each device."""
-    return by_device(await ask(services.models.engines(), EngineClient.runtime_options), _options)
+    return by_device(await ask(services.models.engines(), Operator.runtime_options), _options)
 
 
 @router.post("/v1/admin/runtime_options")
@@ -41,8 +41,8 @@ async def set_runtime_options(
     # Profiling first: what is terminated is there no more.
     for option, value in sorted(given.items()):
 
-        async def set_option(engine: EngineClient, option: str = option, value: str = value) -> Reply:
-            return await engine.set_runtime_option(option, value, body.request_id)
+        async def set_option(operator: Operator, option: str = option, value: str = value) -> Reply:
+            return await operator.set_runtime_option(option, value, body.request_id)
 
         replies = await ask(engines, set_option)
         if not any(reply.matched for _, reply in replies):
@@ -56,7 +56,7 @@ async def set_runtime_options(
 @router.post("/v1/admin/reset_prefix_cache")
 async def reset_prefix_cache(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """Forget the past of all requests that have ended; answers how many slots of each device had one."""
-    slots = await ask(services.models.engines(), EngineClient.reset_prefix_cache)
+    slots = await ask(services.models.engines(), Operator.reset_prefix_cache)
     return by_device(slots, lambda number: {"slots": number})
 
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from genai_server.engines.client import EngineClient
+from genai_server.engines.operator import Operator
 from genai_server.errors import NoEngineReady
 
 T = TypeVar("T")
@@ -14,7 +15,7 @@ _PATIENCE = 20.0
 
 
 async def ask(
-    engines: Sequence[EngineClient], question: Callable[[EngineClient], Awaitable[T]]
+    engines: Sequence[EngineClient], question: Callable[[Operator], Awaitable[T]]
 ) -> list[tuple[EngineClient, T]]:
     """The replies of the engines that run. Raises NoEngineReady if none does."""
     running = [engine for engine in engines if engine.is_connected]
@@ -35,9 +36,9 @@ def by_device(replies: Sequence[tuple[EngineClient, T]], tell: Callable[[T], Any
     return body
 
 
-async def _answer(engine: EngineClient, question: Callable[[EngineClient], Awaitable[T]]) -> T:
+async def _answer(engine: EngineClient, question: Callable[[Operator], Awaitable[T]]) -> T:
     try:
         async with asyncio.timeout(_PATIENCE):
-            return await question(engine)
+            return await question(engine.operator)
     except TimeoutError:
         raise NoEngineReady(f"the engine of device {engine.device} has not answered for {_PATIENCE:.0f} s") from None

@@ -22,6 +22,7 @@ from genai_server.api.auth import require_admin
 from genai_server.api.inquiry import ask
 from genai_server.api.services import Services, services
 from genai_server.engines.client import EngineClient
+from genai_server.engines.operator import Operator
 from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound
 from genai_server.openai_api.schemas.admin import ProfileRequest, RuntimeOptionsRequest
 from genai_server.openai_api.schemas.base import ErrorResponse
@@ -60,7 +61,7 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
 async def _open_sessions(services: Annotated[Services, Depends(services)]) -> Mapping[str, ProfileState]:
     """The sessions with a plan that engines have open now, by id; none where no engine runs."""
     try:
-        told = await ask(services.models.engines(), EngineClient.profiles)
+        told = await ask(services.models.engines(), Operator.profiles)
     except NoEngineReady:
         return {}
     return {state.id: state for _, states in told for state in states}
@@ -103,7 +104,7 @@ async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileS
     """The session on the first device that has what is meant. Raises what engines refuse with."""
     for engine in engines:
         with suppress(RequestNotFound):
-            ((_, begun),) = await ask([engine], lambda engine: engine.start_profile(plan))
+            ((_, begun),) = await ask([engine], lambda operator: operator.start_profile(plan))
             return begun
     raise RequestNotFound(f"no request {plan.request_id!r} is running or waiting", param="request_id")
 
@@ -177,7 +178,7 @@ async def delete_profile(
     if about.id in open_sessions:
         for engine in services.models.engines(device=about.device):
             with suppress(ProfileNotFound):  # it is another model's, or has ended by itself meanwhile
-                await ask([engine], lambda engine: engine.end_profile(about.id))
+                await ask([engine], lambda operator: operator.end_profile(about.id))
         return {"id": about.id, "object": "profile", "deleted": False}
     if _is_open(manifest, open_sessions):
         raise InvalidField(

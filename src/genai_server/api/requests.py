@@ -9,6 +9,7 @@ from genai_server.api.auth import require_admin
 from genai_server.api.inquiry import ask
 from genai_server.api.services import TheServices
 from genai_server.engines.client import EngineClient
+from genai_server.engines.operator import Operator
 from genai_server.errors import RequestNotFound
 from genai_server.messages.operator import RequestState
 from genai_server.openai_api.schemas.admin import CancelledRequest, NoFields, RequestsResponse
@@ -26,7 +27,7 @@ router = APIRouter(
 @router.get("/v1/requests", response_model=RequestsResponse)
 async def list_requests(services: TheServices) -> dict[str, Any]:
     """What runs and waits on all devices, whichever API process has sent it; several answers are several entries."""
-    found = await ask(services.models.engines(), EngineClient.requests)
+    found = await ask(services.models.engines(), Operator.requests)
     entries = [_entry(state, engine) for engine, states in found for state in states]
     return {"object": "list", "data": entries}
 
@@ -35,8 +36,8 @@ async def list_requests(services: TheServices) -> dict[str, Any]:
 async def cancel_request(request_id: str, services: TheServices, body: NoFields | None = None) -> dict[str, Any]:
     """End a request, all of its answers: its client gets what there is, with the finish reason `cancelled`."""
 
-    async def cancel(engine: EngineClient) -> list[RequestState]:
-        return await engine.cancel_request(request_id)
+    async def cancel(operator: Operator) -> list[RequestState]:
+        return await operator.cancel_request(request_id)
 
     ended = await ask(services.models.engines(), cancel)
     if not any(states for _, states in ended):

@@ -1,59 +1,22 @@
-"""One engine as an API process sees it: a connection that comes back, and the streams on it."""
+"""One engine as an API process sees it: what it has told of itself, and a connection to it that comes back."""
 
 import asyncio
 import logging
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from genai_server.engines.board import Board, EngineStatus, read_board
 from genai_server.engines.connection import connect
-from genai_server.engines.retry import Retries
-from genai_server.engines.stream import PromptProgress, TokenStream
-from genai_server.errors import (
-    EngineDied,
-    GenerationFailed,
-    InvalidField,
-    ModelUnloaded,
-    NoEngineReady,
-    QueueFull,
-    from_code,
-)
+from genai_server.engines.in_flight import InFlight
+from genai_server.engines.operator import Operator
+from genai_server.engines.stream import TokenStream
+from genai_server.errors import EngineDied, GenerationFailed, InvalidField, ModelUnloaded, NoEngineReady, QueueFull
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages.figures import Figures, Load
 from genai_server.messages.frames import ToApi, ToEngine, encode_frame
-from genai_server.messages.generation import (
-    Accepted,
-    Cancel,
-    Failed,
-    Finished,
-    Progress,
-    PromptLogprobs,
-    Refused,
-    Stop,
-    Submit,
-    Tokens,
-)
 from genai_server.messages.handshake import Hello, Welcome
-from genai_server.messages.operator import (
-    CacheReset,
-    CancelRequest,
-    EndProfile,
-    GetRuntimeOptions,
-    ListProfiles,
-    ListRequests,
-    OpenProfiles,
-    Reply,
-    RequestList,
-    RequestState,
-    ResetPrefixCache,
-    SetRuntimeOption,
-    StartProfile,
-)
-from genai_server.profile_plan import ProfilePlan, ProfileState
+from genai_server.messages.operator import CacheReset, OpenProfiles, Reply, RequestList
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
@@ -64,8 +27,8 @@ _OVER = ("failed", "stopped", "unloading")
 class EngineClient:
     """Attached to the engine of one device for as long as `run` runs; belongs to the event loop.
 
-    `load` and `figures` are what the engine has told last; the figures are None until it has counted. It runs the model
-    that has this serial on the board, the first one's without any.
+    `load` and `figures` are what the engine has told last; the figures are None until it has counted. `operator` asks
+    it what operators want. It runs the model that has this serial on the board, the first one's without any.
     """
 
     def __init__(self, device: str, folder: Path, model_name: str = "", serial: int = 0) -> None:
@@ -76,12 +39,10 @@ class EngineClient:
         self.batching = Batching()
         self.load = Load()
         self.figures: Figures | None = None
+        self.operator = Operator(self._send)
+        self._in_flight = InFlight(self._send)
         self._folder = folder
         self._writer: asyncio.WriteTransport | None = None
-        self._streams: dict[int, TokenStream] = {}
-        self._retries = Retries()
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._keys = count()
 
     @property
     def is_connected(self) -> bool:
@@ -96,7 +57,7 @@ class EngineClient:
     @property
     def work(self) -> int:
         """Requests in the engine: this process's now, and the others' when the engine last told."""
-        return len(self._streams) + len(self._retries) + self.load.others
+        return len(self._in_flight) + self.load.others
 
     def status(self) -> EngineStatus:
         """What the supervisor says of the engine; ready only once this process is attached."""
@@ -107,54 +68,7 @@ class EngineClient:
 
         Raises Unavailable with the engine's reason if it does not.
         """
-        key = next(self._keys)
-        stream = TokenStream(lambda: self._leave(key), lambda: self._send([Stop(key)]), request)
-        self._send([Submit(key, request)])
-        self._streams[key] = stream
-        try:
-            await stream.accepted()
-        except BaseException:
-            stream.close()
-            raise
-        return stream
-
-    async def set_runtime_option(self, option: str, value: str, request_id: str | None) -> Reply:
-        """Set a runtime option; see messages.operator.SetRuntimeOption. Raises NoEngineReady."""
-        reply: Reply = await self._call(lambda call: SetRuntimeOption(call, option, value, request_id))
-        return reply
-
-    async def runtime_options(self) -> Reply:
-        """The state of the runtime options. Raises NoEngineReady."""
-        reply: Reply = await self._call(GetRuntimeOptions)
-        return reply
-
-    async def start_profile(self, plan: ProfilePlan) -> ProfileState:
-        """Begin a profile session. Raises RequestNotFound, InvalidField, Unavailable and NoEngineReady."""
-        (begun,) = _granted(await self._call(lambda call: StartProfile(call, plan)))
-        return begun
-
-    async def end_profile(self, id: str) -> None:
-        """End a profile session. Raises ProfileNotFound and NoEngineReady."""
-        _granted(await self._call(lambda call: EndProfile(call, id)))
-
-    async def profiles(self) -> list[ProfileState]:
-        """The open profile sessions. Raises NoEngineReady."""
-        return _granted(await self._call(ListProfiles))
-
-    async def reset_prefix_cache(self) -> int:
-        """Forget the past of all sequences that have ended; returns how many slots had one. Raises NoEngineReady."""
-        reset: CacheReset = await self._call(ResetPrefixCache)
-        return reset.slots
-
-    async def requests(self) -> list[RequestState]:
-        """What runs and waits, of all API processes. Raises NoEngineReady."""
-        found: RequestList = await self._call(ListRequests)
-        return found.requests
-
-    async def cancel_request(self, request_id: str) -> list[RequestState]:
-        """End the requests of this name, of all API processes; returns them. Raises NoEngineReady."""
-        found: RequestList = await self._call(lambda call: CancelRequest(call, request_id))
-        return found.requests
+        return await self._in_flight.submit(request)
 
     def require_room(self, num_requests: int, num_tokens: int = 0) -> None:
         """Raise QueueFull if the engine, for all that it has told, would not take so many requests now, or so many
@@ -183,7 +97,7 @@ class EngineClient:
         try:
             await self._attach()
         finally:
-            self._retries.fail(self._death, all=True)  # `_detach` has put into it what ran
+            self._in_flight.give_up(self._death(read_board(self._folder)), all=True)
 
     # the connection
 
@@ -192,112 +106,51 @@ class EngineClient:
             try:
                 board = read_board(self._folder)
                 status = self._status_on(board)
-                self._retries.fail(self._death, all=status.state in _OVER)
+                self._in_flight.give_up(self._death(board), all=status.state in _OVER)
                 if status.address:
                     await self._attend(status.address, board.secret)
             except (OSError, msgspec.DecodeError) as error:
                 log.debug("connection to the engine of device %s: %s", self.device, error)
             except Exception:  # whatever it was, the next try may succeed, and without one nobody is served
                 log.exception("connection to the engine of device %s", self.device)
-            finally:
-                self._detach()
             await asyncio.sleep(RETRY_SECONDS)
-
-    @property
-    def _death(self) -> GenerationFailed:
-        """Why requests are lost: the model was unloaded, or the engine died."""
-        board = read_board(self._folder)
-        states = [status.state for status in board.engines if self._is_mine(status)]
-        # A board without a secret is none: the supervisor has left.
-        if board.secret and (not states or "unloading" in states):
-            return ModelUnloaded(f"the model {self.model_name} was unloaded")
-        return EngineDied(f"the engine of device {self.device} died; the request was lost")
 
     async def _attend(self, address: str, secret: str) -> None:
         """Serve one connection until it ends."""
         self._writer, connection = await connect(address, self._receive)
-        self._send([Hello(secret)])
-        await connection.ended
-
-    def _detach(self) -> None:
-        """The engine has gone: tell everybody who waits for it."""
-        if self._writer is not None:
+        try:
+            self._send(Hello(secret))
+            await connection.ended
+        finally:
             self._writer.close()
+            self._forget()
+
+    def _forget(self) -> None:
+        """The engine has gone: tell everybody who waits for it."""
         self._writer, self.model, self.load, self.figures = None, None, Load(), None
-        streams, self._streams = self._streams, {}
-        calls, self._calls = self._calls, {}
-        if streams:
-            death = self._death
-        for key, stream in streams.items():
-            if isinstance(death, ModelUnloaded) or not self._retries.keep(key, stream):
-                stream.fail(death)
-        for call in calls.values():
-            if not call.done():
-                call.set_exception(NoEngineReady(f"the engine of device {self.device} died"))
+        self.operator.lose(f"the engine of device {self.device} died")
+        self._in_flight.lose(self._death(read_board(self._folder)))
 
     def _receive(self, message: ToApi) -> None:
         match message:
             case Welcome():
                 self.model, self.batching = message.model, message.batching
-                for key, retry in self._retries.take().items():
-                    self._streams[key] = retry.stream
-                    self._send([Submit(key, retry.request)])
+                self._in_flight.resume()
             case Load():
                 self.load = message
             case Figures():
                 self.figures = message
             case Reply() | OpenProfiles() | CacheReset() | RequestList():
-                call = self._calls.pop(message.call, None)
-                if call is not None and not call.done():
-                    call.set_result(message)
-            case Accepted() | Refused() | Tokens() | PromptLogprobs() | Progress() | Finished() | Failed():
-                stream = self._streams.get(message.key)
-                if stream is not None:
-                    self._advance(stream, message)
+                self.operator.receive(message)
+            case _:
+                self._in_flight.receive(message)
 
-    def _advance(
-        self,
-        stream: TokenStream,
-        message: Accepted | Refused | Tokens | PromptLogprobs | Progress | Finished | Failed,
-    ) -> None:
-        match message:
-            case Accepted():
-                stream.accept()
-                return
-            case Tokens():
-                stream.deliver(message.tokens, message.logprobs)
-                return
-            case PromptLogprobs():
-                stream.deliver_prompt(message.logprobs)
-                return
-            case Progress():
-                stream.deliver_progress(PromptProgress(message.num_read, message.num_cached))
-                return
-            case Finished():
-                stream.finish(message.reason, message.phases, message.num_cached, message.num_profiled)
-            case Refused():
-                stream.fail(from_code(message.code, message.message, message.param, message.retry_after))
-            case Failed():
-                stream.fail(from_code(message.code, message.message, message.param))
-        del self._streams[message.key]
-
-    def _leave(self, key: int) -> None:
-        """A reader has left: what is still running for it shall end."""
-        self._retries.forget(key)
-        if self._streams.pop(key, None) is not None and self._writer is not None:
-            self._send([Cancel(key)])
-
-    async def _call(self, message: Callable[[int], ToEngine]) -> Any:
-        call = next(self._keys)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._send([message(call)])
-        self._calls[call] = future
-        return await future
-
-    def _send(self, messages: list[ToEngine]) -> None:
+    def _send(self, message: ToEngine) -> None:
         if self._writer is None:
             raise NoEngineReady(f"device {self.device} cannot take requests now: its engine is not running")
-        self._writer.write(encode_frame(messages))
+        self._writer.write(encode_frame([message]))
+
+    # the board
 
     def _status_on(self, board: Board) -> EngineStatus:
         for status in board.engines:
@@ -307,12 +160,13 @@ class EngineClient:
                 return status
         return EngineStatus(self.device, "stopped")
 
+    def _death(self, board: Board) -> GenerationFailed:
+        """Why requests are lost: the model was unloaded, or the engine died."""
+        states = [status.state for status in board.engines if self._is_mine(status)]
+        # A board without a secret is none: the supervisor has left.
+        if board.secret and (not states or "unloading" in states):
+            return ModelUnloaded(f"the model {self.model_name} was unloaded")
+        return EngineDied(f"the engine of device {self.device} died; the request was lost")
+
     def _is_mine(self, status: EngineStatus) -> bool:
         return status.device == self.device and status.serial == self._serial
-
-
-def _granted(reply: OpenProfiles) -> list[ProfileState]:
-    """The sessions that an engine has answered with. Raises what it refused with."""
-    if reply.refusal is not None:
-        raise from_code(reply.refusal.code, reply.refusal.message, reply.refusal.param)
-    return reply.sessions
