@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from genai_server.cli.composition import load_traces
+from genai_server.cli.loaders import load_traces
 from genai_server.config import Settings
 from genai_server.errors import ConfigurationError
 from tests.running_server import RunningServer, body, run_server, wait_until

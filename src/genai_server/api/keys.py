@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from genai_server.config import Settings
+from genai_server.config import Settings, environment_variable
 from genai_server.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -73,9 +73,22 @@ class ApiKeys:
 
 
 def load_keys(settings: Settings) -> ApiKeys:
-    """The keys that the settings name. Raises ConfigurationError, which never shows a key."""
+    """The keys that the settings name.
+
+    Raises ConfigurationError, which never shows a key, for wrong ones, for one that is the admin key, and for limits
+    without a key to count for.
+    """
     listed = tuple(_from_list(settings.api_keys or ""))
-    return ApiKeys(listed, Path(settings.api_key_file) if settings.api_key_file else None)
+    keys = ApiKeys(listed, Path(settings.api_key_file) if settings.api_key_file else None)
+    if settings.admin_api_key and (same := keys.find(settings.admin_api_key)) is not None:
+        raise ConfigurationError(f"GENAI_ADMIN_API_KEY: it must be no API key, and is that of {same.name}")
+    for name in ("max_concurrent_per_key", "rate_per_key"):
+        if getattr(settings, name) and not keys.required:
+            raise ConfigurationError(
+                f"{environment_variable(name)}={getattr(settings, name)}: it counts for each key; "
+                "set GENAI_API_KEYS or GENAI_API_KEY_FILE"
+            )
+    return keys
 
 
 def make_key() -> str:

@@ -1,20 +1,20 @@
-"""Puts settings, engines and API together: the only place that knows all of them."""
+"""Puts settings, engines and API together: builds the app of an API process, for whatever starts one.
+
+`serve` has the arguments and the life of the processes, `preflight` what can be wrong before they begin.
+"""
 
 import getpass
-import importlib.util
 import multiprocessing
 import os
 import signal
-import ssl
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
@@ -24,139 +24,18 @@ from genai_server.api.drain import Drain
 from genai_server.api.instruments import request_metrics
 from genai_server.api.keys import ApiKeys, load_keys
 from genai_server.api.request_log import log_request
-from genai_server.api.served_model import LoadText
 from genai_server.cli.exit_status import note_cut_off
+from genai_server.cli.loaders import load_traces, text_loader
+from genai_server.cli.preflight import check_models
 from genai_server.cli.process_limits import give_back_large_blocks, raise_file_limit
 from genai_server.cli.stop_signals import StopSignals
-from genai_server.config import (
-    Settings,
-    device_options,
-    engines_to_attach,
-    environment_variable,
-    load_settings,
-    shared_metrics,
-)
-from genai_server.engine.model_files import check_model_directory
+from genai_server.config import Settings, engines_to_attach, load_settings, shared_metrics
 from genai_server.engines.supervisor import Supervisor
-from genai_server.errors import ConfigurationError, ModelDirectoryError
+from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
-from genai_server.text.codec import TextCodec, load_text_codec
-
-if TYPE_CHECKING:
-    from genai_server.api.traces import Traces
 
 # Seconds that an API process whose parent has died has for telling its clients.
 _ORPHAN_SECONDS = 5.0
-_LIBRARY = "onnxruntime_genai"
-# Characters, for each byte that a body may have: templates write some things twice, and JSON longer than it came.
-_LONGEST_PROMPT = 4
-_NO_LIBRARY = (
-    "onnxruntime-genai is not installed; install exactly one of genai-server[cpu], genai-server[cuda] "
-    "and genai-server[directml]"
-)
-
-
-def check_models(settings: Settings) -> None:
-    """See that all configured models can be served, for all that can be known before anything starts.
-
-    Raises ConfigurationError.
-    """
-    load_text = text_loader(settings)
-    for name, path in settings.served.items():
-        device_options(settings, name)
-        try:
-            load_text(path, settings.devices)
-        except ModelDirectoryError as error:
-            setting = f"GENAI_MODELS: {name}={path}" if settings.models else f"--model-dir or GENAI_MODEL_DIR={path}"
-            raise ConfigurationError(f"{setting}: {error}") from None
-
-
-def text_loader(settings: Settings) -> LoadText:
-    """What checks a model directory and reads its text side for each of some devices.
-
-    It raises ConfigurationError, and ModelDirectoryError with the file's name.
-    """
-
-    def load_text(path: str, devices: Sequence[str]) -> Mapping[str, TextCodec]:
-        model_dir = Path(path)
-        if not all(device.startswith("scripted") for device in devices):
-            if importlib.util.find_spec(_LIBRARY) is None:
-                raise ConfigurationError(_NO_LIBRARY)
-            check_model_directory(model_dir)
-        return {
-            device: load_text_codec(
-                model_dir,
-                device,
-                tool_parser=settings.tool_parser,
-                allow_special_tokens=settings.allow_special_tokens,
-                max_characters=_LONGEST_PROMPT * settings.max_body_bytes,
-            )
-            for device in devices
-        }
-
-    return load_text
-
-
-def check_doors(settings: Settings) -> None:
-    """See that the server can be opened as the settings say. Raises ConfigurationError."""
-    if not (_checked_keys(settings).required or settings.on_loopback or settings.insecure):
-        raise ConfigurationError(
-            f"HOST={settings.host}: others can reach the server, and there are no API keys; set GENAI_API_KEYS or "
-            "GENAI_API_KEY_FILE (genai-server key NAME makes a key), or serve everybody with --insecure"
-        )
-    if settings.tls_key and not settings.tls_cert:
-        raise ConfigurationError(f"GENAI_TLS_KEY={settings.tls_key}: GENAI_TLS_CERT must name its certificate")
-    if settings.tls_cert:
-        try:
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-                settings.tls_cert, settings.tls_key or None, _no_password
-            )
-        except (OSError, ValueError) as error:
-            key = f" GENAI_TLS_KEY={settings.tls_key}" if settings.tls_key else ""
-            reason = error.strerror or error if isinstance(error, OSError) else error
-            raise ConfigurationError(f"GENAI_TLS_CERT={settings.tls_cert}{key}: cannot be used: {reason}") from None
-
-
-def load_traces(settings: Settings) -> "Traces | None":
-    """What sends traces, if they are wanted. Raises ConfigurationError."""
-    if not settings.otlp_endpoint:
-        return None
-    try:
-        from genai_server.api.traces import Traces
-    except ImportError:
-        raise ConfigurationError(
-            f"GENAI_OTLP_ENDPOINT={settings.otlp_endpoint}: OpenTelemetry is not installed; install genai-server[otel]"
-        ) from None
-    return Traces(settings.otlp_endpoint)
-
-
-def _no_password() -> str:
-    raise ValueError("the private key has a password")
-
-
-def _checked_keys(settings: Settings) -> ApiKeys:
-    """The API keys.
-
-    Raises ConfigurationError for wrong ones, for one that is the admin key, and for limits without a key to count for.
-    """
-    keys = load_keys(settings)
-    if settings.admin_api_key and (same := keys.find(settings.admin_api_key)) is not None:
-        raise ConfigurationError(f"GENAI_ADMIN_API_KEY: it must be no API key, and is that of {same.name}")
-    for name in ("max_concurrent_per_key", "rate_per_key"):
-        if getattr(settings, name) and not keys.required:
-            raise ConfigurationError(
-                f"{environment_variable(name)}={getattr(settings, name)}: it counts for each key; "
-                "set GENAI_API_KEYS or GENAI_API_KEY_FILE"
-            )
-    return keys
-
-
-def _live_keys(settings: Settings) -> ApiKeys:
-    """The API keys, whose file SIGHUP has this process read again."""
-    keys = _checked_keys(settings)
-    if settings.api_key_file and hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGHUP, lambda *_: keys.reread())
-    return keys
 
 
 def app_from_environment() -> FastAPI:
@@ -210,6 +89,14 @@ def _stop_signals(drain: Drain, folder: Path) -> StopSignals:
     # Ctrl-C reaches the whole process group; the parent of an API process passes on what it means.
     ignored = (signal.SIGINT,) if multiprocessing.parent_process() is not None and sys.platform != "win32" else ()
     return StopSignals(drain, lambda: note_cut_off(folder, os.getpid()), ignored)
+
+
+def _live_keys(settings: Settings) -> ApiKeys:
+    """The API keys, whose file SIGHUP has this process read again."""
+    keys = load_keys(settings)
+    if settings.api_key_file and hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, lambda *_: keys.reread())
+    return keys
 
 
 def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: bool) -> FastAPI:

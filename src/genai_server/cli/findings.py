@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from genai_server import __version__
-from genai_server.cli.composition import check_models
+from genai_server.cli.preflight import check_models
 from genai_server.config import Settings, device_options
 from genai_server.engine.cores import cpu_quota, usable_cores
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph

@@ -1,4 +1,4 @@
-"""`genai-server serve`: starts the engines once, and the API processes attached to them."""
+"""`genai-server serve`: its arguments, and the life of the engines and of the API processes attached to them."""
 
 import argparse
 import asyncio
@@ -17,9 +17,10 @@ from uvicorn.config import STARTUP_FAILURE
 
 import genai_server
 from genai_server.api.drain import LAST_WORDS
-from genai_server.cli.composition import attached_app, check_doors, check_models, load_traces
+from genai_server.cli.composition import attached_app
 from genai_server.cli.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.parents import Reloader, Workers
+from genai_server.cli.preflight import check_server
 from genai_server.cli.protocol import GuardedProtocol
 from genai_server.config import (
     Settings,
@@ -51,15 +52,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit status. Raises ConfigurationError."""
     settings = load_settings(vars(arguments))
-    if settings.reload and settings.workers > 1:
-        raise ConfigurationError(f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only")
     configure_logging(settings.log_level, settings.log_format)
     for name, meant in unknown_variables().items():
         log.warning("%s is no setting of this server%s", name, f"; {meant} is one" if meant else "")
-    check_doors(settings)
-    if (traces := load_traces(settings)) is not None:
-        traces.close()  # only to see that they can be sent
-    check_models(settings)  # what is wrong with the model's text side is told before anything starts
+    check_server(settings)
     listener = listen(settings)
     stop = _Stop()
     # uvicorn raises the signal that ended it once more, for the handlers that were there before: without these the
