@@ -24,6 +24,7 @@ from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
+from genai_server.engine.wire import Wire
 from genai_server.generation import GenerationRequest
 from genai_server.messages.frames import ToApi
 from genai_server.messages.generation import Cancel, Failed, Finished, Refused, Submit, Tokens
@@ -96,8 +97,7 @@ class SteppedEngine:
             self.scheduler,
             RuntimeOptionState(self.runners, folder, max_rows=2, clock=lambda: self._seconds),
             model_guidance(self._model_dir, self.generator.model),
-            inbox=self.inbox,
-            send=self._receive,
+            Wire(self.inbox, self._receive),
             clock=self._clock,
         )
         self.inbox.put((API, Connected()))

@@ -26,6 +26,7 @@ from genai_server.engine.runners.base import ExportingRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.wire import Wire
 from genai_server.generation import GenerationRequest
 from genai_server.messages.generation import Submit
 from genai_server.messages.launch import EngineSpec
@@ -59,7 +60,7 @@ def answer(spec: EngineSpec, runners: RunnerPair, requests: list[GenerationReque
     profiles = ProfileFolder(Path(spec.profile_dir), spec.device, max_files=1, max_bytes=1)
     options = RuntimeOptionState(runners, profiles)
     guidance = model_guidance(Path(spec.model_dir), runners.generator.model)
-    loop = EngineLoop(runners, scheduler, options, guidance, inbox=inbox, send=lambda connection, messages: None)
+    loop = EngineLoop(runners, scheduler, options, guidance, Wire(inbox, lambda connection, messages: None))
     inbox.put((0, Connected()))
     for key, request in enumerate(requests):
         inbox.put((0, Submit(key, request)))

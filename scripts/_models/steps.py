@@ -26,6 +26,7 @@ from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.wire import Wire
 from genai_server.generation import GenerationRequest
 from genai_server.messages.frames import ToApi, encode_frame
 from genai_server.messages.generation import Submit
@@ -84,7 +85,7 @@ class ProfiledSession:
         return told
 
 
-class Wire:
+class Line:
     """A socket that the messages of a step are written to, as in an engine, and read from between the steps."""
 
     def __init__(self) -> None:
@@ -111,8 +112,8 @@ def decode_steps(
     scheduler = Scheduler(max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
     options = RuntimeOptionState(runners, ProfileFolder(Path(), "cpu", max_files=1, max_bytes=1))
     inbox: Inbox = SimpleQueue()
-    wire = Wire()
-    loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), inbox=inbox, send=wire.send)
+    line = Line()
+    loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), Wire(inbox, line.send))
     inbox.put((0, Connected()))
     found = {}
     for count in rows:
@@ -124,19 +125,19 @@ def decode_steps(
         loop.run_one_step()
         while any(sequence.is_prefilling for sequence in scheduler.running):
             loop.run_one_step()
-        found[count] = [timed(loop.run_one_step, session, wire) for _ in range(WARM_UP + number)][WARM_UP:]
+        found[count] = [timed(loop.run_one_step, session, line) for _ in range(WARM_UP + number)][WARM_UP:]
         while not scheduler.is_idle:
             loop.run_one_step()
-            wire.drain()
+            line.drain()
     return found
 
 
-def timed(run_one_step: Callable[[], None], session: TimedSession, wire: Wire) -> Step:
+def timed(run_one_step: Callable[[], None], session: TimedSession, line: Line) -> Step:
     """One step, which has one pass."""
     before = len(session.seconds)
     started = time.perf_counter()
     run_one_step()
     whole = time.perf_counter() - started
-    wire.drain()
+    line.drain()
     (in_session,) = session.seconds[before:]
     return Step(whole, in_session, before)

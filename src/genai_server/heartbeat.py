@@ -27,16 +27,19 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """The engine's side; `beat` belongs to the loop's thread."""
+    """The engine's side, in the loop's thread; without a path in memory that nobody else reads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
+        self._number = 0
+        if path is None:
+            self._map = mmap.mmap(-1, _LAYOUT.size)
+            return
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             os.write(descriptor, bytes(_LAYOUT.size))
             self._map = mmap.mmap(descriptor, _LAYOUT.size)
         finally:
             os.close(descriptor)
-        self._number = 0
 
     def beat(self, tokens: int = 0) -> None:
         """The loop turns; it begins a pass of so many tokens, of all rows together, or none yet."""

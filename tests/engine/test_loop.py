@@ -17,6 +17,7 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
+from genai_server.engine.wire import Wire
 from genai_server.generation import FinishReason, GenerationRequest
 from genai_server.messages.figures import Load
 from genai_server.messages.frames import ToApi
@@ -73,11 +74,13 @@ class Bench:
             self.scheduler,
             RuntimeOptionState(runners, self.profiles, state_file=state_file),
             bytes_guidance(self.runner.model),
-            inbox=self.inbox,
-            send=lambda connection, messages: self.sent.extend((connection, message) for message in messages),
+            Wire(self.inbox, self._receive),
             clock=clock or (lambda: float(next(ticks))),
         )
         self.inbox.put((API, Connected()))
+
+    def _receive(self, connection: int, messages: list[ToApi]) -> None:
+        self.sent += ((connection, message) for message in messages)
 
     def submit(self, key: int, script: str, connection: int = API, **fields: Any) -> None:
         prompt = list(f"{script}\n\x04".encode())

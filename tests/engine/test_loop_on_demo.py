@@ -26,6 +26,7 @@ from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
+from genai_server.engine.wire import Wire
 from genai_server.generation import FinishReason, GenerationRequest, Sampling, TokenLogprob
 from genai_server.messages.frames import ToApi
 from genai_server.messages.generation import Failed, Finished, PromptLogprobs, Submit, Tokens
@@ -90,8 +91,7 @@ class Device:
             self.scheduler,
             RuntimeOptionState(runners, folders),
             guidance,
-            inbox=self.inbox,
-            send=lambda _, messages: self.sent.extend(messages),
+            Wire(self.inbox, lambda _, messages: self.sent.extend(messages)),
         )
         self.inbox.put((API, Connected()))
 

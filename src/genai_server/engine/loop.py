@@ -7,16 +7,16 @@ arrives meanwhile waits for at most one decode step or one prefill chunk.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty
 
 from genai_server.engine.guidance import Compiled, Guidance
-from genai_server.engine.inbox import Connected, Disconnected, GrammarCompiled, Inbox, Leave, Message
+from genai_server.engine.inbox import Connected, Disconnected, GrammarCompiled, Leave, Message
 from genai_server.engine.ledger import Ledger
 from genai_server.engine.meter import Meter
 from genai_server.engine.operator import Operator
-from genai_server.engine.outbox import Outbox, Send
+from genai_server.engine.outbox import Outbox
 from genai_server.engine.outcome import next_outcome, prompt_logprobs
 from genai_server.engine.reception import Reception
 from genai_server.engine.runners.base import Interrupted, Logits, Terminated
@@ -24,8 +24,10 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.engine.sequence import Sequence
+from genai_server.engine.wire import Wire
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
+from genai_server.heartbeat import Heartbeat
 from genai_server.messages.generation import Cancel, Progress, PromptLogprobs, Refused, Stop, Submit, Tokens
 from genai_server.timing import Clock
 
@@ -36,16 +38,12 @@ _LONGEST_PASS = 10.0
 _FIGURES_EVERY = 1.0
 # Seconds between the heartbeats of an engine that has nothing to do.
 _IDLE_BEAT = 0.5
-Beat = Callable[[int], None]
-Count = Callable[[int, int], None]
 
 
 class EngineLoop:
     """Runs the sequences of all connections on one runner.
 
-    `inbox` brings (connection, message) from any thread; `send` delivers to a connection and must not block. `beat` is
-    called in every step, and with the number of its tokens when a pass begins; `count` with the requests that are here,
-    and how many have come in all.
+    `heartbeat` is told of every step, of the tokens of each pass, and of the requests that are here and that have come.
     """
 
     def __init__(
@@ -54,22 +52,21 @@ class EngineLoop:
         scheduler: Scheduler,
         options: RuntimeOptionState,
         guidance: Guidance,
+        wire: Wire,
         *,
-        inbox: Inbox,
-        send: Send,
+        heartbeat: Heartbeat | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self.beat: Beat = lambda tokens: None
         self._leaving = False
-        self.count: Count = lambda requests, arrived: None
         self._runners = runners
         self._scheduler = scheduler
-        self._inbox = inbox
+        self._inbox = wire.inbox
+        self._heartbeat = heartbeat or Heartbeat()
         self._clock = clock
         self._options = options
         self._model = runners.generator.model
         self._reception = Reception(scheduler, options, guidance, self._model, clock, self._on_compiled)
-        self._outbox = Outbox(send)
+        self._outbox = Outbox(wire.send)
         self._tell = self._outbox.tell
         self._ledger = Ledger(scheduler, runners, self._reception, self._outbox)
         self._operator = Operator(runners, scheduler, options, self._ledger, self._terminate)
@@ -88,8 +85,8 @@ class EngineLoop:
     def run_one_step(self) -> None:
         """Receive what has arrived, waiting a moment for it if there is nothing to do, and run one forward pass."""
         self._receive()
-        self.beat(0)
-        self.count(self._ledger.num_present, self._reception.num_arrived)
+        self._heartbeat.beat()
+        self._heartbeat.count(self._ledger.num_present, self._reception.num_arrived)
         now = self._clock()
         self._ledger.finish_late(now)
         if now >= self._next_figures:
@@ -188,7 +185,7 @@ class EngineLoop:
         """Run a pass and sample from it; only one that runs to its end tells how long passes take."""
         with self._failing(step.sequences):
             started = self._clock()
-            self.beat(step.num_tokens * len(step.sequences))
+            self._heartbeat.beat(step.num_tokens * len(step.sequences))
             for sequence in step.sequences:
                 sequence.start()
                 self._options.before_pass(sequence)

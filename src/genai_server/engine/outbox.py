@@ -1,17 +1,15 @@
 """What the engine's loop says to the API processes, gathered for each of them."""
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from msgspec import structs
 
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
+from genai_server.engine.wire import Send
 from genai_server.messages.figures import Figures, Load
 from genai_server.messages.frames import ToApi
-
-# To a connection; must not block.
-Send = Callable[[int, list[ToApi]], None]
 
 
 class Outbox:

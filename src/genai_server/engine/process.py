@@ -31,6 +31,7 @@ from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.session_options import use_global_pool
 from genai_server.engine.warm_up import warm_up
+from genai_server.engine.wire import Wire
 from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.garbage import spare_what_is_there
 from genai_server.generation import ModelInfo
@@ -104,11 +105,9 @@ def serve(
         make_scheduler(spec, runners.batching.num_slots or spec.max_batch_size),
         options,
         guidance,
-        inbox=connections.inbox,
-        send=connections.send,
+        Wire(connections.inbox, connections.send),
+        heartbeat=Heartbeat(Path(spec.heartbeat_file)),
     )
-    heartbeat = Heartbeat(Path(spec.heartbeat_file))
-    loop.beat, loop.count = heartbeat.beat, heartbeat.count
     connections.start()
     if not spec.device.startswith("scripted") and session_profile(Path(spec.model_dir)):
         lifeline.before_leaving(loop.leave)
