@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+from _load.footprint import footprint
 from _models.engine_spec import engine_spec
-from _models.memory import proportional_set_size
 from _models.table import table
 
 from genai_server.config import Settings, load_settings
@@ -76,7 +76,7 @@ def measure_engine(settings: Settings, requests: list[GenerationRequest]) -> int
         asyncio.run(answer_all(supervisor, settings.device, requests))
         (status,) = supervisor.statuses()
         assert status.pid is not None
-        return proportional_set_size(status.pid)
+        return footprint(status.pid).pss
     finally:
         supervisor.stop()
 

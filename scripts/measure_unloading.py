@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import httpx
 import psutil
-from _models.memory import proportional_set_size
+from _load.footprint import footprint
+from _load.server import HOST, run_server
 from _models.table import table
 
 SECONDS = 600
@@ -33,46 +30,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "copy"
         shutil.copytree(arguments.model_dir, copy)
-        rows = measure(arguments.model_dir, copy, Path(temporary) / "cache", arguments.rounds)
+        rows = measure(arguments.model_dir.resolve(), copy, Path(temporary), arguments.rounds)
     print(table([HEAD, *rows], markdown=arguments.markdown))
 
 
-def measure(model_dir: Path, copy: Path, cache: Path, rounds: int) -> list[list[str]]:
-    """The rows of the table."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "genai_server", "serve", "--port", str(port), "--model-name", "first"]
-    command += ["--model-dir", str(model_dir), "--cache-dir", str(cache), "--log-level", "warning"]
-    server = subprocess.Popen(command)
-    rows = []
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
-            wait_until_ready(client)
-            answer(client, "first")
-            rows.append(row("one model", server.pid))
-            for number in range(1, rounds + 1):
-                post(client, "/v1/admin/models/load", {"name": "second", "path": str(copy)})
-                answer(client, "second")
-                rows.append(row(f"a second one loaded, {number}", server.pid))
-                post(client, "/v1/admin/models/unload", {"name": "second"})
-                rows.append(row(f"unloaded, {number}", server.pid))
-    finally:
-        server.terminate()
-        server.wait()
+def measure(model_dir: Path, copy: Path, folder: Path, rounds: int) -> list[list[str]]:
+    """The rows of the table; what the server writes goes to `folder`."""
+    settings = {"GENAI_MODEL_DIR": str(model_dir), "GENAI_MODEL_NAME": "first", "GENAI_LOG_LEVEL": "warning"}
+    with (
+        run_server(folder, settings, seconds_to_start=SECONDS) as server,
+        httpx.Client(base_url=f"http://{HOST}:{server.port}", timeout=SECONDS) as client,
+    ):
+        answer(client, "first")
+        rows = [row("one model", server.pid)]
+        for number in range(1, rounds + 1):
+            post(client, "/v1/admin/models/load", {"name": "second", "path": str(copy)})
+            answer(client, "second")
+            rows.append(row(f"a second one loaded, {number}", server.pid))
+            post(client, "/v1/admin/models/unload", {"name": "second"})
+            rows.append(row(f"unloaded, {number}", server.pid))
     return rows
-
-
-def wait_until_ready(client: httpx.Client) -> None:
-    """Return once the server takes work."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        try:
-            if client.get("/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise SystemExit("the server is not ready")
 
 
 def answer(client: httpx.Client, model: str) -> None:
@@ -90,9 +67,8 @@ def post(client: httpx.Client, path: str, body: dict[str, object]) -> None:
 
 def row(what: str, pid: int) -> list[str]:
     """Megabytes of the server's processes now."""
-    api = proportional_set_size(pid)
-    children = psutil.Process(pid).children(recursive=True)
-    engines = sum(proportional_set_size(child.pid) for child in children)
+    api = footprint(pid).pss
+    engines = sum(footprint(child.pid).pss for child in psutil.Process(pid).children(recursive=True))
     return [what, *(f"{size / 1e6:.0f}" for size in (api, engines, api + engines))]
 
 

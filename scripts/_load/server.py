@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO = REPOSITORY / "models" / "demo"
 HOST = "127.0.0.1"
 _OURS = ("GENAI_", "HOST", "PORT", "WORKERS", "RELOAD")
-_SECONDS_TO_START, _SECONDS_TO_STOP = 60.0, 45.0
+_SECONDS_TO_STOP = 45.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Server:
 
 
 @contextmanager
-def run_server(folder: Path, settings: Mapping[str, str]) -> Iterator[Server]:
+def run_server(folder: Path, settings: Mapping[str, str], seconds_to_start: float = 60.0) -> Iterator[Server]:
     """Serve on a free port with these environment variables for settings; log, profiles and packed weights go to
     `folder`. Raises RuntimeError, with the end of the log, if it does not start.
     """
@@ -73,7 +73,7 @@ def run_server(folder: Path, settings: Mapping[str, str]) -> Iterator[Server]:
         )
     try:
         server = Server(process.pid, port)
-        end = time.monotonic() + _SECONDS_TO_START
+        end = time.monotonic() + seconds_to_start
         while not server.is_up():
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"the server does not start:\n{log.read_text(encoding='utf-8')[-2000:]}")

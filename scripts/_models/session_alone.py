@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import msgspec
+from _load.footprint import footprint
 
 from genai_server.engine.guidance import model_guidance
 from genai_server.engine.inbox import Connected, Inbox
@@ -31,14 +32,12 @@ from genai_server.generation import GenerationRequest
 from genai_server.messages.generation import Submit
 from genai_server.messages.launch import EngineSpec
 
-from .memory import proportional_set_size
-
 
 def main() -> None:
     spec, requests = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[EngineSpec, list[GenerationRequest]])
     runners = load(spec)
     answer(spec, runners, requests)
-    print(proportional_set_size(os.getpid()))
+    print(footprint(os.getpid()).pss)
 
 
 def load(spec: EngineSpec) -> RunnerPair:
