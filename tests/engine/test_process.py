@@ -73,7 +73,7 @@ def test_memory_for_no_slot_at_all_is_too_little() -> None:
 def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_the_batch_is_demanded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def failing(self: BatchedRunner, *_: Any) -> None:
+    def failing(self: BatchedRunner, *_: Any, **named: Any) -> None:
         raise RunnerFailed("onnxruntime: shapes differ")
 
     monkeypatch.setattr(BatchedRunner, "_run", failing)
