@@ -129,6 +129,11 @@ def test_who_begins_a_session_is_told_of_that_one_and_who_asks_of_all_that_are_o
     assert ask_profiles(bench, ListProfiles(5)).sessions == other
 
 
+def test_a_profile_session_that_is_over_at_once_is_told_all_the_same(bench: Bench) -> None:
+    (begun,) = ask_profiles(bench, StartProfile(1, ProfilePlan("one", max_seconds=5e-324))).sessions
+    assert (begun.state, ask_profiles(bench, ListProfiles(2)).sessions) == ("waiting", [])
+
+
 def test_a_session_that_cannot_be_is_refused_with_code_and_field(bench: Bench) -> None:
     told = ask_profiles(bench, StartProfile(1, ProfilePlan("one", request_id="nobody")))
     assert told.refusal == Refusal("request_not_found", "no request 'nobody' is running or waiting", "request_id")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from genai_server.engine.ledger import Ledger
+from genai_server.engine.profile_session import ProfileSession
 from genai_server.engine.profiling import DEFAULT_PREFIX
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import NOT_EXACT, PROFILING, TERMINATE, RuntimeOptionState
@@ -74,18 +75,17 @@ class Operator:
 
     def _profile_sessions(self, message: StartProfile | EndProfile | ListProfiles) -> OpenProfiles:
         """Begin or end a session; returns the one that has begun, or all that are open."""
-        begun = None
+        begun: list[ProfileSession] = []
         try:
             if isinstance(message, StartProfile):
-                begun = self._options.start_session(message.plan, self._ledger.accepted).id
+                begun = [self._options.start_session(message.plan, self._ledger.accepted)]
             elif isinstance(message, EndProfile):
                 self._options.sessions.end(message.id)
         except (GenaiServerError, OSError) as error:
             found = Unavailable(str(error)) if isinstance(error, OSError) else error
             return OpenProfiles(message.call, [], Refusal(found.code, found.message, found.param))
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
-        states = self._options.sessions.describe(self._ledger.accepted)
-        return OpenProfiles(message.call, [state for state in states if begun in (None, state.id)])
+        return OpenProfiles(message.call, self._options.sessions.describe(self._ledger.accepted, begun))
 
     def _set_runtime_option(self, message: SetRuntimeOption) -> Reply:
         name = message.request_id

@@ -93,16 +93,16 @@ class ProfileSessions:
             if tokens and under in ("0", prefix):
                 session.decoded(tokens, seconds, self._clock(), profiled=under == prefix)
 
-    def describe(self, sequences: Collection[Sequence]) -> list[ProfileState]:
-        """The open sessions for the operator."""
+    def describe(self, sequences: Collection[Sequence], sessions: Iterable[ProfileSession] = ()) -> list[ProfileState]:
+        """These sessions, which may be over already, or all that are open, for the operator."""
         recording = {sequence.profile for sequence in sequences}
         return [
             ProfileState(
                 session.id,
-                "recording" if prefix in recording else "waiting",
+                "recording" if session.plan.prefix in recording else "waiting",
                 session.profiled,
             )
-            for prefix, session in self._open.items()
+            for session in sessions or self._open.values()
         ]
 
     def _end(self, session: ProfileSession, reason: str | None = None) -> None:
