@@ -26,23 +26,23 @@ ALICE, BOB, ADMIN = "alice-0123456789abcdef", "bob-0123456789abcdef", "admin-012
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("guarded")
-    settings = {"GENAI_DEVICE": "scripted", "GENAI_ADMIN_API_KEY": "s3cret"}
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_ADMIN_API_KEY": ADMIN}
     with run_server(folder, settings=settings) as server:
         yield server
 
 
 def test_the_key_as_a_bearer_token_opens(guarded: RunningServer) -> None:
-    headers = {"authorization": "Bearer s3cret", "x-forwarded-for": "10.0.0.1"}
+    headers = {"authorization": f"Bearer {ADMIN}", "x-forwarded-for": "10.0.0.1"}
     assert guarded.client.get(PATH, headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("authorization", ["", "Bearer wrong", "s3cret", "Basic s3cret", "Bearer s3crét"])
+@pytest.mark.parametrize("authorization", ["", "Bearer wrong", ADMIN, f"Basic {ADMIN}", f"Bearer {ADMIN}é"])
 def test_no_or_a_wrong_key_is_refused_with_the_remedy(guarded: RunningServer, authorization: str) -> None:
     headers = {b"authorization": authorization.encode()}
     response = guarded.client.get(PATH, headers=headers)
     assert response.status_code == 403
     assert "GENAI_ADMIN_API_KEY" in response.json()["error"]["message"]
-    assert "s3cret" not in response.text
+    assert ADMIN not in response.text
 
 
 def test_without_a_key_a_local_program_may(scripted: RunningServer) -> None:

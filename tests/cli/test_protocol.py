@@ -231,6 +231,10 @@ def test_the_client_of_a_proxy_that_is_believed_is_in_the_log(tmp_path: Path, be
         ({"HOST": "0.0.0.0"}, "HOST=0.0.0.0: others can reach the server, and there are no API keys"),
         ({"GENAI_API_KEYS": "short"}, "GENAI_API_KEYS: key key-1 must have at least 16 characters"),
         (
+            {"GENAI_ADMIN_API_KEY": "k"},
+            "GENAI_ADMIN_API_KEY must have at least 16 characters, all of them visible ASCII",
+        ),
+        (
             {"GENAI_API_KEYS": f"bob:{'b' * 16}", "GENAI_ADMIN_API_KEY": "b" * 16},
             "it must be no API key, and is that of bob",
         ),

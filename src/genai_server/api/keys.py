@@ -75,13 +75,15 @@ class ApiKeys:
 def load_keys(settings: Settings) -> ApiKeys:
     """The keys that the settings name.
 
-    Raises ConfigurationError, which never shows a key, for wrong ones, for one that is the admin key, and for limits
-    without a key to count for.
+    Raises ConfigurationError, which never shows a key, for wrong ones, the admin key among them, for one that is
+    both, and for limits without a key to count for.
     """
     listed = tuple(_from_list(settings.api_keys or ""))
     keys = ApiKeys(listed, Path(settings.api_key_file) if settings.api_key_file else None)
-    if settings.admin_api_key and (same := keys.find(settings.admin_api_key)) is not None:
-        raise ConfigurationError(f"GENAI_ADMIN_API_KEY: it must be no API key, and is that of {same.name}")
+    if settings.admin_api_key:
+        _check_strength("GENAI_ADMIN_API_KEY", settings.admin_api_key)
+        if (same := keys.find(settings.admin_api_key)) is not None:
+            raise ConfigurationError(f"GENAI_ADMIN_API_KEY: it must be no API key, and is that of {same.name}")
     for name in ("max_concurrent_per_key", "rate_per_key"):
         if getattr(settings, name) and not keys.required:
             raise ConfigurationError(
@@ -108,17 +110,22 @@ def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="replace")).digest()
 
 
+def _check_strength(what: str, key: str) -> None:
+    """See that a key which somebody has chosen is long enough. Raises ConfigurationError, which never shows the key."""
+    if len(key) < SHORTEST_KEY or not _KEY.fullmatch(key):
+        raise ConfigurationError(
+            f"{what} must have at least {SHORTEST_KEY} characters, all of them visible ASCII "
+            f"and none a comma or colon; given {len(key)} (genai-server key makes one)"
+        )
+
+
 def _from_list(text: str) -> Iterator[ApiKey]:
     for n, entry in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         name, colon, key = entry.rpartition(":")
         name = name if colon else f"key-{n}"
         if not NAME.fullmatch(name):
             raise ConfigurationError(f"GENAI_API_KEYS: the name of entry {n} must match {NAME.pattern}")
-        if len(key) < SHORTEST_KEY or not _KEY.fullmatch(key):
-            raise ConfigurationError(
-                f"GENAI_API_KEYS: key {name} must have at least {SHORTEST_KEY} characters, all of them visible ASCII "
-                f"and none a comma or colon; given {len(key)} (genai-server key makes one)"
-            )
+        _check_strength(f"GENAI_API_KEYS: key {name}", key)
         yield ApiKey(name, hash_key(key))
 
 
