@@ -103,6 +103,30 @@ def test_a_response_is_there_for_its_owner_only() -> None:
     assert store.find_items({"in_b"}, "alice") == {}
 
 
+def test_who_keeps_most_makes_room_so_that_no_owner_drives_out_anothers() -> None:
+    store = _store(size=3)
+    _keep(store, replace(_ended("a"), owner="alice"))
+    for id in "bcde":
+        _keep(store, replace(_ended(id), owner="bob"))
+    assert [id for id in "bcde" if store.find_items({f"in_{id}"}, "bob")] == ["d", "e"]
+    assert store.find_items({"in_a"}, "alice")
+    for id in "fg":
+        _keep(store, replace(_ended(id), owner="alice"))
+    assert [id for id in "afg" if store.find_items({f"in_{id}"}, "alice")] == ["f", "g"]
+    assert [id for id in "de" if store.find_items({f"in_{id}"}, "bob")] == ["e"]
+
+
+def test_an_owner_of_large_responses_drives_out_none_of_many_small_ones() -> None:
+    large = replace(_ended("l", text="x" * 400), owner="alice")
+    store = _store("a", "b", "c", size=100, num_bytes=large.size() + 4 * _ended("a").size())
+    _keep(store, large)
+    _keep(store, replace(large, response={**large.response, "id": "m"}))
+    assert _kept(store, "a", "b", "c") == ["a", "b", "c"]
+    with pytest.raises(ResponseNotFound):
+        store.get("l", "alice")
+    assert store.get("m", "alice").owner == "alice"
+
+
 def test_items_are_found_in_input_and_output() -> None:
     store = _store("a")
     found = store.find_items({"in_a", "out_a", "x"})

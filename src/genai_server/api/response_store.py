@@ -2,7 +2,7 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,18 +47,18 @@ class EndedResponse:
 
 
 class ResponseStore:
-    """At most `size` ended responses of together `num_bytes`, those last used, and all that are being made.
+    """At most `size` ended responses of together `num_bytes`, and all that are being made.
 
-    Each is there for its owner only: the name of the key that it was asked for with, or None. Of responses
-    that have items in common each counts them.
+    Each is there for its owner only: the name of the key that it was asked for with, or None. What is too much goes
+    from the owner who has the most, used longest ago first, so that nobody drives out what others keep within their
+    equal shares. Of responses that have items in common each counts them.
     """
 
     def __init__(self, size: int, num_bytes: int) -> None:
         self._size = size
         self._most_bytes = num_bytes
-        self._num_bytes = 0
         self._running: dict[str, KeptResponse] = {}
-        self._ended: OrderedDict[str, tuple[EndedResponse, int]] = OrderedDict()
+        self._shelves: dict[str | None, _Shelf] = {}
 
     @property
     def is_on(self) -> bool:
@@ -74,10 +74,11 @@ class ResponseStore:
         id, size = ended.response["id"], ended.size()
         if self._running.pop(id, None) is None or size > self._most_bytes:
             return
-        self._ended[id] = ended, size
-        self._num_bytes += size
-        while len(self._ended) > self._size or self._num_bytes > self._most_bytes:
-            self._drop(next(iter(self._ended)))
+        self._shelves.setdefault(ended.owner, _Shelf()).put(ended, size)
+        while sum(len(shelf.kept) for shelf in self._shelves.values()) > self._size:
+            self._shrink(lambda shelf: len(shelf.kept), ended.owner)
+        while sum(shelf.num_bytes for shelf in self._shelves.values()) > self._most_bytes:
+            self._shrink(lambda shelf: shelf.num_bytes, ended.owner)
 
     def abandon(self, id: str) -> None:
         """It is not to be kept."""
@@ -85,35 +86,57 @@ class ResponseStore:
 
     def get(self, id: str, owner: str | None = None) -> KeptResponse:
         """A response of this owner. Raises ResponseNotFound."""
-        kept: KeptResponse | None = self._running.get(id)
-        if kept is None and id in self._ended:
-            kept, _ = self._ended[id]
-        if kept is None or kept.owner != owner:
-            raise _not_found(id)
-        if id in self._ended:
-            self._ended.move_to_end(id)
-        return kept
+        running, shelf = self._running.get(id), self._shelves.get(owner)
+        if running is not None and running.owner == owner:
+            return running
+        if shelf is None or id not in shelf.kept:
+            raise ResponseNotFound(f"no response {id[:100]!r} is kept here", param="response_id")
+        return shelf.use(id)
 
     def delete(self, id: str, owner: str | None = None) -> None:
         """Forget a response; one that is being made goes on for whoever reads it. Raises ResponseNotFound."""
         self.get(id, owner)
         if self._running.pop(id, None) is None:
-            self._drop(id)
+            self._drop(owner, id)
 
     def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
         """Those of the owner's conversations that have these ids, as many as there are."""
         return {item["id"]: item for item in self._items(owner) if item["id"] in ids} if ids else {}
 
-    def _drop(self, id: str) -> None:
-        _, size = self._ended.pop(id)
-        self._num_bytes -= size
+    def _shrink(self, measure: Callable[["_Shelf"], int], newcomer: str | None) -> None:
+        """Drop one of the owner who has the most; of several, not of the one who has just come."""
+        owner = max(self._shelves, key=lambda owner: (measure(self._shelves[owner]), owner != newcomer))
+        self._drop(owner, next(iter(self._shelves[owner].kept)))
+
+    def _drop(self, owner: str | None, id: str) -> None:
+        shelf = self._shelves[owner]
+        shelf.take(id)
+        if not shelf.kept:
+            del self._shelves[owner]
 
     def _items(self, owner: str | None) -> Iterator[JsonObject]:
-        for kept in [*self._running.values(), *(ended for ended, _ in self._ended.values())]:
-            if kept.owner == owner:
-                yield from kept.items
-                yield from kept.response["output"]
+        shelf = self._shelves.get(owner)
+        ended = [] if shelf is None else [kept for kept, _ in shelf.kept.values()]
+        for kept in [*(running for running in self._running.values() if running.owner == owner), *ended]:
+            yield from kept.items
+            yield from kept.response["output"]
 
 
-def _not_found(id: str) -> ResponseNotFound:
-    return ResponseNotFound(f"no response {id[:100]!r} is kept here", param="response_id")
+class _Shelf:
+    """What one owner keeps, with the size of each, the one used longest ago first."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[str, tuple[EndedResponse, int]] = OrderedDict()
+        self.num_bytes = 0
+
+    def put(self, ended: EndedResponse, size: int) -> None:
+        self.kept[ended.response["id"]] = ended, size
+        self.num_bytes += size
+
+    def use(self, id: str) -> EndedResponse:
+        self.kept.move_to_end(id)
+        return self.kept[id][0]
+
+    def take(self, id: str) -> None:
+        _, size = self.kept.pop(id)
+        self.num_bytes -= size
