@@ -84,7 +84,7 @@ def test_a_crash_ends_the_answers_that_have_begun_and_the_next_engine_answers_th
         assert sorted(answer.json()["content"] for answer in answers) == ["a", "b", "c"]
 
 
-def test_an_engine_that_hangs_is_replaced_and_other_devices_go_on(own_folder: Path) -> None:
+def test_an_engine_that_hangs_is_replaced_its_clients_are_told_so_and_other_devices_go_on(own_folder: Path) -> None:
     devices = "scripted:0,scripted:1"
     with run_server(own_folder, "--device", devices, "--step-timeout", "3") as server:
         with (
@@ -94,12 +94,16 @@ def test_an_engine_that_hangs_is_replaced_and_other_devices_go_on(own_folder: Pa
             reader = iter(hanging)
             next(reader)
             # The lock is held: no thread of the engine runs.
-            holder = threading.Thread(target=lambda: server.chat("hold 600 at 1; say x", device="scripted:0"))
+            held: list[httpx.Response] = []
+            holder = threading.Thread(
+                target=lambda: held.append(server.chat("hold 600 at 1; say x", device="scripted:0"))
+            )
             holder.start()
-            assert json.loads(list(reader)[-1])["error"]["code"] == "engine_died"
+            assert json.loads(list(reader)[-1])["error"]["code"] == "engine_hung"
             assert json.loads(list(other)[-1])["finish_reason"] == "stop"
         holder.join(30)
         assert not holder.is_alive()
+        assert (held[0].status_code, held[0].json()["error"]["code"]) == (500, "engine_hung")
         assert "hung and was killed: a step of 1 tokens has not ended for 3.1 s" in server.log()
         wait_until(lambda: server.device("scripted:0")["state"] == "ready")
         assert server.chat("say x", device="scripted:0").json()["content"] == "x"

@@ -36,6 +36,7 @@ GenaiServerError
     ├── GrammarFailed           the answer's grammar cannot be followed any further
     ├── ModelUnloaded           the model was unloaded while the request ran
     ├── EngineDied              the engine process ended while the request was in it
+    │   └── EngineHung          it hung in a step, and was killed
     ├── ServerStopping          the server was told to stop and has waited for as long as it may
     └── RunnerFailed            the library raised while it ran this request
 """
@@ -279,6 +280,12 @@ class EngineDied(GenerationFailed):
     """The engine process ended while the request was in it."""
 
     code = "engine_died"
+
+
+class EngineHung(EngineDied):
+    """The engine process did not end a step in time, and was killed with the request in it."""
+
+    code = "engine_hung"
 
 
 class ServerStopping(GenerationFailed):

@@ -88,8 +88,10 @@ def test_an_engine_that_stands_still_is_killed_and_started_again() -> None:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: first(supervisor).state == "restarting")
         error = first(supervisor).error or ""
+        assert first(supervisor).hung
         assert error.startswith("the engine process hung and was killed: the engine's loop has not ended for 3 s")
         wait_until(lambda: first(supervisor).state == "ready")
+        assert not first(supervisor).hung
         assert not psutil.pid_exists(pid)
 
 

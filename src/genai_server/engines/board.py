@@ -18,7 +18,8 @@ T = TypeVar("T")
 class EngineStatus(Struct, frozen=True):
     """One engine as its supervisor sees it; `state` is starting, ready, restarting, unloading, failed or stopped.
 
-    It runs the model of this name and serial. `since` is when the state began, in seconds of the epoch.
+    It runs the model of this name and serial. `since` is when the state began, in seconds of the epoch. With `hung` it
+    has not ended a step in time: it is killed, or was, and none is ready since.
     """
 
     device: str
@@ -30,6 +31,7 @@ class EngineStatus(Struct, frozen=True):
     model: str = ""
     serial: int = 0
     since: float = 0.0
+    hung: bool = False
 
 
 class ModelStatus(Struct, frozen=True):

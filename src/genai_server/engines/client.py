@@ -11,7 +11,15 @@ from genai_server.engines.connection import connect
 from genai_server.engines.in_flight import InFlight
 from genai_server.engines.operator import Operator
 from genai_server.engines.stream import TokenStream
-from genai_server.errors import EngineDied, GenerationFailed, InvalidField, ModelUnloaded, NoEngineReady, QueueFull
+from genai_server.errors import (
+    EngineDied,
+    EngineHung,
+    GenerationFailed,
+    InvalidField,
+    ModelUnloaded,
+    NoEngineReady,
+    QueueFull,
+)
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages.figures import Figures, Load
 from genai_server.messages.frames import ToApi, ToEngine, encode_frame
@@ -161,11 +169,16 @@ class EngineClient:
         return EngineStatus(self.device, "stopped")
 
     def _death(self, board: Board) -> GenerationFailed:
-        """Why requests are lost: the model was unloaded, or the engine died."""
-        states = [status.state for status in board.engines if self._is_mine(status)]
+        """Why requests are lost: the model was unloaded, or the engine hung or died."""
+        mine = [status for status in board.engines if self._is_mine(status)]
         # A board without a secret is none: the supervisor has left.
-        if board.secret and (not states or "unloading" in states):
+        if board.secret and (not mine or any(status.state == "unloading" for status in mine)):
             return ModelUnloaded(f"the model {self.model_name} was unloaded")
+        if any(status.hung for status in mine):
+            return EngineHung(
+                f"the engine of device {self.device} hung for longer than GENAI_STEP_TIMEOUT allows and was killed; "
+                "the request was lost"
+            )
         return EngineDied(f"the engine of device {self.device} died; the request was lost")
 
     def _is_mine(self, status: EngineStatus) -> bool:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from genai_server.messages.launch import UNLOAD_ORDER, EngineReport, EngineSpec
 
 # Seconds that a process which was asked to leave has for it.
 STOP_TIMEOUT = 5.0
+_HUNG = "the engine process hung and was killed: "
 
 
 class EngineProcess:
@@ -62,16 +64,24 @@ class EngineProcess:
             return EngineReport(error=f"the engine process was killed: {self._killed_because}")
         return EngineReport(error=f"the engine process ended while loading, {in_words(status)}")
 
-    def wait(self, step_timeout: float) -> str:
-        """Wait for its death, and kill it if it hangs (0: never); returns how it died."""
+    def wait(self, step_timeout: float, on_hang: Callable[[str], None] = lambda error: None) -> str:
+        """Wait for its death, and kill it if it hangs (0: never); returns how it died.
+
+        `on_hang` is told so before it is killed, in another thread: who loses the connection finds out why.
+        """
+
+        def kill(reason: str) -> None:
+            on_hang(_HUNG + reason)
+            self._kill(reason)
+
         ended = threading.Event()
-        watching = (Watchdog(step_timeout), Path(self._spec.heartbeat_file), ended, self._kill)
+        watching = (Watchdog(step_timeout), Path(self._spec.heartbeat_file), ended, kill)
         threading.Thread(target=watch, args=watching, name=f"watchdog-{self._spec.device}", daemon=True).start()
         status = self._process.wait()
         ended.set()
         self.leave()
         if self._killed_because is not None:
-            return f"the engine process hung and was killed: {self._killed_because}"
+            return _HUNG + self._killed_because
         return f"the engine process died, {in_words(status)}"
 
     def kill(self) -> None:

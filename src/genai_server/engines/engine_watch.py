@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 class EngineWatch:
     """Runs one engine, again and again, from `start` to `leave` or `unload`, in a thread of its own.
 
-    `status` is replaced, never changed, and `on_change` then called, from that thread; `has_loaded` says whether the
-    engine was ever ready. Timeouts are in seconds.
+    `status` is replaced, never changed, and `on_change` then called, from that thread or the one that sees it hang;
+    `has_loaded` says whether the engine was ever ready. Timeouts are in seconds.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class EngineWatch:
         self._step_timeout = step_timeout
         self._load_timeout = load_timeout
         self._clock = clock
+        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._is_unloaded = False
         self._process: EngineProcess | None = None
@@ -89,7 +90,7 @@ class EngineWatch:
                 return
             if report.address:
                 self.has_loaded = True
-                self._set(state="ready", address=report.address, error=None)
+                self._set(state="ready", address=report.address, error=None, hung=False)
                 error = self._serve_until_death()
                 if self._stopping.is_set():
                     self._set(state="stopped", pid=None, address="")
@@ -123,7 +124,7 @@ class EngineWatch:
         assert self._process is not None
         log.info("device %s is ready, process %d", self._spec.device, self._process.pid)
         started = self._clock()
-        error = self._process.wait(self._step_timeout)
+        error = self._process.wait(self._step_timeout, self._on_hang)
         self._restarts.served(self._clock() - started)
         return error
 
@@ -142,8 +143,12 @@ class EngineWatch:
         self._set(restarts=self.status.restarts + 1)
         return True
 
+    def _on_hang(self, error: str) -> None:
+        self._set(error=error, hung=True)
+
     def _set(self, **changes: object) -> None:
         if "state" in changes:
             changes["since"] = time.time()
-        self.status = msgspec.structs.replace(self.status, **changes)
+        with self._lock:
+            self.status = msgspec.structs.replace(self.status, **changes)
         self._on_change()
