@@ -190,18 +190,18 @@ def answers(condition: Callable[[], bool]) -> bool:
         return False
 
 
-def test_a_profile_of_the_whole_session_is_written_to_its_end_when_the_server_stops(own_folder: Path) -> None:
+def test_a_profile_of_the_whole_session_is_whole_in_the_operators_folder_after_the_end(own_folder: Path) -> None:
     model = own_folder / "model"
     shutil.copytree(DEMO, model)
     config = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))
-    config["model"]["decoder"].setdefault("session_options", {})["enable_profiling"] = str(own_folder / "whole")
+    config["model"]["decoder"].setdefault("session_options", {})["enable_profiling"] = "whole"
     (model / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
     with run_server(own_folder, "--model-dir", str(model)) as server:
         server.chat("Hello!", max_tokens=5)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(15) == 0
     passes = {}
-    for path in own_folder.glob("whole_*.json"):
+    for path in (own_folder / "profiles" / "cpu").glob("whole_*.json"):
         passes["batch" in path.name] = len(read_profile(path).passes)
     assert passes.keys() == {False, True}
     assert min(passes.values()) > 0

@@ -1,6 +1,11 @@
 """What a profile session profiles and when it ends: what an operator asks of an engine."""
 
+import re
+
 from msgspec import Struct
+
+# What the names of profiles begin with: a name and no path.
+PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class SlowTokens(Struct, frozen=True):

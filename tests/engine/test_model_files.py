@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.model_files import check_model_directory, external_files, model_info
+from genai_server.engine.model_files import check_model_directory, external_files, model_info, session_profile
 from genai_server.errors import ModelDirectoryError
 from genai_server.generation import Sampling
 
@@ -265,6 +265,27 @@ def test_a_model_directory_brings_no_code(directory: Path) -> None:
     (directory / "genai_config.json").write_text(json.dumps(config))
     with pytest.raises(ModelDirectoryError, match="names a library to load: custom_ops_library"):
         check_model_directory(directory)
+
+
+@pytest.mark.parametrize("prefix", ["/tmp/x", "../x", "a/b", "a\\b", ".x", "x" * 65, True])
+@pytest.mark.parametrize("section", ["decoder", "encoder"])
+def test_a_model_directory_does_not_say_where_profiles_are_written(
+    directory: Path, prefix: object, section: str
+) -> None:
+    sections = {"decoder": {"filename": "model.onnx"}, "encoder": {"filename": "model.onnx"}}
+    sections[section]["session_options"] = {"enable_profiling": prefix}  # type: ignore[assignment]
+    (directory / "genai_config.json").write_text(json.dumps({"model": {**CONFIG["model"], **sections}}))
+    with pytest.raises(ModelDirectoryError, match="enable_profiling .* must be a name and no path") as caught:
+        check_model_directory(directory)
+    assert repr(prefix) in caught.value.message
+
+
+def test_a_model_directory_may_name_a_profile_of_the_whole_session(directory: Path) -> None:
+    options = {"enable_profiling": "whole"}
+    config = {"model": {**CONFIG["model"], "decoder": {"filename": "model.onnx", "session_options": options}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    check_model_directory(directory)
+    assert session_profile(directory) == "whole"
 
 
 def test_a_file_in_a_folder_of_the_directory_is_fine(directory: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from genai_server.errors import ModelDirectoryError
 from genai_server.generation import ModelInfo, Sampling
+from genai_server.profile_plan import PREFIX
 
 CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"
@@ -15,6 +16,8 @@ CHAT_TEMPLATE = "chat_template.jinja"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 # In the name of a setting such as custom_ops_library: onnxruntime would run code of the model's makers.
 _CODE = "library"
+# ONNX Runtime would write its profiles wherever this says.
+_PROFILING = "enable_profiling"
 # What Git leaves in the place of a large file without its extension LFS.
 _LFS_POINTER = b"version https://git-lfs"
 _FROM_THE_ORIGINAL = "copy it from the model that this one was made of"
@@ -77,7 +80,9 @@ def _check_present(directory: Path, name: str, lack: str) -> None:
 
 
 def _check_names(directory: Path, config: Any) -> None:
-    """See that no file that the configuration names, wherever in it, lies elsewhere, and that it loads no library."""
+    """See that no file that the configuration names, wherever in it, lies elsewhere, and that it loads no library and
+    does not say where profiles are written.
+    """
     waiting = [config]
     while waiting:
         value = waiting.pop()
@@ -87,6 +92,11 @@ def _check_names(directory: Path, config: Any) -> None:
                     _check_inside(directory, inner, CONFIG)
                 if _CODE in key and inner:
                     raise ModelDirectoryError(f"{directory / CONFIG} names a library to load: {key}")
+                if key == _PROFILING and inner and not (isinstance(inner, str) and PREFIX.fullmatch(inner)):
+                    raise ModelDirectoryError(
+                        f"{directory / CONFIG} has {key} {inner!r}: it must be a name and no path, of at most 64 "
+                        "letters, digits, dots, dashes and underscores; GENAI_PROFILE_DIR says where they are written"
+                    )
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
@@ -109,9 +119,12 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def session_profile(directory: Path) -> str:
-    """The prefix under which ONNX Runtime profiles the model's whole session, or "". Raises ModelDirectoryError."""
+    """The name with which the files begin in which ONNX Runtime profiles the model's whole session, or "".
+
+    Raises ModelDirectoryError.
+    """
     options = read_config(directory)["model"]["decoder"].get("session_options") or {}
-    return str(options.get("enable_profiling") or "")
+    return str(options.get(_PROFILING) or "")
 
 
 def model_info(config: dict[str, Any]) -> ModelInfo:

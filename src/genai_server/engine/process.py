@@ -85,13 +85,7 @@ def serve(
     Only a model whose whole session is profiled has it end, which is when its file is written; else that takes time.
     """
     connections = Connections(listener, spec.secret, runners.generator.model, runners.batching, runners.interrupt)
-    profiles = ProfileFolder(
-        Path(spec.profile_dir),
-        spec.profile_folder or spec.device,
-        max_files=spec.profile_max_files,
-        max_bytes=spec.profile_max_bytes,
-        max_age=spec.profile_max_age,
-    )
+    profiles = _profile_folder(spec)
     profiles.remove_old()
     options = RuntimeOptionState(
         runners,
@@ -109,12 +103,35 @@ def serve(
         heartbeat=Heartbeat(Path(spec.heartbeat_file)),
     )
     connections.start()
-    if not spec.device.startswith("scripted") and session_profile(Path(spec.model_dir)):
+    if not spec.device.startswith("scripted") and (name := session_profile(Path(spec.model_dir))):
+        log.warning("all passes are profiled, as %s wants it, into %s", spec.model_dir, profiles.path_prefix(name))
         lifeline.before_leaving(loop.leave)
     spare_what_is_there()
     _tell(report, EngineReport(address=listener.address))
     loop.run_forever()
     runners.end_sessions()
+
+
+def _profile_folder(spec: EngineSpec) -> ProfileFolder:
+    return ProfileFolder(
+        Path(spec.profile_dir),
+        spec.profile_folder or spec.device,
+        max_files=spec.profile_max_files,
+        max_bytes=spec.profile_max_bytes,
+        max_age=spec.profile_max_age,
+    )
+
+
+def _session_profile(spec: EngineSpec) -> str:
+    """The path prefix for profiles of the whole session, if the model's configuration wants some: its name for them, in
+    the operator's folder. Raises OSError without the folder.
+    """
+    name = session_profile(Path(spec.model_dir))
+    if not name:
+        return ""
+    folder = _profile_folder(spec)
+    folder.prepare()
+    return folder.path_prefix(name)
 
 
 def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
@@ -141,7 +158,9 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     model_dir = Path(spec.model_dir)
     if _on_cpu(spec):
         model_dir = prepacked_model(model_dir, Path(spec.cache_dir) if spec.cache_dir else None, spec.options)
-    generator = GeneratorRunner(model_dir, spec.device, spec.threads, spec.options)
+    generator = GeneratorRunner(
+        model_dir, spec.device, spec.threads, spec.options, profile_prefix=_session_profile(spec)
+    )
     try:
         batched = load_batched(spec, model_dir, generator.model)
     except DoesNotFit as reason:
@@ -201,7 +220,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
         raise DoesNotFit(need)
     if num_slots < spec.max_batch_size:
         log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, spec.max_batch_size, need)
-    prefix = session_profile(model_dir)
+    prefix = _session_profile(spec)
     session = open_session(
         graph,
         spec.threads,

@@ -31,12 +31,21 @@ _TERMINATED_MESSAGE = "Session in Terminated state"
 class GeneratorRunner:
     """Loads a model directory on a device, which may take long and hold Python's lock meanwhile.
 
-    Of the `options` it takes those that reach it; without a provider among them it is on the device's own. Raises
+    Of the `options` it takes those that reach it; without a provider among them it is on the device's own. With a
+    `profile_prefix`, ONNX Runtime profiles the session from its load to its end, into files that begin so. Raises
     ModelDirectoryError, ConfigurationError, ImportError without the library, and RuntimeError with the library's own
     reason.
     """
 
-    def __init__(self, model_dir: Path, device: str, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        device: str,
+        threads: int,
+        options: DeviceOptions = DEFAULT_OPTIONS,
+        *,
+        profile_prefix: str = "",
+    ) -> None:
         disable_telemetry()
         self._options = reaching(on_providers(options, device), Reach.GENERATOR)
         if any(provider.name in _ON_CUDA for provider in self._options.providers):
@@ -48,7 +57,7 @@ class GeneratorRunner:
 
         self._library: Any = onnxruntime_genai
         self._info = check_model_directory(model_dir)
-        self._model = self._library.Model(self._configure(model_dir, threads))
+        self._model = self._library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
         self._generators: dict[int, Any] = {}
@@ -114,10 +123,12 @@ class GeneratorRunner:
         """The providers in their order; how many nodes of the graph each of them runs, the library does not tell."""
         return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
 
-    def _configure(self, model_dir: Path, threads: int) -> Any:
+    def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
         """The library's configuration: the file's, with this device's providers and options in place of its own."""
         config = self._library.Config(str(model_dir))
         decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
+        if profile_prefix:
+            decoder["session_options"]["enable_profiling"] = profile_prefix
         config.overlay(json.dumps({"model": {"decoder": decoder}}))
         configure_providers(self._library, config, self._options)
         return config

@@ -1,18 +1,15 @@
 """Bodies of the admin endpoints."""
 
-import re
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from genai_server.openai_api.schemas.base import Wire, field_error
-from genai_server.profile_plan import ProfilePlan, SlowTokens
-
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+from genai_server.profile_plan import PREFIX, ProfilePlan, SlowTokens
 
 
 def _profile_prefix(value: str) -> str:
-    if not _PREFIX.fullmatch(value):
+    if not PREFIX.fullmatch(value):
         raise ValueError(
             'must be "0", "1" or a prefix for the files, which is a name and no path: '
             "1 to 64 letters, digits, dots, dashes and underscores, first a letter or digit"
@@ -21,7 +18,7 @@ def _profile_prefix(value: str) -> str:
 
 
 def _session_prefix(value: str) -> str:
-    if not _PREFIX.fullmatch(value) or value in ("0", "1"):
+    if not PREFIX.fullmatch(value) or value in ("0", "1"):
         raise ValueError(
             "must be a name and no path, and not 0 or 1: "
             "1 to 64 letters, digits, dots, dashes and underscores, first a letter or digit"
