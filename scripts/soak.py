@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from _load.asked import MAX_LENGTH
 from _load.footprint import grown, growth
 from _load.server import DEMO, run_server
 from _load.soaking import CLIENTS, Found, Plan, Soak
@@ -26,7 +27,7 @@ SETTINGS = {
     "GENAI_MODEL_DIR": str(DEMO),
     "GENAI_EXACT": "true",
     "GENAI_RESPONSE_STORE_SIZE": "64",
-    "GENAI_MAX_LENGTH": "1024",
+    "GENAI_MAX_LENGTH": str(MAX_LENGTH),
 }
 
 

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import weakref
 
+import pytest
+
 from genai_server.garbage import rare_full_collections
 
 
@@ -30,6 +32,16 @@ def test_a_full_collection_comes_by_the_clock() -> None:
             async with asyncio.timeout(30):
                 while cycle() is not None:  # noqa: ASYNC110 - the collector tells nobody
                     await asyncio.sleep(0.01)
+
+    asyncio.run(wait_for_one())
+
+
+def test_what_a_full_collection_frees_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait_for_one() -> None:
+        given_back = asyncio.Event()
+        monkeypatch.setattr("genai_server.garbage.give_back_free_memory", given_back.set)
+        async with rare_full_collections(least_seconds=0.05), asyncio.timeout(30):
+            await given_back.wait()
 
     asyncio.run(wait_for_one())
 

@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 
 # From the bottom up.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "garbage", "generation", "parts", "timing", "options", "messages", "heartbeat", "profile_plan"),
+    ("errors", "garbage", "generation", "heap", "parts", "timing", "options", "messages", "heartbeat", "profile_plan"),
     ("config", "logs"),
     ("text", "openai_api", "profiles", "hub"),
     ("engine", "engines", "anthropic_api"),

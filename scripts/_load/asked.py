@@ -9,6 +9,8 @@ from typing import Any
 
 COUNTRIES = ("France", "Japan", "Italy", "Egypt", "Peru", "Cuba", "Spain", "Kenya")
 MODEL = "onnx-genai"
+# Tokens of a prompt and its answer together, on the servers that are asked.
+MAX_LENGTH = 1024
 _JSON = {"content-type": "application/json"}
 
 
@@ -66,7 +68,7 @@ def long_question(chance: random.Random) -> Asked:
 def full_length(number: int) -> dict[str, Any]:
     """A body whose prompt and answer take all of MAX_LENGTH tokens; of no two the prompts begin alike."""
     messages = [{"role": "user", "content": f"{number} " + "a " * 900}]
-    return {"messages": messages, "ignore_eos": True, "include_metrics": True}
+    return {"messages": messages, "ignore_eos": True}
 
 
 def wrong(chance: random.Random) -> Asked:

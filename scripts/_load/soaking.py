@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from .answers import WrongAnswer, read_answer
 from .asked import full_length
 from .clients import ADMIN, Books, Clients, ask_references
 from .footprint import Footprint, footprint
@@ -30,6 +31,9 @@ QUESTIONS = 60
 # More than are run at once, so that there is always a queue.
 CLIENTS = 24
 SECONDS_TO_REST = 60.0
+# For closed connections to be seen by both sides, and for the API process to collect its garbage, which it does by the
+# clock (src/genai_server/garbage.py).
+_SECONDS_TO_TIDY_UP = 12.0
 _SECONDS_PER_PROFILING = 5.0
 # An engine that is killed before it counts as recovered is restarted later each time, and some day no more.
 _SECONDS_TO_RECOVER = 75.0
@@ -105,8 +109,16 @@ class Soak:
         return self.found
 
     async def _warm_up(self, clients: Clients) -> None:
-        """Fill what fills up: each slot to its whole length, the caches and the pools of threads."""
-        await asyncio.gather(*(ask_json(self._server.port, "/v1/chat", full_length(index)) for index in range(CLIENTS)))
+        """Fill what fills up: each slot to its whole length, the caches and the pools of threads.
+
+        Raises WrongAnswer if a slot is not filled.
+        """
+        answers = await asyncio.gather(
+            *(ask_json(self._server.port, "/v1/chat", full_length(index)) for index in range(CLIENTS))
+        )
+        for answer in answers:
+            if (ended := read_answer(answer.status, bytes(answer.body), streamed=False)).reason != "length":
+                raise WrongAnswer(f"a prompt and an answer of the whole length: {ended}")
         await self._part(clients, self._plan.warm_up)
 
     async def _part(self, clients: Clients, seconds: float, *more: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -136,7 +148,7 @@ class Soak:
             await self._rest()
         if not await asyncio.to_thread(self._server.is_idle):
             self.found.books.accuse("slots balance", f"at rest: {await asyncio.to_thread(self._server.health)}")
-        await asyncio.sleep(1.0)  # for closed connections to be seen by both sides
+        await asyncio.sleep(_SECONDS_TO_TIDY_UP)
         return footprint(pid or await asyncio.to_thread(self._server.engine_pid) or 0)
 
     async def _kill_engines(self) -> None:

@@ -1,7 +1,7 @@
 """When Python's collector (module gc) looks for cycles of objects that nobody reaches any more.
 
 A full collection looks at every container that there is, and stops the process meanwhile: half a second with 2,000
-requests at hand, for which nobody is answered.
+requests at hand, for which nobody is answered. What they have freed goes back to the system.
 """
 
 import asyncio
@@ -9,6 +9,8 @@ import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from genai_server.heap import give_back_free_memory
 
 # Full collections may take this share of the time, and come no more often than so.
 _SHARE = 1 / 200
@@ -43,4 +45,5 @@ async def _collect_fully(least_seconds: float) -> None:
         await asyncio.sleep(max(least_seconds, took / _SHARE))
         started = time.perf_counter()
         gc.collect()
+        give_back_free_memory()
         took = time.perf_counter() - started

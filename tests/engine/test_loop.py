@@ -317,6 +317,19 @@ def test_whoever_leaves_after_an_interrupted_pass_leaves_at_once(bench: Bench, m
     assert bench.ends(1) == []
 
 
+def test_an_engine_that_has_nothing_to_do_gives_back_free_memory_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[str] = []
+    monkeypatch.setattr("genai_server.engine.loop.give_back_free_memory", lambda: given_back.append("once"))
+    for key in (1, 2):
+        bench.submit(key, "say x")
+        bench.run()
+        assert len(given_back) == key - 1
+        bench.steps(2)
+        assert len(given_back) == key
+
+
 def test_without_a_batch_there_is_no_past_to_forget(bench: Bench) -> None:
     bench.submit(1, "say a")
     bench.run()

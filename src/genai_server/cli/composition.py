@@ -27,11 +27,12 @@ from genai_server.api.request_log import log_request
 from genai_server.cli.exit_status import note_cut_off
 from genai_server.cli.loaders import load_traces, text_loader
 from genai_server.cli.preflight import check_models
-from genai_server.cli.process_limits import give_back_large_blocks, raise_file_limit
+from genai_server.cli.process_limits import raise_file_limit
 from genai_server.cli.stop_signals import StopSignals
 from genai_server.config import Settings, engines_to_attach, load_settings, shared_metrics
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError
+from genai_server.heap import give_back_large_blocks, share_heaps
 from genai_server.logs import configure_logging
 
 # Seconds that an API process whose parent has died has for telling its clients.
@@ -101,6 +102,7 @@ def _live_keys(settings: Settings) -> ApiKeys:
 
 def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: bool) -> FastAPI:
     give_back_large_blocks()
+    share_heaps()
     raise_file_limit()
     registry, instruments = request_metrics(shared_metrics())
     books = Books(registry, [log_request, instruments.observe])

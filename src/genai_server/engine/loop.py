@@ -27,6 +27,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.engine.wire import Wire
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
+from genai_server.heap import give_back_free_memory
 from genai_server.heartbeat import Heartbeat
 from genai_server.messages.generation import Cancel, Progress, PromptLogprobs, Refused, Stop, Submit, Tokens
 from genai_server.timing import Clock
@@ -58,6 +59,7 @@ class EngineLoop:
         clock: Clock = time.perf_counter,
     ) -> None:
         self._leaving = False
+        self._has_worked = False
         self._runners = runners
         self._scheduler = scheduler
         self._inbox = wire.inbox
@@ -114,7 +116,14 @@ class EngineLoop:
                 block = False
                 self._handle(connection, message)
         except Empty:
-            return
+            if block:
+                self._rest()
+
+    def _rest(self) -> None:
+        """Nothing is to be done and nothing has come for a while: a good moment for what takes some."""
+        if self._has_worked:
+            self._has_worked = False
+            give_back_free_memory()
 
     def _handle(self, connection: int, message: Message) -> None:
         match message:
@@ -183,6 +192,7 @@ class EngineLoop:
 
     def _forward(self, step: Pass) -> None:
         """Run a pass and sample from it; only one that runs to its end tells how long passes take."""
+        self._has_worked = True
         with self._failing(step.sequences):
             started = self._clock()
             self._heartbeat.beat(step.num_tokens * len(step.sequences))
