@@ -106,6 +106,26 @@ def test_prompts_that_wait_may_have_so_many_tokens_together(own_folder: Path) ->
             assert short.response.status_code == 200
 
 
+def test_answers_whose_prompts_could_not_wait_even_on_an_idle_device_are_no_503(own_folder: Path) -> None:
+    with run_server(own_folder, *OPTIONS, "--max-queue", "9", "--max-queue-tokens", "100") as server:
+        long, short = "say " + "x" * 60, "say x"
+        for path, asked, field in (
+            ("/v1/chat/completions", body(long, n=3), "n"),
+            ("/v1/completions", {"prompt": [long] * 3}, "prompt"),
+            ("/v1/completions", {"prompt": [long] * 2, "n": 2, "stream": True}, "n"),
+        ):
+            response = server.client.post(path, json=asked)
+            assert response.status_code == 400, response.text
+            assert "retry-after" not in response.headers
+            error = response.json()["error"]
+            assert error["param"] == field
+            assert "at most 100 tokens together (GENAI_MAX_QUEUE_TOKENS)" in error["message"]
+            assert listed(server) == {}
+        # One runs at once, however long it is.
+        assert server.client.post("/v1/chat/completions", json=body(long, n=2)).status_code == 200
+        assert server.client.post("/v1/chat/completions", json=body(short, n=9)).status_code == 200
+
+
 # deadlines
 
 

@@ -119,10 +119,12 @@ class ModelInfo(Struct, frozen=True):
     """What the API process must know of an engine's model.
 
     `context_length` counts tokens, prompt and answer together. `eos_token_ids` end an answer. `defaults` are the
-    sampling values for fields that a request leaves out.
+    sampling values for fields that a request leaves out. `scores_prompts` says whether it gives the log probabilities
+    of a prompt's tokens.
     """
 
     context_length: int
     vocab_size: int
     eos_token_ids: list[int]
     defaults: Sampling
+    scores_prompts: bool = True

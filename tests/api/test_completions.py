@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 from openai import OpenAI
 
-from tests.running_server import RunningServer
+from tests.pruned_model import make_pruned_model
+from tests.running_server import RunningServer, run_server
 
 END = "\x04"  # of a prompt, to the scripted runner
 
@@ -86,6 +88,26 @@ def test_a_field_that_is_wrong_is_named(scripted: RunningServer, fields: dict[st
     response = scripted.client.post("/v1/completions", json=fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+def test_a_token_that_only_the_model_has_is_named_in_the_prompt(demo: RunningServer) -> None:
+    response = demo.client.post("/v1/completions", json={"prompt": [1, 2**31 - 1]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_a_prompt_is_not_scored_where_the_graph_makes_the_last_logits_only(tmp_path: Path) -> None:
+    make_pruned_model(tmp_path / "model")
+    fields = {"prompt": "The capital of France", "max_tokens": 2}
+    with run_server(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
+        for more in ({}, {"stream": True}):
+            refused = server.client.post("/v1/completions", json={**fields, **more, "echo": True, "logprobs": 1})
+            assert refused.status_code == 400, refused.text
+            error = refused.json()["error"]
+            assert (error["param"], error["code"]) == ("logprobs", "invalid_value")
+            assert "with echo" in error["message"]
+            assert "prune_lm_head" in error["message"]
+        for one in ({"echo": True}, {"logprobs": 1}):
+            assert server.client.post("/v1/completions", json={**fields, **one}).status_code == 200
 
 
 def test_one_answer_that_fails_fails_the_request(client: OpenAI) -> None:

@@ -7,34 +7,17 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
-from genai_server.cli.composition import attached_app
-from genai_server.config import load_settings
-from genai_server.engines.supervisor import Supervisor
 from genai_server.text import grammar
-from tests.running_server import body, free_port, wait_until
+from tests.running_server import body
+from tests.server_here import server_here
 
 
 @pytest.fixture
 def here() -> Iterator[httpx.Client]:
-    """A client of a server in this process, where its steps can be held up; the engine has one of its own."""
-    settings = load_settings({"device": "scripted"}, environ={}, dotenv=None)
-    supervisor = Supervisor(settings)
-    supervisor.start()
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(attached_app(settings, supervisor.folder), port=port, log_config=None))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-            wait_until(lambda: client.get("/readyz").status_code == 200)
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join()
-        supervisor.stop()
+    """A client of a server in this process, where its steps can be held up."""
+    with server_here() as client:
+        yield client
 
 
 @pytest.mark.parametrize(

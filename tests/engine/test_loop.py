@@ -19,7 +19,7 @@ from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.engine.wire import Wire
 from genai_server.generation import FinishReason, GenerationRequest
-from genai_server.messages.figures import Load
+from genai_server.messages.figures import Capacity, Load
 from genai_server.messages.frames import ToApi
 from genai_server.messages.generation import (
     Accepted,
@@ -177,7 +177,7 @@ def test_more_than_may_run_wait_in_order_of_arrival(tmp_path: Path) -> None:
     for key in (1, 2, 3):
         bench.submit(key, "say ab")
     bench.steps(1)
-    assert (API, Load(running=1, waiting=2, room=0, retry_after=1, capacity=3)) in bench.sent
+    assert (API, Load(running=1, waiting=2, room=0, retry_after=1, capacity=Capacity(1, 2))) in bench.sent
     bench.run()
     ends = [message.key for _, message in bench.sent if isinstance(message, Finished)]
     assert ends == [1, 2, 3]
@@ -219,7 +219,8 @@ def test_the_requests_of_an_api_process_that_died_are_dropped(bench: Bench) -> N
     bench.submit(1, "count 20")
     bench.submit(1, "count 20", connection=OTHER_API)
     bench.steps(4)
-    assert (API, Load(running=2, others=1, room=6, capacity=8)) in bench.sent
+    capacity = bench.scheduler.capacity
+    assert (API, Load(running=2, others=1, room=6, capacity=capacity)) in bench.sent
     bench.inbox.put((OTHER_API, Disconnected()))
     bench.steps(1)
     assert len(bench.scheduler.running) == 1

@@ -6,6 +6,7 @@ from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import QueueFull
 from genai_server.generation import GenerationRequest
+from genai_server.messages.figures import Capacity
 
 CHUNK = 8
 IDLE_CHUNK = 24
@@ -186,6 +187,12 @@ def test_those_that_are_about_to_be_added_have_their_tokens_already() -> None:
     scheduler.require_room(40, [_sequence("b", num_prompt=60)])
     with pytest.raises(QueueFull):
         scheduler.require_room(41, [_sequence("b", num_prompt=60)])
+
+
+def test_what_an_idle_device_takes_is_known_beforehand() -> None:
+    assert _bounded(max_running=2).capacity == Capacity(running=2, waiting=9, waiting_tokens=100)
+    assert _bounded(max_waiting_tokens=0).capacity.waiting_tokens is None
+    assert Capacity(2, 9).requests == 11
 
 
 def test_room_is_told_in_requests_and_where_they_would_wait_in_tokens() -> None:

@@ -1,7 +1,9 @@
 """What an engine runs before it is ready, and that nothing of it stays."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from genai_server.engine.process import load_runners
@@ -9,9 +11,10 @@ from genai_server.engine.runners.base import Logits, Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.warm_up import warm_up
+from genai_server.engine.warm_up import scores_prompts, warm_up
 from genai_server.errors import RunnerFailed
 from tests.engine.test_process import spec
+from tests.pruned_model import make_pruned_model
 
 
 class Shapes(ScriptedRunner):
@@ -76,3 +79,21 @@ def test_a_model_that_cannot_be_run_is_not_ready() -> None:
 
     with pytest.raises(RunnerFailed, match="no kernel"):
         warm_up(RunnerPair(Failing(), reason="scripted"), 64, 128)
+
+
+def test_a_model_is_known_to_score_prompts_by_trying_it() -> None:
+    runners = load_runners(spec(128))
+    assert scores_prompts(runners, 128)
+    assert scores_prompts(RunnerPair(runners.generator, reason="alone"), 128)
+    assert scores_prompts(RunnerPair(ScriptedRunner(), reason="scripted"), 128)
+    assert runners.batched is not None
+    assert runners.batched.slots.num_running == 0
+
+
+def test_a_graph_with_a_pruned_head_scores_no_prompts_on_either_runner(tmp_path: Path) -> None:
+    make_pruned_model(tmp_path / "model")
+    runners = load_runners(msgspec.structs.replace(spec(128), model_dir=str(tmp_path / "model")))
+    assert runners.batched is not None
+    assert not scores_prompts(runners, 128)
+    assert not scores_prompts(RunnerPair(runners.generator, reason="alone"), 128)
+    assert runners.batched.slots.num_running == 0

@@ -168,14 +168,14 @@ def test_a_full_engine_is_known_to_be_full_without_asking_it() -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         await until(lambda: engine.load.room == 2)
-        engine.require_room(2, 10**6)
-        with pytest.raises(InvalidField, match="may have 2 answers .* given 3"):
+        engine.require_room(2, [10**6, 100])
+        with pytest.raises(InvalidField, match="n may make 2 answers .* given 3"):
             engine.require_room(3)  # however long it waits
         running = await engine.submit(request("delay 0.01; count 100"))
         await until(lambda: engine.load.room == 1)
-        engine.require_room(1, 100)
+        engine.require_room(1, [100])
         with pytest.raises(QueueFull, match=r"100 more tokens of prompts .*GENAI_MAX_QUEUE_TOKENS.*given 101"):
-            engine.require_room(1, 101)
+            engine.require_room(1, [101])
         waiting = await engine.submit(request("say x"))
         await until(lambda: engine.load.room == 0)
         with pytest.raises(QueueFull, match="0 more requests") as full:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, Sampling, TokenLogprob
-from genai_server.messages.figures import Figures, Histogram, Load
+from genai_server.messages.figures import Capacity, Figures, Histogram, Load
 from genai_server.messages.frames import (
     MAX_FRAME_BYTES,
     ToApi,
@@ -87,9 +87,10 @@ TO_ENGINE: list[ToEngine] = [
 _HISTOGRAM = Histogram([0.25, 1.0], [1, 0, 3], 12.5)
 TO_API: list[ToApi] = [
     Welcome(4321, ModelInfo(8192, 151_936, [1, 2], _SAMPLING), Batching()),
-    Welcome(1, ModelInfo(8, 9, [], _SAMPLING), Batching("batched", None, 16, exact=False)),
+    Welcome(1, ModelInfo(8, 9, [], _SAMPLING, scores_prompts=False), Batching("batched", None, 16, exact=False)),
     Load(running=1, waiting=2, others=3, terminated=True),
-    Load(room=0, room_tokens=2**40, retry_after=600),
+    Load(room=0, room_tokens=2**40, retry_after=600, capacity=Capacity(1, 2, 2**40)),
+    Load(capacity=Capacity(16, 256)),
     Figures(1, 2, 3, 4, 5, 6, 7, 8, _HISTOGRAM, _HISTOGRAM, Histogram([], [0], 0.0), Histogram([], [2**40], 1e9)),
     Accepted(1),
     Refused(2, "queue_full", "too many"),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from genai_server.errors import InvalidField, PromptTooLong
@@ -194,3 +195,19 @@ def test_a_prompt_without_an_answer_may_fill_the_context() -> None:
     assert (full.max_tokens, full.max_length) == (0, 100)
     with pytest.raises(PromptTooLong):
         to_generation_request(body, [5] * 101, MODEL, request_id="r1", policy=Policy(1000))
+
+
+def test_a_prompt_is_scored_if_the_model_can_and_both_fields_ask_for_it() -> None:
+    last_only = msgspec.structs.replace(MODEL, scores_prompts=False)
+
+    def scored(model: ModelInfo, **fields: Any) -> bool:
+        body = CompletionRequest.model_validate({"prompt": "x", **fields})
+        return to_generation_request(body, [5], model, request_id="r1", policy=Policy(50)).prompt_logprobs
+
+    assert scored(MODEL, echo=True, logprobs=0)
+    for model in (MODEL, last_only):
+        assert not scored(model, echo=True)
+        assert not scored(model, logprobs=5)
+    with pytest.raises(InvalidField, match="prune_lm_head") as caught:
+        scored(last_only, echo=True, logprobs=0)
+    assert caught.value.param == "logprobs"

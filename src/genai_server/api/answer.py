@@ -28,13 +28,20 @@ class Piece:
 
 
 class Answer:
-    """Reads a TokenStream; whoever has it must `close` it, which ends the generation if it still runs."""
+    """Reads a TokenStream; whoever has it must `close` it, which ends the generation if it still runs.
 
-    def __init__(self, stream: TokenStream, text: AnswerText, stopwatch: Stopwatch) -> None:
+    With `tells_progress` there is a piece each time that more of the prompt has been read.
+    """
+
+    def __init__(
+        self, stream: TokenStream, text: AnswerText, stopwatch: Stopwatch, *, tells_progress: bool = False
+    ) -> None:
         self.calls_tools = False
         self._stream = stream
         self._text = text
         self._stopwatch = stopwatch
+        self._tells_progress = tells_progress
+        self._num_read = 0
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answer token by token: a part of a character, of a stop string or of a marker comes with what completes
@@ -42,7 +49,9 @@ class Answer:
         """
         async for batch in self._stream:
             if batch.progress is not None:
-                yield Piece([], [], self._progress(batch.progress))
+                self._num_read = batch.progress.num_read
+                if self._tells_progress:
+                    yield Piece([], [], self._progress(batch.progress))
             for index, token in enumerate(batch.tokens):
                 self._stopwatch.count(1)
                 parts, tokens = self._text.feed(token, batch.logprobs[index] if batch.logprobs else None)
@@ -97,6 +106,12 @@ class Answer:
         piece. Their offsets are not known.
         """
         return [self._text.scored(logprob, 0) for logprob in self._stream.prompt_logprobs]
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the prompt that are still to be read, for all that its reader has heard; 0 once a token came."""
+        has_begun = self._stopwatch.first is not None or self.is_ended
+        return 0 if has_begun else self._stopwatch.input_tokens - self._num_read
 
     @property
     def usage(self) -> Usage:

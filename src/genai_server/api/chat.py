@@ -51,7 +51,7 @@ async def chat_stream(
     caller: TheCaller,
 ) -> EventStream:
     """Answer token by token."""
-    choices = await start_chat(services, body, caller)
+    choices = await start_chat(services, body, caller, is_streamed=True)
     return EventStream(choices, _events(choices, with_logprobs=bool(body.logprobs)))
 
 

@@ -28,7 +28,7 @@ async def create_chat_completion(
     caller: TheCaller,
 ) -> Response:
     """OpenAI's chat completion, in one piece or as a stream of chunks."""
-    choices = await start_chat(services, body, caller)
+    choices = await start_chat(services, body, caller, is_streamed=bool(body.stream))
     build = ChatCompletionBuilder(
         caller.request_id,
         choices.model,

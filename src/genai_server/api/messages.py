@@ -31,7 +31,7 @@ async def create_message(
     """Anthropic's message, in one piece or as a stream of events."""
     translation = Translation(body)
     with _in_words_of(translation):
-        choices = await start_chat(services, translation.chat, caller)
+        choices = await start_chat(services, translation.chat, caller, is_streamed=bool(body.stream))
     build = MessageBuilder(
         f"msg_{caller.request_id.removeprefix('req-')}",
         choices.model,

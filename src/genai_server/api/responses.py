@@ -123,7 +123,7 @@ async def _start(body: ResponsesRequest, services: Services, caller: Caller, own
         is_stored=is_stored,
     )
     with _in_words_of_the_client():
-        choices = await start_chat(services, chat, caller)
+        choices = await start_chat(services, chat, caller, is_streamed=bool(body.stream))
     build = ResponseBuilder(begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []))
     return RunningResponse(
         choices,

@@ -19,7 +19,7 @@ from genai_server.errors import InvalidField
 from genai_server.generation import GenerationRequest, ModelInfo
 from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.completions import CompletionRequest
-from genai_server.openai_api.schemas.sampling import GenerationFields
+from genai_server.openai_api.schemas.sampling import GenerationFields, StreamFields
 from genai_server.openai_api.translate import Policy, nth_choice, to_generation_request
 from genai_server.parts import ScoredToken
 from genai_server.text.answer_text import AnswerText
@@ -47,19 +47,19 @@ class Prompt:
         return found
 
 
-async def start_chat(services: Services, body: ChatParameters, caller: Caller) -> Choices:
+async def start_chat(services: Services, body: ChatParameters, caller: Caller, *, is_streamed: bool = False) -> Choices:
     """The answers of an assistant. Raises RequestError, Unavailable and ClientLeft."""
-    return await caller.waits_for(_start_chat(services, body, caller))
+    return await caller.waits_for(_start_chat(services, body, caller, is_streamed=is_streamed))
 
 
-async def _start_chat(services: Services, body: ChatParameters, caller: Caller) -> Choices:
+async def _start_chat(services: Services, body: ChatParameters, caller: Caller, *, is_streamed: bool) -> Choices:
     start = await _begin(services, body, caller, body.n or 1)
     prompt = await encode_chat(body, start.codec)
-    start.require_room([prompt])
+    requests = start.requests([prompt], is_streamed=is_streamed)
     # To compile a grammar may take half a second, in which the others go on.
     shape = await asyncio.to_thread(chat_shape, body, start.codec, prompt)
     continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
-    answers = await start.answers([prompt], body.n or 1, shape, continues=continues)
+    answers = await start.answers(requests, body.n or 1, shape, continues=continues)
     return Choices(caller.request_id, start.name, answers, body.n or 1)
 
 
@@ -85,13 +85,13 @@ async def _start_completion(
                 f"prompt must have ids below {start.model.vocab_size}, the model's vocabulary, given {strange[0]}",
                 param="prompt",
             )
-        text = given if isinstance(given, str) else codec.decode(tokens)
+        text = given if isinstance(given, str) else codec.decode(tokens, param="prompt")
         prompts.append(Prompt(text, [codec.token_bytes(token) for token in tokens] if body.echo else []))
         encoded.append(tokens)
-    start.require_room(encoded)
+    requests = start.requests(encoded, is_streamed=bool(body.stream))
     shape = await asyncio.to_thread(plain_shape, body)
     offsets = [len(prompt.text) if body.echo else 0 for prompt in prompts]
-    answers = await start.answers(encoded, body.n or 1, shape, offsets=offsets, continues=True)
+    answers = await start.answers(requests, body.n or 1, shape, offsets=offsets, continues=True)
     return prompts, Choices(caller.request_id, start.name, answers, body.n or 1)
 
 
@@ -135,16 +135,37 @@ class _Start:
         self.engine, self.model = served.router.pick(body.device)
         caller.account.model, caller.account.device = self.name, self.engine.device
         self.num_answers = num_answers
-        self.engine.require_room(num_answers)
+        # What makes several answers of one request.
+        self.field = "prompt" if isinstance(body, CompletionRequest) and body.n in (None, 1) else "n"
+        self.engine.require_room(num_answers, param=self.field)
         self.codec: TextCodec = served.codec_of(self.engine.device)
 
-    def require_room(self, prompts: Sequence[list[int]]) -> None:
-        """Raise QueueFull where it is known that the engine would not take all answers to these."""
-        self.engine.require_room(self.num_answers, self.num_answers // len(prompts) * sum(map(len, prompts)))
+    def requests(self, prompts: Sequence[list[int]], *, is_streamed: bool) -> list[GenerationRequest]:
+        """What the engine shall do for each prompt; its grammar is still to come.
+
+        Raises InvalidField and PromptTooLong, and QueueFull where it is known that the engine would not take all
+        answers to these.
+        """
+        policy = Policy(self.services.settings.max_length, self.services.settings.exact)
+        found = [
+            to_generation_request(
+                self.body,
+                prompt,
+                self.model,
+                request_id=self.caller.request_id,
+                policy=policy,
+                progress=is_streamed,
+            )
+            for prompt in prompts
+        ]
+        each = self.num_answers // len(prompts)
+        lengths = [len(prompt) for prompt in prompts for _ in range(each)]
+        self.engine.require_room(self.num_answers, lengths, param=self.field)
+        return found
 
     async def answers(
         self,
-        prompts: Sequence[list[int]],
+        requests: Sequence[GenerationRequest],
         num_per_prompt: int,
         shape: Shape,
         *,
@@ -156,14 +177,7 @@ class _Start:
         `offsets` are the characters of text that are told before the answers to each prompt; with `continues` these go
         on from a text rather than begin one.
         """
-        settings = self.services.settings
-        policy = Policy(settings.max_length, settings.exact)
-        requests = [
-            to_generation_request(
-                self.body, prompt, self.model, request_id=self.caller.request_id, policy=policy, grammar=shape.grammar
-            )
-            for prompt in prompts
-        ]
+        tells_progress = isinstance(self.body, StreamFields) and bool(self.body.return_progress)
         started: list[Answer] = []
         try:
             for request, offset in zip(requests, offsets, strict=True):
@@ -177,9 +191,10 @@ class _Start:
                         offset=offset,
                         most_calls=shape.most_calls,
                     )
-                    choice = structs.replace(nth_choice(request, index), timeout=self.caller.deadline.seconds_left)
+                    seconds = self.caller.deadline.seconds_left
+                    choice = structs.replace(nth_choice(request, index), grammar=shape.grammar, timeout=seconds)
                     stream = await self._submit(choice, shape)
-                    started.append(Answer(stream, text, stopwatch))
+                    started.append(Answer(stream, text, stopwatch, tells_progress=tells_progress))
         except BaseException:
             for answer in started:
                 answer.close()

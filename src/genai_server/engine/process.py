@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+from msgspec import structs
 
 from genai_server.engine.connections import Connections, Listener, listen
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
@@ -30,7 +31,7 @@ from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.session_options import use_global_pool
-from genai_server.engine.warm_up import warm_up
+from genai_server.engine.warm_up import scores_prompts, warm_up
 from genai_server.engine.wire import Wire
 from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.garbage import spare_what_is_there
@@ -59,13 +60,14 @@ def main() -> None:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
         warm_up(runners, spec.prefill_chunk, spec.max_length)
-        guidance = load_guidance(spec, runners.generator.model)
+        model = structs.replace(runners.generator.model, scores_prompts=scores_prompts(runners, spec.max_length))
+        guidance = load_guidance(spec, model)
     except Exception as error:  # whatever the library raises: the operator must read it
         lifeline.let_go()
         _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
     try:
-        serve(spec, listener, runners, guidance, report, lifeline)
+        serve(spec, listener, runners, model, guidance, report, lifeline)
     except BaseException:
         log.exception("the engine met an internal error and ends")
         os._exit(1)
@@ -76,15 +78,16 @@ def serve(
     spec: EngineSpec,
     listener: Listener,
     runners: RunnerPair,
+    model: ModelInfo,
     guidance: Guidance,
     report: BinaryIO,
     lifeline: Lifeline,
 ) -> None:
-    """Take connections and run the generator worker, until the process ends.
+    """Take connections, tell them of the model, and run the generator worker, until the process ends.
 
     Only a model whose whole session is profiled has it end, which is when its file is written; else that takes time.
     """
-    connections = Connections(listener, spec.secret, runners.generator.model, runners.batching, runners.interrupt)
+    connections = Connections(listener, spec.secret, model, runners.batching, runners.interrupt)
     profiles = _profile_folder(spec)
     profiles.remove_old()
     options = RuntimeOptionState(

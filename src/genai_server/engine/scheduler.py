@@ -14,6 +14,7 @@ from genai_server.engine.forecast import seconds_until_room
 from genai_server.engine.pace import Pace
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import QueueFull
+from genai_server.messages.figures import Capacity
 
 # ONNX Runtime's attention on CPUs takes a chunk in blocks (measured: 64 tokens where the head size is 32, 128 where it
 # is 64), and a block of one token is rounded otherwise. The sizes are multiples of this.
@@ -93,13 +94,14 @@ class Scheduler:
             )
 
     @property
-    def capacity(self) -> int:
-        """How many sequences may run and wait together."""
-        return self._max_running + self._max_waiting
+    def capacity(self) -> Capacity:
+        """What could be added if nothing were there."""
+        tokens = None if self._max_waiting_tokens == math.inf else int(self._max_waiting_tokens)
+        return Capacity(self._max_running, self._max_waiting, tokens)
 
     def room(self, coming: Collection[Sequence] = ()) -> int:
         """How many more sequences could be added beside those that are about to be."""
-        return max(0, self.capacity - self._num_present(coming))
+        return max(0, self._max_running + self._max_waiting - self._num_present(coming))
 
     def room_tokens(self, coming: Collection[Sequence] = ()) -> int | None:
         """How many tokens the prompt of one more may have; None if any number, or if it would not wait."""

@@ -10,6 +10,7 @@ from itertools import count
 
 from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.runners.pair import RunnerPair
+from genai_server.errors import RunnerFailed
 
 log = logging.getLogger(__name__)
 _DECODED = 2
@@ -34,6 +35,24 @@ def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
         _run(runners.batched, runners.batched.max_rows, _SHORT, length)
     runners.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
+
+
+def scores_prompts(runners: RunnerPair, max_length: int) -> bool:
+    """Whether the model gives the logits after each token of a prompt; some graphs give those of the last token only.
+
+    No library tells the shapes of all graphs, so it is tried, on a model that is known to run.
+    """
+    runner = runners.generator if runners.batched is None else runners.batched
+    sequence, prompt = next(_IDS), [1 % runner.model.vocab_size] * _SHORT
+    try:
+        runner.open(sequence, prompt, Opening(min(max_length, runner.model.context_length), reuse=False))
+        runner.prefill(sequence, prompt, positions=True)
+    except RunnerFailed:
+        return False
+    finally:
+        runner.close(sequence)
+        runners.forget()
+    return True
 
 
 def _run(runner: Runner, rows: int, num_tokens: int, length: int) -> None:

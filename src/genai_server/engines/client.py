@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,16 +11,9 @@ from genai_server.engines.board import Board, EngineStatus, read_board
 from genai_server.engines.connection import connect
 from genai_server.engines.in_flight import InFlight
 from genai_server.engines.operator import Operator
+from genai_server.engines.room import require_room
 from genai_server.engines.stream import TokenStream
-from genai_server.errors import (
-    EngineDied,
-    EngineHung,
-    GenerationFailed,
-    InvalidField,
-    ModelUnloaded,
-    NoEngineReady,
-    QueueFull,
-)
+from genai_server.errors import EngineDied, EngineHung, GenerationFailed, ModelUnloaded, NoEngineReady
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages.figures import Figures, Load
 from genai_server.messages.frames import ToApi, ToEngine, encode_frame
@@ -78,27 +72,9 @@ class EngineClient:
         """
         return await self._in_flight.submit(request)
 
-    def require_room(self, num_requests: int, num_tokens: int = 0) -> None:
-        """Raise QueueFull if the engine, for all that it has told, would not take so many requests now, or so many
-        tokens of prompts, and InvalidField if it never would take so many requests.
-        """
-        capacity = self.load.capacity
-        if capacity is not None and num_requests > capacity:
-            raise InvalidField(
-                f"a request may have {capacity} answers on device {self.device}, as many as may run and wait there "
-                f"(GENAI_MAX_BATCH_SIZE, GENAI_MAX_QUEUE), given {num_requests}",
-                param="n",
-            )
-        rooms = (
-            (self.load.room, num_requests, "requests", "GENAI_MAX_QUEUE"),
-            (self.load.room_tokens, num_tokens, "tokens of prompts", "GENAI_MAX_QUEUE_TOKENS"),
-        )
-        for room, number, kind, limit in rooms:
-            if room is not None and number > room:
-                raise QueueFull(
-                    f"{room} more {kind} may wait for device {self.device} now ({limit}), given {number}",
-                    retry_after=self.load.retry_after or None,
-                )
+    def require_room(self, num_answers: int, lengths: Sequence[int] = (), *, param: str = "n") -> None:
+        """See that the device has room for so many answers; see engines/room.py. Raises QueueFull and InvalidField."""
+        require_room(self.load, self.device, num_answers, lengths, param=param)
 
     async def run(self) -> None:
         """Keep attached until cancelled."""

@@ -3,12 +3,27 @@
 from msgspec import Struct
 
 
+class Capacity(Struct, frozen=True):
+    """What an idle device takes: so many requests run and so many wait, whose prompts have at most `waiting_tokens`
+    tokens together, any number if it is None.
+    """
+
+    running: int
+    waiting: int
+    waiting_tokens: int | None = None
+
+    @property
+    def requests(self) -> int:
+        """How many run and wait together."""
+        return self.running + self.waiting
+
+
 class Load(Struct, frozen=True, tag=True):
     """The device's work, sent when it changes: those running and waiting, of which others sent some.
 
     `room` is how many more requests would be taken, None as long as that is not known, and `room_tokens` with how many
     tokens of prompts, None if any number. `retry_after` are the seconds until there is room again if there is none, as
-    they were estimated then. `capacity` is how many an idle device takes, None as long as that is not known.
+    they were estimated then. `capacity` is None as long as it is not known.
     """
 
     running: int = 0
@@ -18,7 +33,7 @@ class Load(Struct, frozen=True, tag=True):
     room: int | None = None
     room_tokens: int | None = None
     retry_after: int = 0
-    capacity: int | None = None
+    capacity: Capacity | None = None
 
 
 class Histogram(Struct, frozen=True):

@@ -8,7 +8,7 @@ from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.generation import GenerationRequest, ModelInfo, Sampling
 from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.completions import CompletionRequest
-from genai_server.openai_api.schemas.sampling import GenerationFields, SamplingFields, StreamFields
+from genai_server.openai_api.schemas.sampling import GenerationFields, SamplingFields
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -38,9 +38,9 @@ def to_generation_request(
     *,
     request_id: str,
     policy: Policy,
-    grammar: str | None = None,
+    progress: bool = False,
 ) -> GenerationRequest:
-    """Resolve all defaults.
+    """Resolve all defaults; see GenerationRequest for `progress`.
 
     Raises InvalidField and PromptTooLong, which name field, limit and given value.
     """
@@ -71,9 +71,8 @@ def to_generation_request(
         exact=policy.exact if body.exact is None else body.exact,
         min_tokens=_min_tokens(body, room if max_tokens is None else min(room, max_tokens)),
         top_logprobs=_top_logprobs(body),
-        prompt_logprobs=isinstance(body, CompletionRequest) and bool(body.echo) and body.logprobs is not None,
-        grammar=grammar,
-        progress=isinstance(body, StreamFields) and bool(body.return_progress),
+        prompt_logprobs=_prompt_logprobs(body, model),
+        progress=progress,
     )
 
 
@@ -103,6 +102,17 @@ def _top_logprobs(body: GenerationFields) -> int | None:
     if isinstance(body, ChatParameters) and body.logprobs:
         return body.top_logprobs or 0
     return None
+
+
+def _prompt_logprobs(body: GenerationFields, model: ModelInfo) -> bool:
+    wanted = isinstance(body, CompletionRequest) and bool(body.echo) and body.logprobs is not None
+    if wanted and not model.scores_prompts:
+        raise InvalidField(
+            "logprobs cannot be given with echo: this model gives none of a prompt, for its graph makes the logits of "
+            "the last token only (it was built with prune_lm_head)",
+            param="logprobs",
+        )
+    return wanted
 
 
 def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:

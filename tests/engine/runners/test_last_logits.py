@@ -1,41 +1,26 @@
 """A graph that gives the logits of the last token only, as `export` builds them, runs batched all the same."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.errors import RunnerFailed
+from tests.pruned_model import make_pruned_model
 from tests.running_server import DEMO
 
-HEAD = "/lm_head/MatMul_Q8"
 PROMPT = [5, 9, 14, 200, 31, 7]
 
 
 @pytest.fixture(scope="module")
 def pruned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with the cut before its head that the builder's prune_lm_head makes."""
     directory = tmp_path_factory.mktemp("pruned") / "model"
-    shutil.copytree(DEMO, directory)
-    model = onnx.load(str(directory / "model.onnx"), load_external_data=False)
-    graph = model.graph
-    place, head = next((place, node) for place, node in enumerate(graph.node) if node.name == HEAD)
-    last, axis = helper.make_tensor("last", TensorProto.INT64, [], [-1]), helper.make_tensor("axis", 7, [1], [1])
-    graph.initializer.extend([last, axis])
-    graph.node.insert(place, helper.make_node("Gather", [head.input[0], "last"], ["last_state"], axis=1))
-    graph.node.insert(place + 1, helper.make_node("Unsqueeze", ["last_state", "axis"], ["last_states"]))
-    head.input[0] = "last_states"
-    logits = next(output for output in graph.output if output.name == "logits")
-    logits.type.tensor_type.shape.dim[1].dim_value = 1
-    onnx.save(model, str(directory / "model.onnx"))
+    make_pruned_model(directory)
     return directory
 
 
