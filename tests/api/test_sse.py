@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from genai_server.api.sse import EventStream
 from genai_server.errors import EngineDied
-from tests.running_server import free_port, wait_until
+from tests.running_server import body, free_port, wait_until
+from tests.server_here import server_here
 
 Events = Callable[[], AsyncIterator[Any]]
 
@@ -24,6 +25,7 @@ class Source:
 
     def __init__(self) -> None:
         self.closed = 0
+        self.progress: tuple[int, int] | None = None
 
     def close(self) -> None:
         self.closed += 1
@@ -116,6 +118,44 @@ def test_comments_come_while_no_event_does(monkeypatch: pytest.MonkeyPatch) -> N
     comments = [line for line in sent if line.startswith(": ping")]
     assert comments
     assert [line for line in sent if line not in comments] == ["data: first", "data: last"]
+
+
+STREAMS = [
+    ("/v1/chat/stream", {}),
+    ("/v1/chat/completions", {"stream": True}),
+    ("/v1/completions", {"stream": True}),
+    ("/v1/responses", {"stream": True}),
+    ("/v1/messages", {"stream": True, "max_tokens": 9}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), STREAMS, ids=lambda value: value if isinstance(value, str) else "")
+def test_comments_say_how_far_a_prompt_is_while_it_is_read(
+    slow_prompts: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(EventStream, "DEFAULT_PING_INTERVAL", 0.02)
+    text = " " * 40 + "say yes"
+    asked = {"/v1/completions": {"prompt": f"{text}\n\x04"}, "/v1/responses": {"input": text}}.get(path, body(text))
+    with slow_prompts.stream("POST", path, json={**asked, **fields}) as response:
+        lines = list(response.iter_lines())
+    told = [tuple(map(int, line[len(": prefill ") :].split("/"))) for line in lines if line.startswith(": prefill ")]
+    total = len(text) + 2
+    assert len(set(told)) > 2, lines
+    assert told == sorted(told)
+    assert {of for _, of in told} == {total}
+    assert max(read for read, _ in told) < total
+    first = next(place for place, line in enumerate(lines) if '"yes"' in line or '"y"' in line)
+    assert not any(line.startswith(": prefill") for line in lines[first:])
+
+
+@pytest.fixture(scope="module")
+def slow_prompts() -> Iterator[httpx.Client]:
+    """A client of a server that reads two tokens of a prompt in each 0.05 s."""
+    endless = body("delay 0.05; count 1000")
+    with server_here(prefill_chunk="2") as client, client.stream("POST", "/v1/chat/stream", json=endless) as other:
+        lines = other.iter_lines()
+        next(lines)  # beside it, one piece of a prompt is read in each round
+        yield client
 
 
 def test_a_reader_that_stands_still_holds_up_its_own_events_and_gets_them_all() -> None:

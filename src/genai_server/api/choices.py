@@ -65,6 +65,13 @@ class Choices:
         finally:
             self.close()
 
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """How many tokens of all prompts have been read, of how many; None when all have been."""
+        unread = sum(answer.num_unread for answer in self.answers)
+        total = sum(answer.usage.prompt for answer in self.answers)
+        return (total - unread, total) if unread else None
+
     def usage(self) -> Usage:
         """Of all answers together."""
         return usage_of(self.answers, self.num_per_prompt)

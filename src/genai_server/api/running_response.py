@@ -46,6 +46,11 @@ class RunningResponse:
         """The response as it is now."""
         return self._build.response
 
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """How many tokens of the prompt have been read, of how many; None when all have been."""
+        return self._choices.progress
+
     async def events(self) -> AsyncIterator[dict[str, Any] | str]:
         """All events of its stream. Raises GenerationFailed."""
         for event in self._build.begin():

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import msgspec
-from sse_starlette import EventSourceResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
 from starlette.types import Message, Receive, Scope, Send
 
@@ -27,8 +27,13 @@ _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x8
 STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
-class Closable(Protocol):
+class Source(Protocol):
     """Whatever the events tell of."""
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """How many tokens of prompts have been read, of how many; None when there is nothing to read any more."""
+        ...
 
     def close(self) -> None:
         """Leave; called in any case."""
@@ -40,12 +45,15 @@ class EventStream(EventSourceResponse):
 
     With `named` each event, an object, goes by the name that it has as its `type`. An error after the headers is the
     last event, in the form that `tell_error` gives it. An event is made when the one before has been taken: what a slow
-    reader leaves gathers as tokens, not as text.
+    reader leaves gathers as tokens, not as text. Every few seconds there is a comment, which keeps the connection open
+    and says how far the prompt has been read; readers of events pass over it.
     """
+
+    DEFAULT_PING_INTERVAL = 5
 
     def __init__(
         self,
-        source: Closable,
+        source: Source,
         events: AsyncIterator[dict[str, Any] | str],
         *,
         named: bool = False,
@@ -55,7 +63,7 @@ class EventStream(EventSourceResponse):
         self._named = named
         self._state: dict[str, Any] = {}  # of the scope
         self._tell_error = tell_error
-        super().__init__(self._encoded(events), sep="\n")  # of the pings between the events
+        super().__init__(self._encoded(events), ping_message_factory=self._comment)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._state = scope["state"]
@@ -69,6 +77,10 @@ class EventStream(EventSourceResponse):
             raise
         finally:
             self._source.close()
+
+    def _comment(self) -> ServerSentEvent:
+        progress = self._source.progress
+        return ServerSentEvent(comment="prefill {}/{}".format(*progress) if progress else "ping", sep="\n")
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """No timeout is set, so none is waited for: the library's cancel scope took a third of an event's time."""
