@@ -9,6 +9,7 @@ GenaiServerError
 ├── RequestError                the caller's to mend; raised before any work is done
 │   ├── InvalidField            a field has a value that cannot be honoured
 │   │   ├── UnknownField        a field that the endpoint does not know
+│   │   ├── UnsupportedField    a field that the API has and this server cannot honour
 │   │   ├── MissingField        a field without which there is nothing to do
 │   │   ├── WrongType           a field of another JSON type than it must have
 │   │   ├── PromptTooLong       the prompt does not fit the length that the server allows
@@ -105,6 +106,12 @@ class UnknownField(InvalidField):
     """The endpoint does not know a field."""
 
     code = "unknown_parameter"
+
+
+class UnsupportedField(InvalidField):
+    """The API has this field, and this server cannot honour it."""
+
+    code = "unsupported_parameter"
 
 
 class MissingField(InvalidField):

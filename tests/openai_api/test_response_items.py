@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from openai.types.responses import ResponseItem
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from genai_server.errors import InvalidField
 from genai_server.openai_api.response_items import encrypted, given_items, to_messages
@@ -59,6 +59,15 @@ def test_a_reference_is_the_item_that_it_means() -> None:
     with pytest.raises(InvalidField, match="'msg_2'") as unknown:
         _given([{"role": "user", "content": "hi"}, {"id": "msg_2"}], kept)
     assert unknown.value.param == "input[1].id"
+
+
+def test_what_openais_client_adds_to_an_item_that_it_has_written_out_is_taken_if_it_is_nothing() -> None:
+    call = {**CALL, "id": "fc_1", "status": "completed", "caller": {"type": "direct"}, "namespace": None}
+    output = {**OUTPUT, "caller": None, "namespace": None, "created_by": None}
+    assert _messages(call, output) == _messages(CALL, OUTPUT)
+    for strange in ({"caller": {"type": "program", "caller_id": "c"}}, {"namespace": "crm"}):
+        with pytest.raises(ValidationError):
+            _given([{**CALL, **strange}])
 
 
 def test_each_message_keeps_its_role_and_its_text() -> None:

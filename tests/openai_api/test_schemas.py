@@ -173,6 +173,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
     "message",
     [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
         {"role": "developer", "content": "x", "name": "Ann"},
         {"role": "assistant", "content": "x", "reasoning_content": "y", "refusal": None},
         {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]},

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,24 @@ def test_tools_and_more_variables_reach_the_template() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     assert asyncio.run(codec.encode_chat(_user("x"), tools, {"effort": "low"})) == list(b"add low")
     assert codec.render_chat(_user("x"), tools, {"effort": "low"}) == "add low"
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_short"),
+    [({"on": True, "effort": "low"}, True), ({"effort": "x" * SHORT_TEXT}, False), ({"effort": [1]}, False)],
+    ids=["short", "a long text", "a list"],
+)
+def test_the_event_loop_renders_only_what_is_short(variables: dict[str, Any], is_short: bool) -> None:
+    rendered_in: list[int] = []
+
+    class Watched(ByteTokenizer):
+        def encode(self, *pieces: str) -> list[int]:
+            rendered_in.append(threading.get_ident())
+            return super().encode(*pieces)
+
+    codec = _codec("{{ effort }}{{ on }}{{ messages[0].content }}", Watched())
+    asyncio.run(codec.encode_chat(_user("x"), None, variables))
+    assert (rendered_in == [threading.get_ident()]) is is_short
 
 
 def test_a_refusal_of_the_template_reaches_the_caller() -> None:

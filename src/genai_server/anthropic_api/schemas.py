@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
-from genai_server.openai_api.schemas.base import JsonObject, NonEmptyText, Text, Wire, field_error
+from genai_server.openai_api.schemas.base import JsonObject, NonEmptyText, Text, Wire, field_error, missing_error
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_TOOLS, FunctionName
 from genai_server.openai_api.schemas.sampling import MOST_STOP_STRINGS, SamplingFields, StopText
 
@@ -151,8 +151,10 @@ class ToolChoice(Wire):
 
     @model_validator(mode="after")
     def _has_name(self) -> Self:
-        if (self.type == "tool") != (self.name is not None):
-            raise field_error("name", "is required with type tool, and only allowed with it")
+        if self.type == "tool" and self.name is None:
+            raise missing_error("name", "with type tool")
+        if self.type != "tool" and self.name is not None:
+            raise field_error("name", "is only allowed with type tool")
         return self
 
 

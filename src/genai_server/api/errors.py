@@ -56,7 +56,6 @@ _RULES = {
     "list_type": "must be a list",
     "literal_error": "must be {expected}",
     "model_attributes_type": "must be an object",
-    "none_required": "must be null",
     "string_pattern_mismatch": "must match {pattern}",
     "string_too_long": "must have at most {max_length} character(s)",
     "string_too_short": "must have at least {min_length} character(s)",
@@ -155,13 +154,16 @@ def from_validation(error: RequestValidationError) -> GenaiServerError:
     if first["type"] == "json_invalid":
         return errors.MalformedBody(f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
     field = _field_name(_path(first, error.body))
-    if first["type"] == "field":
+    if first["type"] in ("field", "missing_field"):
         field = f"{field}.{first['ctx']['field']}" if field else first["ctx"]["field"]
-        return errors.InvalidField(f"{field} {first['ctx']['rule']}", param=field)
+        kind = errors.MissingField if first["type"] == "missing_field" else errors.InvalidField
+        return kind(f"{field} {first['ctx']['rule']}", param=field)
     if first["type"] == "missing" or (field is None and first.get("input") is None):
         return errors.MissingField(f"{field or 'a JSON body'} is required", param=field)
     if first["type"] == "extra_forbidden":
         return errors.UnknownField(f"{field} is not a field that this endpoint knows", param=field)
+    if first["type"] == "none_required":
+        return errors.UnsupportedField(f"{field} is not supported here: leave it out, or null", param=field)
     if isinstance(first["input"], bytes):
         return errors.MalformedBody("the body is not declared as JSON; send content-type: application/json")
     given = repr(first["input"])

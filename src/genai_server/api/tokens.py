@@ -21,7 +21,7 @@ from genai_server.openai_api.schemas.tokens import (
 )
 from genai_server.text.codec import TextCodec
 
-router = APIRouter(tags=["tokens"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500)})
+router = APIRouter(tags=["tokens"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)})
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)

@@ -73,7 +73,7 @@ class TextCodec:
             prompt = self._writer.write(messages, tools, template_kwargs)
             return self._encode(prompt, "messages", check=not self._allow_special_tokens)
 
-        return await self._run(encode, is_short=not tools and _are_short(messages))
+        return await self._run(encode, is_short=not tools and _are_short([*messages, template_kwargs or {}]))
 
     def render_chat(
         self,
@@ -207,11 +207,11 @@ def _num_in(wanted: Set[int], tokens: list[int]) -> int:
     return sum(sum(map(wanted.__contains__, some)) for some in slices)
 
 
-def _are_short(messages: Sequence[Message]) -> bool:
-    """Whether they are few short texts and nothing else."""
+def _are_short(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether they are few short texts, or true or false, and nothing else."""
     values = [value for message in messages[:FEW_MESSAGES] for value in message.values() if value is not None]
     return (
         len(messages) <= FEW_MESSAGES
-        and all(isinstance(value, str) for value in values)
-        and sum(map(len, values)) <= SHORT_TEXT
+        and all(isinstance(value, str | bool) for value in values)
+        and sum(len(value) for value in values if isinstance(value, str)) <= SHORT_TEXT
     )

@@ -16,6 +16,11 @@ def field_error(field: str, rule: str) -> PydanticCustomError:
     return PydanticCustomError("field", "{rule}", {"field": field, "rule": rule})
 
 
+def missing_error(field: str, rule: str) -> PydanticCustomError:
+    """The same where the field is missing: `rule` says in what case it is required."""
+    return PydanticCustomError("missing_field", "{rule}", {"field": field, "rule": f"is required {rule}"})
+
+
 class Wire(BaseModel):
     """Base of all bodies: unknown fields and values of another JSON type are errors."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wire, field_error
+from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wire, field_error, missing_error
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -19,6 +19,7 @@ class TextPart(Wire):
 
     type: Literal["text"]
     text: Text
+    prompt_cache_breakpoint: Any = Field(None, description="Has no effect here.")
 
 
 class CalledFunction(Wire):
@@ -54,14 +55,14 @@ class ChatMessage(Wire):
     def _fits_role(self) -> Self:
         if self.role == "assistant":
             if self.content is None and not self.tool_calls:
-                raise field_error("content", "is required of an assistant without tool_calls")
+                raise missing_error("content", "of an assistant without tool_calls")
         elif self.content is None:
-            raise field_error("content", f"is required of role {self.role}")
+            raise missing_error("content", f"of role {self.role}")
         for field, role in (("tool_calls", "assistant"), ("reasoning_content", "assistant"), ("tool_call_id", "tool")):
             if getattr(self, field) is not None and self.role != role:
                 raise field_error(field, f"is only allowed of role {role}; given with role {self.role}")
         if self.role == "tool" and self.tool_call_id is None:
-            raise field_error("tool_call_id", "is required of role tool")
+            raise missing_error("tool_call_id", "of role tool")
         return self
 
     def for_template(self) -> dict[str, Any]:
@@ -128,8 +129,10 @@ class ResponseFormat(Wire):
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise field_error("json_schema", "is required with type json_schema, and only allowed with it")
+        if self.type == "json_schema" and self.json_schema is None:
+            raise missing_error("json_schema", "with type json_schema")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise field_error("json_schema", "is only allowed with type json_schema")
         return self
 
 

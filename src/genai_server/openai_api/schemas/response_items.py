@@ -50,6 +50,12 @@ class MessageItem(Item):
     phase: Any = Field(None, description="Has no effect here: the model is not told.")
 
 
+class DirectCaller(Wire):
+    """Who has made a call: the model itself, and no program of OpenAI's."""
+
+    type: Literal["direct"]
+
+
 class FunctionCallItem(Item):
     """A call that the model made; `arguments` is the text of a JSON object."""
 
@@ -57,6 +63,8 @@ class FunctionCallItem(Item):
     call_id: NonEmptyText
     name: FunctionName
     arguments: Text
+    caller: DirectCaller | None = None
+    namespace: None = None
 
 
 class FunctionCallOutputItem(Item):
@@ -66,6 +74,9 @@ class FunctionCallOutputItem(Item):
     call_id: NonEmptyText
     output: Text | list[InputText]
     name: NonEmptyText | None = None
+    caller: DirectCaller | None = None
+    namespace: None = None
+    created_by: Any = Field(None, description="Has no effect here: the model is not told.")
 
 
 class ReasoningItem(Item):

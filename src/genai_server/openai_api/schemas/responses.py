@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, field_error
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, field_error, missing_error
 from genai_server.openai_api.schemas.chat import MOST_TOOLS, FunctionName, ReasoningEffort
 from genai_server.openai_api.schemas.response_items import Input
 from genai_server.openai_api.schemas.sampling import GenerationFields
@@ -64,8 +64,11 @@ class TextFormat(Wire):
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
         for field, alias in (("name", "name"), ("schema_", "schema")):
-            if (self.type == "json_schema") != (getattr(self, field) is not None):
-                raise field_error(alias, "is required with type json_schema, and only allowed with it")
+            given = getattr(self, field) is not None
+            if self.type == "json_schema" and not given:
+                raise missing_error(alias, "with type json_schema")
+            if self.type != "json_schema" and given:
+                raise field_error(alias, "is only allowed with type json_schema")
         if self.type != "json_schema" and (self.description is not None or self.strict is not None):
             raise field_error("type", "must be json_schema where there is a description or strict")
         return self

@@ -32,8 +32,10 @@ class StructuredOutputs(Wire):
     @model_validator(mode="after")
     def _one(self) -> Self:
         given = [name for name in ("json_", "regex", "choice", "grammar") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError("must have exactly one of json, regex, choice and grammar")
+        if not given:
+            raise ValueError("must have one of json, regex, choice and grammar")
+        if len(given) > 1:
+            raise field_error(given[1], f"cannot be given beside {given[0].removesuffix('_')}")
         return self
 
 
