@@ -68,6 +68,18 @@ def test_a_stream_makes_the_same_response_as_one_in_one_piece(client: OpenAI) ->
     assert without_names(streamed) == without_names(whole)
 
 
+def test_what_cannot_be_gone_on_from_is_named(client: OpenAI) -> None:
+    cut = client.responses.create(model=MODEL, input=f"say {CALL}", tools=[WEATHER], max_output_tokens=55)
+    (call,) = cut.output
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert (cut.status, call.status) == ("incomplete", "incomplete")
+    with pytest.raises(
+        openai.BadRequestError, match=r"input \(tool_calls\[0\].function.arguments\) must be JSON"
+    ) as no:
+        client.responses.create(model=MODEL, input="say x", previous_response_id=cut.id)
+    assert no.value.param == "input"
+
+
 def test_each_event_is_named_by_its_type(scripted: RunningServer) -> None:
     lines = _post(scripted, stream=True).text.splitlines()
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]

@@ -62,7 +62,14 @@ def test_a_reference_is_the_item_that_it_means() -> None:
 
 
 def test_what_openais_client_adds_to_an_item_that_it_has_written_out_is_taken_if_it_is_nothing() -> None:
-    call = {**CALL, "id": "fc_1", "status": "completed", "caller": {"type": "direct"}, "namespace": None}
+    call = {
+        **CALL,
+        "id": "fc_1",
+        "status": "completed",
+        "caller": {"type": "direct"},
+        "namespace": None,
+        "async_": None,
+    }
     output = {**OUTPUT, "caller": None, "namespace": None, "created_by": None}
     assert _messages(call, output) == _messages(CALL, OUTPUT)
     for strange in ({"caller": {"type": "program", "caller_id": "c"}}, {"namespace": "crm"}):

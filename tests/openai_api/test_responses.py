@@ -91,7 +91,8 @@ def test_log_probabilities_are_asked_for_by_include() -> None:
     [
         (InvalidField("the messages x", param="messages"), "input", "the messages x"),
         (PromptTooLong("x", param="messages"), "input", "x"),
-        (InvalidField("messages[2].content[0]: no", param="messages[2].content[0]"), "input", "input: no"),
+        (InvalidField("messages[2].content[0]: no", param="messages[2].content[0]"), "input", "input (content[0]): no"),
+        (InvalidField("messages[2] must be", param="messages[2]"), "input", "input must be"),
         (InvalidField("max_tokens must be 5", param="max_tokens"), "max_output_tokens", "max_output_tokens must be 5"),
         (InvalidField("x", param="response_format"), "text.format", "x"),
         (

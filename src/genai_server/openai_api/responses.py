@@ -26,7 +26,7 @@ _NAMES = {
     "response_format": "text.format",
 }
 _OTHER = re.compile(rf"\b({'|'.join(map(re.escape, _NAMES))})\b")
-_MESSAGE = re.compile(r"\bmessages\[\d+\][\w.\[\]]*")
+_MESSAGE = re.compile(r"\bmessages\[\d+\]\.?([\w.\[\]]*)")
 
 
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
@@ -71,10 +71,14 @@ def _tools(body: ResponsesRequest) -> JsonObject:
 
 def outer_error(error: GenaiServerError) -> GenaiServerError:
     """An error about the chat as one about the response, which names the field that the client gave."""
+
+    def place(inner: re.Match[str]) -> str:
+        return f"input ({inner[1]})" if inner[1] else "input"
+
     if error.param is None:
         return error
     if error.param.startswith("messages"):
-        return type(error)(_MESSAGE.sub("input", error.message), param="input")
+        return type(error)(_MESSAGE.sub(place, error.message), param="input")
 
     def name(inner: re.Match[str]) -> str:
         return _NAMES[inner[0]]

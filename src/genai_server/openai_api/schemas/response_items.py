@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire
 from genai_server.openai_api.schemas.chat import FunctionName
@@ -35,10 +35,19 @@ class ReasoningText(Wire):
 
 
 class Item(Wire):
-    """What all items may have when they come back."""
+    """What all items may have when they come back; a null of any other name is nothing: OpenAI's client writes such out
+    for all that its types have.
+    """
 
     id: NonEmptyText | None = None
     status: Status | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
 
 
 class MessageItem(Item):
@@ -64,7 +73,6 @@ class FunctionCallItem(Item):
     name: FunctionName
     arguments: Text
     caller: DirectCaller | None = None
-    namespace: None = None
 
 
 class FunctionCallOutputItem(Item):
@@ -75,8 +83,6 @@ class FunctionCallOutputItem(Item):
     output: Text | list[InputText]
     name: NonEmptyText | None = None
     caller: DirectCaller | None = None
-    namespace: None = None
-    created_by: Any = Field(None, description="Has no effect here: the model is not told.")
 
 
 class ReasoningItem(Item):
