@@ -24,5 +24,19 @@ def test_a_model_is_found_by_its_id_and_no_other(client: OpenAI) -> None:
 
 
 def test_the_base_path_may_lack_v1(scripted: RunningServer) -> None:
-    for path in ("/models", "/models/onnx-genai"):
-        assert scripted.client.get(path).json() == scripted.client.get(f"/v1{path}").json()
+    documented = scripted.client.get("/openapi.json").json()["paths"]
+    # Those of this server alone, which have one name.
+    own = ("/v1/admin/", "/v1/requests", "/v1/chat/stream")
+    paths = [path for path in documented if path.startswith("/v1/") and path != "/v1/chat" and not path.startswith(own)]
+    assert len(paths) > 12
+    for path in paths:
+        asked = path.replace("{model}", "onnx-genai").replace("{response_id}", "resp_1")
+        for method in documented[path]:
+            with_v1, without = (
+                scripted.client.request(
+                    method, place, json={} if method == "post" else None, headers={"x-request-id": "r"}
+                )
+                for place in (asked, asked.removeprefix("/v1"))
+            )
+            assert with_v1.json() == without.json(), (method, path)
+            assert with_v1.status_code == without.status_code != 405
