@@ -6,7 +6,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.running_server import DEMO, SETTINGS, RunningServer, run_server
+from tests.running_server import DEMO, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_server
 
 # Property tests try the same examples each time, for as long as they take.
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
@@ -24,18 +24,36 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server over two scripted devices, for tests that leave it as they found it."""
-    folder = tmp_path_factory.mktemp("scripted")
-    with run_server(folder, "--device", "scripted:0,scripted:1", "--max-length", "2000") as server:
+def shared_scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with run_server(tmp_path_factory.mktemp("scripted"), *SCRIPTED) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server over the demo model, for tests that leave it as they found it."""
+def shared_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with run_server(tmp_path_factory.mktemp("demo"), "--model-dir", str(DEMO)) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def scripted(shared_scripted: RunningServer) -> Iterator[RunningServer]:
+    """A server over two scripted devices, which all tests share and none changes."""
+    with left_as_found(shared_scripted):
+        yield shared_scripted
+
+
+@pytest.fixture(scope="module")
+def own_scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Such a server of the module's own, for tests that an operator's doings are part of."""
+    with run_server(tmp_path_factory.mktemp("own-scripted"), *SCRIPTED) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def demo(shared_demo: RunningServer) -> Iterator[RunningServer]:
+    """A server over the demo model, which all tests share and leave as they found it."""
+    with left_as_found(shared_demo):
+        yield shared_demo
 
 
 @pytest.fixture

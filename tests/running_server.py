@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import psutil
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
+# Options of a server over two scripted devices.
+SCRIPTED = ("--device", "scripted:0,scripted:1", "--max-length", "2000")
 SETTINGS = ("GENAI_", "HOST", "PORT", "WORKERS", "RELOAD")
 
 
@@ -98,6 +100,12 @@ class RunningServer:
         state = self.device(device)
         return bool(state["running"] == 0 and state["waiting"] == 0)
 
+    def standing(self) -> dict[str, Any]:
+        """What whoever comes next finds: models with their aliases, engines, what runs there, what is switched on."""
+        devices = self.client.get("/v1/admin/runtime_options").json()["devices"]
+        profiled = {name: options["enable_profiling"] for name, options in devices.items()}
+        return {"models": self.health()["models"], "enable_profiling": profiled}
+
 
 class EventReader:
     """The `data:` lines of a stream of server-sent events, as they arrive."""
@@ -150,6 +158,16 @@ def run_server(
         for child in alive:
             child.kill()
         assert not alive, f"left behind: {alive}"
+
+
+@contextmanager
+def left_as_found(server: RunningServer) -> Iterator[None]:
+    """Fails if the server is another afterwards, for those who come next."""
+    before = server.standing()
+    yield
+    with suppress(AssertionError):  # who has just left may still be there; the next line says what is
+        wait_until(lambda: server.standing() == before)
+    assert server.standing() == before
 
 
 @contextmanager

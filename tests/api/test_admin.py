@@ -14,10 +14,10 @@ SLOW = "delay 0.02; count 1000"
 
 
 @pytest.fixture
-def server(scripted: RunningServer) -> Iterator[RunningServer]:
-    yield scripted
-    scripted.options(terminate_session="0")
-    scripted.options(enable_profiling="0")
+def server(own_scripted: RunningServer) -> Iterator[RunningServer]:
+    yield own_scripted
+    own_scripted.options(terminate_session="0")
+    own_scripted.options(enable_profiling="0")
 
 
 def options(server: RunningServer, device: str) -> dict[str, Any]:

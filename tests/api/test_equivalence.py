@@ -163,6 +163,5 @@ def test_a_prompt_is_scored_as_an_answer_is(demo: RunningServer) -> None:
     made_tokens = made["logprobs"]["tokens"]
     assert scores["tokens"][-len(made_tokens) :] == made_tokens
     assert scores["token_logprobs"][-len(made_tokens) :] == pytest.approx(made["logprobs"]["token_logprobs"], abs=1e-3)
-    assert [
-        whole[offset:].startswith(token) for offset, token in zip(scores["text_offset"], scores["tokens"], strict=True)
-    ]
+    for offset, token in zip(scores["text_offset"], scores["tokens"], strict=True):
+        assert whole[offset:].startswith(token)

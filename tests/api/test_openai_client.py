@@ -39,16 +39,16 @@ def test_the_asynchronous_client_gets_answers_side_by_side(scripted: RunningServ
     assert asyncio.run(run()) == ["one", "two"]
 
 
-def test_a_503_is_tried_again_after_the_time_that_it_names(scripted: RunningServer) -> None:
+def test_a_503_is_tried_again_after_the_time_that_it_names(own_scripted: RunningServer) -> None:
     statuses: list[tuple[int, str | None]] = []
 
     def recover(response: Any) -> None:
         statuses.append((response.status_code, response.headers.get("retry-after")))
-        scripted.options(terminate_session="0")
+        own_scripted.options(terminate_session="0")
 
-    scripted.options(terminate_session="1")
+    own_scripted.options(terminate_session="1")
     http = openai.DefaultHttpxClient(event_hooks={"response": [recover]})
-    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=1, http_client=http) as client:
+    with OpenAI(base_url=f"{own_scripted.url}/v1", api_key="none", max_retries=1, http_client=http) as client:
         completion = client.chat.completions.create(**_ask("say hi"))
     assert completion.choices[0].message.content == "hi"
     assert statuses == [(503, "1"), (200, None)]

@@ -16,10 +16,10 @@ SLOW = "delay 0.02; count 1000"
 
 
 @pytest.fixture
-def server(scripted: RunningServer) -> Iterator[RunningServer]:
-    yield scripted
-    for session in scripted.client.get(PATH).json()["data"]:
-        while scripted.client.delete(f"{PATH}/{session['id']}").json().get("deleted") is False:
+def server(own_scripted: RunningServer) -> Iterator[RunningServer]:
+    yield own_scripted
+    for session in own_scripted.client.get(PATH).json()["data"]:
+        while own_scripted.client.delete(f"{PATH}/{session['id']}").json().get("deleted") is False:
             pass
 
 

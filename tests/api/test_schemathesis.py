@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running_server import RunningServer
+from tests.running_server import SCRIPTED, RunningServer, run_server
 
 EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "20")
 
@@ -29,17 +29,13 @@ def _run(server: RunningServer, folder: Path, *options: str) -> None:
 
 
 @pytest.mark.timeout(250)
-def test_no_body_meets_an_undocumented_answer(scripted: RunningServer, tmp_path: Path) -> None:
-    _run(scripted, tmp_path, "--exclude-path-regex", "/admin/")
-    assert scripted.client.get("/readyz").status_code == 200
+def test_no_body_meets_an_undocumented_answer(own_folder: Path) -> None:
+    with run_server(own_folder, *SCRIPTED) as server:
+        _run(server, own_folder, "--exclude-path-regex", "/admin/")
+        assert server.client.get("/readyz").status_code == 200
 
 
 @pytest.mark.timeout(250)
-def test_no_body_meets_an_undocumented_answer_of_the_admin(scripted: RunningServer, tmp_path: Path) -> None:
-    try:
-        _run(scripted, tmp_path, "--include-path-regex", "/admin/")
-    finally:
-        scripted.options(terminate_session="0")
-        scripted.options(enable_profiling="0")
-        for session in scripted.client.get("/v1/admin/profiles").json()["data"]:
-            scripted.client.delete(f"/v1/admin/profiles/{session['id']}")
+def test_no_body_meets_an_undocumented_answer_of_the_admin(own_folder: Path) -> None:
+    with run_server(own_folder, *SCRIPTED) as server:
+        _run(server, own_folder, "--include-path-regex", "/admin/")
