@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -19,6 +20,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 TOKEN = "hf_right"
 _PAGE = 3
 _LARGE = 64
+
+
+@cache
+def _sha256(content: bytes) -> str:
+    """Of large files once only, for each answer tells of it."""
+    return hashlib.sha256(content).hexdigest()
+
+
+@cache
+def _blob_id(content: bytes) -> str:
+    """What git calls it."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @dataclass
@@ -35,7 +48,7 @@ class HubRepository:
         """Changes with the files."""
         found = hashlib.sha1()
         for name, content in sorted(self.files.items()):
-            found.update(name.encode() + b"\0" + content)
+            found.update(f"{name}\0{_sha256(content)}".encode())
         return found.hexdigest()
 
 
@@ -145,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("location", f"{self.state.url}/stored/{name}/{path}")
             self.send_header("x-repo-commit", repository.commit)
-            self.send_header("x-linked-etag", f'"{hashlib.sha256(repository.files[path]).hexdigest()}"')
+            self.send_header("x-linked-etag", f'"{_sha256(repository.files[path])}"')
             self.send_header("x-linked-size", str(len(repository.files[path])))
             self.send_header("content-length", "0")
             self.end_headers()
@@ -159,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         if start:
             self.send_header("content-range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_header("accept-ranges", "bytes")
-        self.send_header("etag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("etag", f'"{_sha256(content)}"')
         self.send_header("x-repo-commit", repository.commit)
         self.send_header("content-length", str(len(content) - start))
         self.end_headers()
@@ -198,8 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _entry(path: str, content: bytes) -> dict[str, Any]:
-    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    entry = {"type": "file", "path": path, "size": len(content), "oid": blob}
+    entry = {"type": "file", "path": path, "size": len(content), "oid": _blob_id(content)}
     if len(content) < _LARGE:
         return entry
-    return entry | {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
+    return entry | {"lfs": {"oid": _sha256(content), "size": len(content), "pointerSize": 134}}
