@@ -34,6 +34,20 @@ def clean_environment(**settings: str) -> dict[str, str]:
     return kept | settings
 
 
+def environment_without(module: str, folder: Path) -> dict[str, str]:
+    """Settings of a Python process that does not find modules of this name, as if nobody had installed them.
+
+    `folder` takes what stands in their way.
+    """
+    (folder / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        f"u.find_spec = lambda name, *rest: None if name.partition('.')[0] == {module!r} else find(name, *rest)\n",
+        encoding="utf-8",
+    )
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")])}
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Poll until the condition holds; fails when it does not in time."""
     end = time.monotonic() + seconds
@@ -83,6 +97,11 @@ class RunningServer:
     def options(self, **fields: Any) -> httpx.Response:
         """POST /v1/admin/runtime_options."""
         return self.client.post("/v1/admin/runtime_options", json=fields)
+
+    def recover(self) -> None:
+        """Set the runtime options as they are at the start."""
+        self.options(terminate_session="0")
+        self.options(enable_profiling="0")
 
     @contextmanager
     def stream(self, content: str, *, path: str = "/v1/chat/stream", **fields: Any) -> Iterator["EventReader"]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from genai_server.profiles.folder import read_profile
+from tests.model_edits import edited_config
 from tests.running_server import DEMO, EventReader, RunningServer, body, run_server, wait_until
 from tests.running_server import serve_with_uvicorn as uvicorn
 
@@ -193,9 +194,8 @@ def answers(condition: Callable[[], bool]) -> bool:
 def test_a_profile_of_the_whole_session_is_whole_in_the_operators_folder_after_the_end(own_folder: Path) -> None:
     model = own_folder / "model"
     shutil.copytree(DEMO, model)
-    config = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))
-    config["model"]["decoder"].setdefault("session_options", {})["enable_profiling"] = "whole"
-    (model / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with edited_config(model) as config:
+        config["model"]["decoder"].setdefault("session_options", {})["enable_profiling"] = "whole"
     with run_server(own_folder, "--model-dir", str(model)) as server:
         server.chat("Hello!", max_tokens=5)
         server.process.send_signal(signal.SIGTERM)

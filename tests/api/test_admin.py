@@ -16,8 +16,7 @@ SLOW = "delay 0.02; count 1000"
 @pytest.fixture
 def server(own_scripted: RunningServer) -> Iterator[RunningServer]:
     yield own_scripted
-    own_scripted.options(terminate_session="0")
-    own_scripted.options(enable_profiling="0")
+    own_scripted.recover()
 
 
 def options(server: RunningServer, device: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`genai-server bench` as a user runs it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from genai_server.cli import main
-from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, wait_until
+from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, environment_without, wait_until
 
 COMMAND = [sys.executable, "-m", "genai_server", "bench"]
 QUICK = ["--rounds", "1", "--requests", "2", "--prompt-tokens", "128", "--output-tokens", "8"]
@@ -59,13 +58,7 @@ def test_when_all_requests_fail_the_status_is_1_and_the_reason_is_told(scripted:
 
 
 def test_without_its_libraries_one_line_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as u\n"
-        "find = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n",
-        encoding="utf-8",
-    )
-    result = bench(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
+    result = bench(**environment_without("matplotlib", tmp_path))
     assert result.returncode == 2
     assert "pip install genai-server[bench]" in result.stderr
     assert result.stderr.count("\n") == 1
@@ -97,15 +90,18 @@ def test_a_wrong_option_is_told_before_anything_is_measured(
 def test_control_c_ends_it_with_what_was_measured(scripted: RunningServer) -> None:
     command = [*COMMAND, "--url", scripted.url, *QUICK, "--rounds", "100000"]
     process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=-1, text=True)
-    wait_until(lambda: bool(psutil.Process(process.pid).net_connections()))
-    time.sleep(0.5)
     with process:
-        process.send_signal(signal.SIGINT)
         try:
-            output, errors = process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:  # it came in the middle of an import; a person would press again
+            wait_until(lambda: bool(psutil.Process(process.pid).net_connections()))
+            time.sleep(0.5)
             process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=15)
+            try:
+                output, errors = process.communicate(timeout=15)
+            except subprocess.TimeoutExpired:  # it came in the middle of an import; a person would press again
+                process.send_signal(signal.SIGINT)
+                output, errors = process.communicate(timeout=15)
+        finally:
+            process.kill()
     assert process.returncode == 130, errors
     assert "Interrupted: this is what was measured up to then." in output
     assert "Traceback" not in errors

@@ -15,7 +15,16 @@ import pytest
 from genai_server import __version__
 from genai_server.cli.serve import listen
 from genai_server.config import load_settings
-from tests.running_server import DEMO, ROOT, body, clean_environment, free_port, run_server, wait_until
+from tests.running_server import (
+    DEMO,
+    ROOT,
+    body,
+    clean_environment,
+    environment_without,
+    free_port,
+    run_server,
+    wait_until,
+)
 from tests.running_server import serve_with_uvicorn as uvicorn
 
 
@@ -125,14 +134,7 @@ def test_a_device_that_cannot_load_leaves_the_others_serving(own_folder: Path) -
 
 
 def test_without_the_library_one_line_says_which_to_install(tmp_path: Path) -> None:
-    # A finder that refuses the module, for an environment in which it was never installed.
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as u\n"
-        "find = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if name.startswith('onnxruntime_genai') else find(name, *rest)\n",
-        encoding="utf-8",
-    )
-    result = serve("--model-dir", str(DEMO), settings={"PYTHONPATH": str(tmp_path)})
+    result = serve("--model-dir", str(DEMO), settings=environment_without("onnxruntime_genai", tmp_path))
     assert result.returncode == 2
     assert "genai-server[cpu], genai-server[cuda] and genai-server[directml]" in result.stderr
     assert result.stderr.count("\n") == 1

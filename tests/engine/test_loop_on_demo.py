@@ -21,7 +21,7 @@ from genai_server.engine.inbox import Connected, Inbox
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import Logits, Opening
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
@@ -61,16 +61,9 @@ def decoded(tokens: list[int]) -> str:
 
 
 @pytest.fixture(scope="module")
-def generator() -> GeneratorRunner:
-    return GeneratorRunner(DEMO, "cpu", threads=0)
-
-
-@pytest.fixture(scope="module")
-def batched(generator: GeneratorRunner) -> BatchedRunner:
-    graph = read_decoder_graph(DEMO)
-    return BatchedRunner(
-        graph, open_session(graph, 0, optimized=False), generator.model, BatchLimits(num_slots=6, max_length=MAX_LENGTH)
-    )
+def batched(generator: GeneratorRunner, session: Any) -> BatchedRunner:
+    limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
+    return BatchedRunner(read_decoder_graph(DEMO), session, generator.model, limits)
 
 
 @pytest.fixture(scope="module")

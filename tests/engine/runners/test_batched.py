@@ -44,11 +44,6 @@ def graph() -> DecoderGraph:
     return read_decoder_graph(DEMO)
 
 
-@pytest.fixture(scope="module")
-def session(graph: DecoderGraph) -> Any:
-    return open_session(graph, 0, optimized=False)
-
-
 @pytest.fixture
 def runner(graph: DecoderGraph, session: Any) -> BatchedRunner:
     return BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(SLOTS, MAX_LENGTH))

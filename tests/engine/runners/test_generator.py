@@ -19,38 +19,33 @@ STEPS = 30
 
 
 @pytest.fixture(scope="module")
-def runner() -> GeneratorRunner:
-    return GeneratorRunner(DEMO, "cpu", threads=0)
-
-
-@pytest.fixture(scope="module")
 def codec() -> TextCodec:
     return load_text_codec(DEMO, "cpu")
 
 
 @pytest.fixture
-def opened(runner: GeneratorRunner) -> Iterator[Callable[[int], int]]:
+def opened(generator: GeneratorRunner) -> Iterator[Callable[[int], int]]:
     """Opens sequences and closes them all at the end."""
     sequences: list[int] = []
 
     def open_one(max_length: int = 512) -> int:
         sequences.append(len(sequences))
-        assert runner.open(sequences[-1], [], Opening(max_length)) == 0
+        assert generator.open(sequences[-1], [], Opening(max_length)) == 0
         return sequences[-1]
 
     yield open_one
     for sequence in sequences:
-        runner.close(sequence)
+        generator.close(sequence)
 
 
 def prompt(codec: TextCodec, text: str) -> list[int]:
     return asyncio.run(codec.encode_chat([{"role": "user", "content": text}]))
 
 
-def greedy(runner: GeneratorRunner, sequence: int, tokens: list[int], steps: int) -> list[int]:
-    found = [int(runner.prefill(sequence, tokens).argmax())]
+def greedy(generator: GeneratorRunner, sequence: int, tokens: list[int], steps: int) -> list[int]:
+    found = [int(generator.prefill(sequence, tokens).argmax())]
     while len(found) < steps:
-        found.append(int(runner.decode([sequence], found[-1:]).argmax()))
+        found.append(int(generator.decode([sequence], found[-1:]).argmax()))
     return found
 
 
@@ -68,80 +63,80 @@ def reference(tokens: list[int], steps: int) -> list[int]:
     return [int(token) for token in generator.get_sequence(0)[len(tokens) :]]
 
 
-def test_the_models_facts_come_from_its_directory(runner: GeneratorRunner) -> None:
+def test_the_models_facts_come_from_its_directory(generator: GeneratorRunner) -> None:
     config = json.loads((DEMO / "genai_config.json").read_text())["model"]
-    assert runner.model.context_length == config["context_length"] == 2048
-    assert runner.model.vocab_size == config["vocab_size"]
-    assert runner.model.defaults.temperature == 0.0
+    assert generator.model.context_length == config["context_length"] == 2048
+    assert generator.model.vocab_size == config["vocab_size"]
+    assert generator.model.defaults.temperature == 0.0
 
 
 def test_our_sampling_over_the_logits_gives_the_librarys_tokens(
-    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+    generator: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
 ) -> None:
     tokens = prompt(codec, "Count from 1 to 150.")
-    assert greedy(runner, opened(), tokens, STEPS) == reference(tokens, STEPS)
+    assert greedy(generator, opened(), tokens, STEPS) == reference(tokens, STEPS)
 
 
 def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(
-    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+    generator: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
 ) -> None:
     tokens = prompt(codec, "What is the capital of France? " * 5)
-    whole = runner.prefill(opened(), tokens).copy()
+    whole = generator.prefill(opened(), tokens).copy()
     chunked = opened()
     for begin in range(0, len(tokens) - len(tokens) % 7, 7):
-        logits = runner.prefill(chunked, tokens[begin : begin + 7])
+        logits = generator.prefill(chunked, tokens[begin : begin + 7])
     rest = tokens[len(tokens) - len(tokens) % 7 :]
-    logits = runner.prefill(chunked, rest) if len(rest) else logits
+    logits = generator.prefill(chunked, rest) if len(rest) else logits
     assert int(logits.argmax()) == int(whole.argmax())
 
 
-def test_sequences_do_not_mix(runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]) -> None:
+def test_sequences_do_not_mix(generator: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]) -> None:
     first, second = opened(), opened()
     one, other = prompt(codec, "Count from 1 to 150."), prompt(codec, "Hello!")
     tokens = {first: one, second: other}
     found: dict[int, list[int]] = {first: [], second: []}
     for _ in range(10):
         for sequence in (first, second):
-            token = int(runner.prefill(sequence, tokens[sequence]).argmax())
+            token = int(generator.prefill(sequence, tokens[sequence]).argmax())
             found[sequence].append(token)
             tokens[sequence] = [token]
-    assert found[first] == greedy(runner, opened(), one, 10)
-    assert found[second] == greedy(runner, opened(), other, 10)
+    assert found[first] == greedy(generator, opened(), one, 10)
+    assert found[second] == greedy(generator, opened(), other, 10)
 
 
 def test_terminate_raises_at_the_next_pass_and_recovers_where_it_was(
-    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+    generator: GeneratorRunner, codec: TextCodec, opened: Callable[[], int]
 ) -> None:
     sequence = opened()
     tokens = prompt(codec, "Count from 1 to 150.")
-    expected = greedy(runner, opened(), tokens, 6)
-    assert greedy(runner, sequence, tokens, 3) == expected[:3]
-    runner.set_runtime_option(sequence, "terminate_session", "1")
+    expected = greedy(generator, opened(), tokens, 6)
+    assert greedy(generator, sequence, tokens, 3) == expected[:3]
+    generator.set_runtime_option(sequence, "terminate_session", "1")
     last = [expected[2]]
     with pytest.raises(Terminated):
-        runner.decode([sequence], last)
-    runner.set_runtime_option(sequence, "terminate_session", "0")
-    assert greedy(runner, sequence, last, 3) == expected[3:]
+        generator.decode([sequence], last)
+    generator.set_runtime_option(sequence, "terminate_session", "0")
+    assert greedy(generator, sequence, last, 3) == expected[3:]
 
 
 def test_profiling_writes_one_file_for_each_pass_and_none_after(
-    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[], int], tmp_path: Path
+    generator: GeneratorRunner, codec: TextCodec, opened: Callable[[], int], tmp_path: Path
 ) -> None:
     sequence = opened()
-    last = greedy(runner, sequence, prompt(codec, "Count from 1 to 150."), 2)[-1:]
-    runner.set_runtime_option(sequence, "enable_profiling", str(tmp_path / "mine"))
-    runner.decode([sequence], last)
-    runner.set_runtime_option(sequence, "enable_profiling", "0")
-    runner.decode([sequence], last)
+    last = greedy(generator, sequence, prompt(codec, "Count from 1 to 150."), 2)[-1:]
+    generator.set_runtime_option(sequence, "enable_profiling", str(tmp_path / "mine"))
+    generator.decode([sequence], last)
+    generator.set_runtime_option(sequence, "enable_profiling", "0")
+    generator.decode([sequence], last)
     (file,) = tmp_path.iterdir()
     assert file.name.startswith("mine_")
     assert any(event.get("cat") == "Node" for event in json.loads(file.read_text()))
 
 
-def test_what_the_library_refuses_is_translated(runner: GeneratorRunner, opened: Callable[[int], int]) -> None:
+def test_what_the_library_refuses_is_translated(generator: GeneratorRunner, opened: Callable[[int], int]) -> None:
     sequence = opened(16)
     with pytest.raises(RunnerFailed, match="max length"):
-        runner.prefill(sequence, [1] * 17)
+        generator.prefill(sequence, [1] * 17)
 
 
 def test_a_device_that_is_not_there_raises_the_librarys_reason() -> None:
@@ -150,14 +145,14 @@ def test_a_device_that_is_not_there_raises_the_librarys_reason() -> None:
 
 
 def test_the_keys_and_values_of_a_sequence_can_be_copied_out(
-    runner: GeneratorRunner, codec: TextCodec, opened: Callable[[int], int]
+    generator: GeneratorRunner, codec: TextCodec, opened: Callable[[int], int]
 ) -> None:
     sequence = opened(64)
     tokens = prompt(codec, "Hello!")
-    last = greedy(runner, sequence, tokens, 1)
-    before = runner.export(sequence, ["present.0.key", "present.0.value"])
-    runner.decode([sequence], last)
-    after = runner.export(sequence, ["present.0.key"])["present.0.key"]
+    last = greedy(generator, sequence, tokens, 1)
+    before = generator.export(sequence, ["present.0.key", "present.0.value"])
+    generator.decode([sequence], last)
+    after = generator.export(sequence, ["present.0.key"])["present.0.key"]
     key = before["present.0.key"]
     assert set(before) == {"present.0.key", "present.0.value"}
     # A copy: the pass that came later has added a token behind these in the library's own buffer only.
@@ -166,20 +161,20 @@ def test_the_keys_and_values_of_a_sequence_can_be_copied_out(
 
 
 def test_on_demand_a_prompt_gives_the_logits_after_each_of_its_tokens(
-    runner: GeneratorRunner, opened: Callable[[], int]
+    generator: GeneratorRunner, opened: Callable[[], int]
 ) -> None:
     tokens = [7 * token % 1900 + 10 for token in range(50)]
-    positions = runner.prefill(opened(), tokens, positions=True).copy()
-    assert positions.shape == (len(tokens), runner.model.vocab_size)
+    positions = generator.prefill(opened(), tokens, positions=True).copy()
+    assert positions.shape == (len(tokens), generator.model.vocab_size)
     for length in (2, 20, 50):
-        assert runner.prefill(opened(), tokens[:length]) == pytest.approx(positions[length - 1], abs=1e-3)
+        assert generator.prefill(opened(), tokens[:length]) == pytest.approx(positions[length - 1], abs=1e-3)
 
 
 def test_a_graph_that_gives_logits_for_the_last_token_only_is_told(
-    runner: GeneratorRunner, opened: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    generator: GeneratorRunner, opened: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequence = opened()
-    library = runner._generators[sequence]
+    library = generator._generators[sequence]
 
     class LastOnly:
         append_tokens = library.append_tokens
@@ -188,6 +183,6 @@ def test_a_graph_that_gives_logits_for_the_last_token_only_is_told(
             last: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = library.get_output(name)[:, -1:]
             return last
 
-    monkeypatch.setitem(runner._generators, sequence, LastOnly())
+    monkeypatch.setitem(generator._generators, sequence, LastOnly())
     with pytest.raises(RunnerFailed, match="logits for 1 of 5 tokens"):
-        runner.prefill(sequence, [10, 20, 30, 40, 50], positions=True)
+        generator.prefill(sequence, [10, 20, 30, 40, 50], positions=True)

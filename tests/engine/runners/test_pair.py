@@ -10,7 +10,7 @@ import pytest
 
 from genai_server.engine.decoder_graph import read_decoder_graph
 from genai_server.engine.runners.base import Terminated
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
@@ -23,16 +23,6 @@ from tests.running_server import DEMO
 MAX_LENGTH = 512
 SLOTS = 4
 STEPS = 24
-
-
-@pytest.fixture(scope="module")
-def generator() -> GeneratorRunner:
-    return GeneratorRunner(DEMO, "cpu", threads=0)
-
-
-@pytest.fixture(scope="module")
-def session() -> Any:
-    return open_session(read_decoder_graph(DEMO), 0, optimized=False)
 
 
 class Engine:

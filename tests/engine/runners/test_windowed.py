@@ -17,6 +17,7 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest
+from tests.model_edits import edited_config, edited_graph
 from tests.running_server import DEMO
 
 WINDOW = 24
@@ -33,25 +34,22 @@ def text(length: int, seed: int = 0) -> list[int]:
 def write_windowed(target: Path, layers: int, *, in_graph: bool = True) -> Path:
     """The demo model with windows in its first `layers` layers, or with a configuration that only claims it."""
     shutil.copytree(DEMO, target)
-    path = target / "genai_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["model"]["decoder"]["sliding_window"] = {
-        "window_size": WINDOW,
-        "slide_key_value_cache": False,
-        "slide_inputs": False,
-        "layers": list(range(layers)) if in_graph else [],
-        "cache_slack": 0,
-    }
-    path.write_text(json.dumps(config), encoding="utf-8")
-    model = onnx.load(str(target / "model.onnx"), load_external_data=False)
-    nodes = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"] if in_graph else []
-    for node in nodes[:layers]:
-        kept = [attribute for attribute in node.attribute if attribute.name != "local_window_size"]
-        del node.attribute[:]
-        node.attribute.extend(kept)
-        node.attribute.append(onnx.helper.make_attribute("local_window_size", WINDOW))
-        node.attribute.append(onnx.helper.make_attribute("sliding_window_cache", 1))
-    onnx.save(model, str(target / "model.onnx"))
+    with edited_config(target) as config:
+        config["model"]["decoder"]["sliding_window"] = {
+            "window_size": WINDOW,
+            "slide_key_value_cache": False,
+            "slide_inputs": False,
+            "layers": list(range(layers)) if in_graph else [],
+            "cache_slack": 0,
+        }
+    with edited_graph(target) as graph:
+        nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"] if in_graph else []
+        for node in nodes[:layers]:
+            kept = [attribute for attribute in node.attribute if attribute.name != "local_window_size"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            node.attribute.append(onnx.helper.make_attribute("local_window_size", WINDOW))
+            node.attribute.append(onnx.helper.make_attribute("sliding_window_cache", 1))
     return target
 
 

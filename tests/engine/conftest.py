@@ -1,0 +1,20 @@
+"""Fixtures: the demo model as the library runs it, and as a session of ONNX Runtime."""
+
+from typing import Any
+
+import pytest
+
+from genai_server.engine.decoder_graph import read_decoder_graph
+from genai_server.engine.runners.batched import open_session
+from genai_server.engine.runners.generator import GeneratorRunner
+from tests.running_server import DEMO
+
+
+@pytest.fixture(scope="module")
+def generator() -> GeneratorRunner:
+    return GeneratorRunner(DEMO, "cpu", threads=0)
+
+
+@pytest.fixture(scope="module")
+def session() -> Any:
+    return open_session(read_decoder_graph(DEMO), 0, optimized=False)
