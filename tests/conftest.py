@@ -1,5 +1,7 @@
 """Fixtures: a clean environment for each test, and servers that a whole test session shares."""
 
+import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,9 @@ from tests.running_server import DEMO, SCRIPTED, SETTINGS, RunningServer, left_a
 # Property tests try the same examples each time, for as long as they take.
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("genai-server")
+
+# A shell that starts the tests in the background has Ctrl-C ignored, here and by all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +65,10 @@ def demo(shared_demo: RunningServer) -> Iterator[RunningServer]:
 def own_folder(tmp_path: Path) -> Path:
     """A folder for a server of this test's own."""
     return tmp_path
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder for temporary files, whose name leaves room for a Unix socket's: 107 bytes are the most."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.api.test_requests import listed
 from tests.running_server import DEMO, RunningServer, run_server, wait_until
 
 LONG = "Count from 1 to 200."
@@ -17,8 +18,7 @@ LONG = "Count from 1 to 200."
 @pytest.fixture
 def server(demo: RunningServer) -> Iterator[RunningServer]:
     yield demo
-    demo.options(terminate_session="0")
-    demo.options(enable_profiling="0")
+    demo.recover()
 
 
 def ask(server: RunningServer, *contents: str, system: str | None = None, **fields: Any) -> str:
@@ -108,7 +108,7 @@ def test_profiling_in_the_middle_of_a_generation_writes_exactly_the_files_of_tho
             target=lambda: answers.append(server.chat(LONG, ignore_eos=True, max_tokens=1900).json())
         )
         thread.start()
-        wait_until(lambda: server.device("cpu")["running"] == 1)
+        wait_until(lambda: any(entry["output_tokens"] > 0 for entry in listed(server).values()))
         on = server.options(enable_profiling="slice").json()["devices"]["cpu"]
         wait_until(lambda: len(list((own_folder / "profiles" / "cpu").glob("slice_*.json"))) >= 10)
         off = server.options(enable_profiling="0").json()["devices"]["cpu"]

@@ -156,16 +156,18 @@ def test_several_api_processes_share_one_engine_and_see_each_others_requests(own
 
 
 @pytest.mark.parametrize("options", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
-def test_nothing_is_left_behind_when_the_server_is_killed(own_folder: Path, options: list[str]) -> None:
-    temporary = {"TMPDIR": str(own_folder)}
+def test_nothing_is_left_behind_when_the_server_is_killed(
+    own_folder: Path, short_folder: Path, options: list[str]
+) -> None:
+    temporary = {"TMPDIR": str(short_folder)}
     with run_server(own_folder, "--device", "scripted", *options, settings=temporary) as server:
-        assert any(path.name.startswith("genai-server-") for path in own_folder.iterdir())
+        assert any(path.name.startswith("genai-server-") for path in short_folder.iterdir())
         family = psutil.Process(server.process.pid).children(recursive=True)
         assert len(family) >= (2 if options else 1)
         server.process.kill()
         _, alive = psutil.wait_procs(family, timeout=15)
         assert alive == []
-        assert [path.name for path in own_folder.iterdir() if path.name.startswith("genai-server-")] == []
+        assert [path.name for path in short_folder.iterdir() if path.name.startswith("genai-server-")] == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere native code that hangs is not ended with its parent")

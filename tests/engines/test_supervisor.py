@@ -153,7 +153,7 @@ def test_when_nothing_loads_the_owner_is_told() -> None:
         assert called.wait(20)
 
 
-def test_an_engine_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> None:
     script = (
         "import sys, time\n"
         "from genai_server.config import load_settings\n"
@@ -164,12 +164,11 @@ def test_an_engine_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
         "print(supervisor.statuses()[0].pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT, env=clean_environment(TMPDIR=str(tmp_path))
-    )
-    assert process.stdout is not None
-    engine = psutil.Process(int(process.stdout.readline()))
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    environment = clean_environment(TMPDIR=str(short_folder))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            engine = psutil.Process(int(process.stdout.readline()))
+        finally:
+            process.kill()
     wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 10)
