@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.running_server import ROOT, RunningServer, wait_until
-from tests.scraped import scrape
+from tests.scraped import Scraped, scrape
 
 _DASHBOARD = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text(encoding="utf-8"))
 _LABEL = re.compile(r'(\w+)=~?"|by \(([\w, ]+)\)|\{\{(\w+)\}\}')
@@ -18,12 +18,17 @@ def _panels() -> list[dict[str, Any]]:
     return [panel for panel in _DASHBOARD["panels"] if panel["type"] != "row"]
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are_by_labels_that_they_have(scripted: RunningServer) -> None:
+@pytest.fixture
+def scraped(scripted: RunningServer) -> Scraped:
+    """The metrics of a server that has answered and refused."""
     assert scripted.chat("say hello").status_code == 200
     assert scripted.chat("say hello", strem=True).status_code == 400
     wait_until(lambda: "genai:prompt_tokens_total" in scrape(scripted).names())
-    samples = scrape(scripted).samples
-    labels = {name: {label for label, _ in found} for name, found in samples}
+    return scrape(scripted)
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are_by_labels_that_they_have(scraped: Scraped) -> None:
+    labels = {name: {label for label, _ in found} for name, found in scraped.samples}
     for panel in _panels():
         for target in panel["targets"]:
             asked = set(re.findall(r"genai:\w+", target["expr"]))
@@ -38,11 +43,10 @@ def test_the_dashboard_asks_for_metrics_that_there_are_by_labels_that_they_have(
                 assert used <= labels[name], panel["title"]
 
 
-def test_the_dashboard_leaves_no_metric_out(scripted: RunningServer) -> None:
+def test_the_dashboard_leaves_no_metric_out(scraped: Scraped) -> None:
     shown = set(re.findall(r"genai:\w+", json.dumps(_DASHBOARD)))
     stems = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
-    wait_until(lambda: "genai:prompt_tokens_total" in scrape(scripted).names())
-    there = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in scrape(scripted).names()}
+    there = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in scraped.names()}
     counters = {name.removesuffix("_total") for name in stems}
     # What two others that are shown add up to.
     assert {name.removesuffix("_total") for name in there} - counters == {"genai:request_inference_time_seconds"}
