@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.config import disable_telemetry
 from genai_server.engine.model_files import check_model_directory, read_config
 from genai_server.engine.runners.base import Logits, Opening, Terminated
 from genai_server.engine.session_options import configure_providers, genai_overlay
@@ -46,6 +45,9 @@ class GeneratorRunner:
         *,
         profile_prefix: str = "",
     ) -> None:
+        # Here, for it brings all settings with it: a quarter of an engine's start where no model is loaded.
+        from genai_server.config import disable_telemetry
+
         disable_telemetry()
         self._options = reaching(on_providers(options, device), Reach.GENERATOR)
         if any(provider.name in _ON_CUDA for provider in self._options.providers):
