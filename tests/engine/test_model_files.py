@@ -252,6 +252,18 @@ def test_a_configuration_that_names_a_file_elsewhere_is_refused(directory: Path,
         check_model_directory(directory)
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["session.collect_node_memory_stats_to_file", "ep.context_file_path", "optimized_model_filepath", "cache_dir"],
+)
+def test_an_option_of_sessions_that_names_a_file_elsewhere_is_refused(directory: Path, option: str) -> None:
+    options = {"session_options": {option: "/tmp/anywhere", "trt_profile_min_shapes": "input_ids:1x1"}}
+    config = {"model": {**CONFIG["model"], "decoder": {**CONFIG["model"]["decoder"], **options}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelDirectoryError, match="outside the model directory: '/tmp/anywhere'"):
+        check_model_directory(directory)
+
+
 @pytest.mark.parametrize("name", ["../weights", "/dev/zero"])
 def test_weights_elsewhere_are_refused(directory: Path, name: str) -> None:
     (directory / "model.onnx").write_bytes(_external(name))

@@ -14,6 +14,8 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+# In the name of a setting whose value names a file or a folder, as filename, or ONNX Runtime's ep.context_file_path.
+_FILE = re.compile(r"(?<!pro)file|path|folder|director|(^|[._])dir($|[._])")
 # In the name of a setting such as custom_ops_library: onnxruntime would run code of the model's makers.
 _CODE = "library"
 # ONNX Runtime would write its profiles wherever this says.
@@ -88,7 +90,7 @@ def _check_names(directory: Path, config: Any) -> None:
         value = waiting.pop()
         if isinstance(value, dict):
             for key, inner in value.items():
-                if isinstance(inner, str) and (key == "filename" or key.endswith("_filename")):
+                if isinstance(inner, str) and _FILE.search(key):
                     _check_inside(directory, inner, CONFIG)
                 if _CODE in key and inner:
                     raise ModelDirectoryError(f"{directory / CONFIG} names a library to load: {key}")
