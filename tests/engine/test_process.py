@@ -80,7 +80,7 @@ def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_t
     runners = process.load_runners(spec(128))
     assert runners.batched is None
     assert "shapes differ" in (runners.batching.reason or "")
-    with pytest.raises(DoesNotFit, match="shapes differ"):
+    with pytest.raises(ConfigurationError, match="GENAI_SCHEDULER=batched: .* shapes differ"):
         process.load_runners(msgspec.structs.replace(spec(128), scheduler="batched"))
 
 
@@ -92,7 +92,8 @@ def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_t
             {"scheduler": "generator"},
             "execution_mode reaches only the batched session, .*SCHEDULER is generator",
         ),
-        ("cuda", {"device": "cuda"}, "execution_mode reaches only .* it runs on CPUs, not yet on cuda"),
+        ("cuda", {"device": "cuda"}, "execution_mode reaches only .* a batch on cuda was never tried on its hardware"),
+        ("webgpu", {"device": "webgpu"}, "execution_mode reaches only .* runs on cpu, cuda, tensorrt, not on webgpu"),
     ],
 )
 def test_an_option_that_does_not_reach_the_runner_in_use_is_refused_before_the_model_is_loaded(
@@ -101,6 +102,16 @@ def test_an_option_that_does_not_reach_the_runner_in_use_is_refused_before_the_m
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
     given = msgspec.structs.replace(spec(128), model_dir="/none", options=options, **changes)
     with pytest.raises(ConfigurationError, match=message):
+        process.load_runners(given)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("cuda", "GENAI_KV_CACHE_BYTES must be given"), ("directml:1", "runs on cpu, cuda, tensorrt, not on directml")],
+)
+def test_a_batch_that_cannot_be_is_refused_before_the_model_is_loaded(device: str, message: str) -> None:
+    given = msgspec.structs.replace(spec(128), model_dir="/none", device=device, scheduler="batched")
+    with pytest.raises(ConfigurationError, match=f"GENAI_SCHEDULER=batched: .*{message}"):
         process.load_runners(given)
 
 

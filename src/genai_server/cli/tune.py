@@ -121,7 +121,8 @@ def measure(settings: Settings, seconds: float, show: Show) -> Measured:
     """Try everything; `show` is told what comes next, as often as `steps` says at most."""
     found = Measured()
     options = device_options(settings)["cpu"]
-    tuned = Tuned(Path(settings.model_dir), settings.cache_path, options, settings.max_length)
+    batched = settings.scheduler != "generator"
+    tuned = Tuned(Path(settings.model_dir), settings.cache_path, options, settings.max_length, batched)
     length = min(settings.max_length, check_model_directory(tuned.model_dir).context_length)
     for threads in _threads():
         show(f"{threads} threads")

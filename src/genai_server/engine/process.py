@@ -25,12 +25,13 @@ from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.profile_manifest import about_engine
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.buffers import MEMORY, buffers_on
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
-from genai_server.engine.session_options import use_global_pool
+from genai_server.engine.session_options import use_global_pool, with_found_libraries
 from genai_server.engine.warm_up import scores_prompts, warm_up
 from genai_server.engine.wire import Wire
 from genai_server.errors import ConfigurationError, RunnerFailed
@@ -156,9 +157,12 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     for warning in spec.options.warnings:
         log.warning("%s", warning)
     if (why := _never_batched(spec)) is not None:
+        if spec.scheduler == "batched":
+            raise ConfigurationError(f"GENAI_SCHEDULER=batched: {why}")
         _check_reach(spec, Reach.GENERATOR, why)
-    use_global_pool(spec.options, spec.threads)
     model_dir = Path(spec.model_dir)
+    spec = msgspec.structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
+    use_global_pool(spec.options, spec.threads)
     if _on_cpu(spec):
         model_dir = prepacked_model(model_dir, Path(spec.cache_dir) if spec.cache_dir else None, spec.options)
     generator = GeneratorRunner(
@@ -168,7 +172,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         batched = load_batched(spec, model_dir, generator.model)
     except DoesNotFit as reason:
         if spec.scheduler == "batched":
-            raise
+            raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}") from None
         _check_reach(spec, Reach.GENERATOR, str(reason))
         log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
         log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
@@ -189,8 +193,13 @@ def _never_batched(spec: EngineSpec) -> str | None:
     """Why no model runs in a batch here, as far as the settings tell."""
     if spec.scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
-    if not _on_cpu(spec):
-        return f"it runs on CPUs, not yet on {spec.device}"
+    kind = spec.device.partition(":")[0]
+    if kind not in MEMORY:
+        return f"a batch runs on {', '.join(MEMORY)}, not on {kind}"
+    if kind != CPU and spec.scheduler != "batched":
+        return f"a batch on {kind} was never tried on its hardware, and runs with GENAI_SCHEDULER=batched only"
+    if kind != CPU and not spec.kv_cache_bytes:
+        return f"what is free of the memory of {spec.device} is not known, so GENAI_KV_CACHE_BYTES must be given"
     return None
 
 
@@ -232,7 +241,14 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> Batched
         profile_prefix=f"{prefix}_batch" if prefix else "",
     )
     try:
-        return BatchedRunner(graph, session, model, BatchLimits(num_slots, max_length), run_entries=spec.options.run)
+        return BatchedRunner(
+            graph,
+            session,
+            model,
+            BatchLimits(num_slots, max_length),
+            run_entries=spec.options.run,
+            make_buffers=buffers_on(spec.device, spec.options),
+        )
     except RunnerFailed as error:
         raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
 

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnxruntime
 
 from genai_server.engine.cores import usable_cores
@@ -32,6 +33,22 @@ _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 def num_threads(options: DeviceOptions, threads: int) -> int:
     """Threads of an operator: the option's, else `threads`, else the physical cores that the process may use."""
     return int(options.session.get(session.THREADS, "0")) or threads or usable_cores()
+
+
+def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptions:
+    """The options with libraries of operators by their whole paths: relative ones begin at the model or here.
+
+    The two libraries of ONNX Runtime look in different places otherwise. Raises ConfigurationError.
+    """
+    found = []
+    for name in options.custom_op_libraries:
+        path = next((path for path in (model_dir / name, Path(name)) if path.is_file()), None)
+        if path is None:
+            raise ConfigurationError(
+                f"[session] {session.LIBRARIES}: {name}: there is no such file, neither from {model_dir} nor from here"
+            )
+        found.append(str(path.resolve()))
+    return msgspec.structs.replace(options, custom_op_libraries=found)
 
 
 def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
 from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.session_options import with_found_libraries
 from genai_server.options.device import DeviceOptions
 from genai_server.timing import Clock
 
@@ -24,24 +25,31 @@ _FEWEST_PASSES = 3
 
 @dataclass(frozen=True)
 class Tuned:
-    """A model to be measured on the CPU with a device's options; `cache_dir` None does without packed weights."""
+    """A model to be measured on the CPU with a device's options; `cache_dir` None does without packed weights.
+
+    Without `batched`, requests are to run one by one even if the model could be batched.
+    """
 
     model_dir: Path
     cache_dir: Path | None
     options: DeviceOptions
     max_length: int
+    batched: bool = True
 
     def open(self, threads: int, rows: int) -> Runner:
         """The runner that would serve the model: a batch of so many rows, or one Generator if it does not fit."""
         model = check_model_directory(self.model_dir)
-        directory = prepacked_model(self.model_dir, self.cache_dir, self.options)
+        options = with_found_libraries(self.options, self.model_dir)
+        directory = prepacked_model(self.model_dir, self.cache_dir, options)
         try:
+            if not self.batched:
+                raise DoesNotFit
             graph = read_decoder_graph(directory)
         except DoesNotFit:
-            return GeneratorRunner(directory, "cpu", threads, self.options)
-        session = open_session(graph, threads, optimized=directory != self.model_dir, options=self.options)
+            return GeneratorRunner(directory, "cpu", threads, options)
+        session = open_session(graph, threads, optimized=directory != self.model_dir, options=options)
         limits = BatchLimits(rows, min(self.max_length, model.context_length))
-        return BatchedRunner(graph, session, model, limits, run_entries=self.options.run)
+        return BatchedRunner(graph, session, model, limits, run_entries=options.run)
 
 
 def prefill_rate(runner: Runner, chunk: int, length: int, seconds: float, clock: Clock = time.perf_counter) -> float:

@@ -18,7 +18,8 @@ CUDA: tuple[Row, ...] = (
     Row("do_copy_in_default_stream", flag()),
     Row("cudnn_conv_use_max_workspace", flag()),
     Row("cudnn_conv1d_pad_to_nc1d", flag()),
-    Row("enable_cuda_graph", flag()),
+    # Captured once and replayed whatever the shapes; those of a batch change from pass to pass.
+    Row("enable_cuda_graph", flag(), Reach.GENERATOR),
     Row("enable_skip_layer_norm_strict_mode", flag()),
     Row("prefer_nhwc", flag()),
     Row("use_ep_level_unified_stream", flag()),

@@ -39,7 +39,7 @@ _DIRECTML = (
 _WEBGPU = (
     Row("deviceId", number()),
     Row("preferredLayout", choice("NHWC", "NCHW")),
-    Row("enableGraphCapture", flag()),
+    Row("enableGraphCapture", flag(), Reach.GENERATOR),
     Row("enableInt64", flag()),
     Row("enablePIXCapture", flag()),
     Row("preserveDevice", flag()),

@@ -3,7 +3,7 @@ of them; and those of its relation for RTX cards.
 """
 
 from genai_server.options.cuda import POINTER
-from genai_server.options.table import Row
+from genai_server.options.table import Reach, Row
 from genai_server.options.values import choice, flag, number, shapes, size, text
 
 PRECISIONS = {
@@ -73,7 +73,7 @@ NV_TENSORRT_RTX: tuple[Row, ...] = (
     Row("nv_multi_profile_enable", flag()),
     Row("nv_use_external_data_initializer", flag()),
     Row("nv_runtime_cache_path", text()),
-    Row("enable_cuda_graph", flag()),
+    Row("enable_cuda_graph", flag(), Reach.GENERATOR),
     Row("has_user_compute_stream", flag(), impossible=POINTER),
     Row("user_compute_stream", number(), impossible=POINTER),
     Row("user_aux_stream_array", number(), impossible=POINTER),

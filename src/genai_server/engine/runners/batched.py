@@ -20,6 +20,7 @@ from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_slots import KvSlots
 from genai_server.engine.output_head import FIRST_POSITION, narrow_head
 from genai_server.engine.runners.base import Interrupted, Logits, Opening
+from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.session_options import node_shares, open_with, session_options
 from genai_server.errors import RunnerFailed
@@ -50,7 +51,7 @@ def open_session(
     options: DeviceOptions = DEFAULT_OPTIONS,
     profile_prefix: str = "",
 ) -> Any:
-    """An ONNX Runtime session whose inputs and outputs are in CPU memory, with a device's options.
+    """An ONNX Runtime session with a device's options.
 
     Its head reads chosen positions only, where that can be had (engine/output_head.py). `threads` 0 takes the physical
     cores that the process may use. `optimized` says that the graph has been optimized already. With a `profile_prefix`,
@@ -68,7 +69,9 @@ def open_session(
 
 
 class BatchedRunner:
-    """One ONNX Runtime session, and slots in one set of key-value buffers; `run_entries` are options of every pass.
+    """One ONNX Runtime session, and slots in one set of key-value buffers, which lie where the session runs.
+
+    `run_entries` are options of every pass.
 
     Some kernels take the rows of a pass in groups, such as pairs, and round those otherwise that are left at its end.
     How large the groups are is tried at the start; a pass with an exact sequence has whole groups of rows.
@@ -82,8 +85,10 @@ class BatchedRunner:
         limits: BatchLimits,
         *,
         run_entries: Mapping[str, str] = MappingProxyType({}),
+        make_buffers: MakeBuffers = CpuBuffers,
     ) -> None:
         self._graph = graph
+        self._make_buffers = make_buffers
         self._run_entries = dict(run_entries)
         self._session = session
         self._model = model
@@ -193,7 +198,7 @@ class BatchedRunner:
 
     def _take_memory(self, num_rows: int, max_length: int) -> None:
         """Have so many rows of so many tokens, and nothing in them."""
-        self._buffers = CpuBuffers(self._graph, num_rows, max_length)
+        self._buffers = self._make_buffers(self._graph, num_rows, max_length)
         self._bindings: dict[tuple[int, int], Any] = {}
         # One for all passes: every binding would keep its own last mask.
         self._mask = np.empty(num_rows * self._graph.slot_length(max_length), np.int64)

@@ -15,16 +15,22 @@ from numpy.typing import NDArray
 from genai_server.engine.model_files import check_model_directory, read_config
 from genai_server.engine.runners.base import Logits, Opening, Terminated
 from genai_server.engine.session_options import configure_providers, genai_overlay
-from genai_server.errors import RunnerFailed
+from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.generation import ModelInfo
 from genai_server.options.check import on_providers
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, reaching
 from genai_server.options.providers import CPU
+from genai_server.options.session import LIBRARIES
 from genai_server.options.table import Reach
 
 # Providers whose libraries need CUDA's.
 _ON_CUDA = {"cuda", "nv_tensorrt_rtx"}
 _TERMINATED_MESSAGE = "Session in Terminated state"
+# What to do about what the library says when it cannot load a model.
+_REMEDIES = {
+    "is not a registered function/op": f"[session] {LIBRARIES} names the file that has such operators",
+    "custom_ops_library path is not within": "it must lie in the model directory or below the working directory",
+}
 
 
 class GeneratorRunner:
@@ -59,7 +65,8 @@ class GeneratorRunner:
 
         self._library: Any = onnxruntime_genai
         self._info = check_model_directory(model_dir)
-        self._model = self._library.Model(self._configure(model_dir, threads, profile_prefix))
+        with _advised():
+            self._model = self._library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
         self._generators: dict[int, Any] = {}
@@ -155,3 +162,15 @@ class GeneratorRunner:
             if _TERMINATED_MESSAGE in str(error):
                 raise Terminated(str(error)) from None
             raise RunnerFailed(f"onnxruntime-genai: {error}") from error
+
+
+@contextmanager
+def _advised() -> Iterator[None]:
+    """Say what to do about an error of the operator's options."""
+    try:
+        yield
+    except RuntimeError as error:
+        for words, remedy in _REMEDIES.items():
+            if words in str(error):
+                raise ConfigurationError(f"{error}; {remedy}") from None
+        raise

@@ -1,0 +1,45 @@
+"""Where the keys and values of a batch lie: in the CPU's memory, or in that of the device that runs the graph."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.kv_slots import Buffers
+from genai_server.engine.runners.cpu_buffers import CpuBuffers
+from genai_server.engine.runners.device_buffers import DeviceBuffers, Place
+from genai_server.options.device import DeviceOptions
+from genai_server.options.providers import CPU, provider
+
+# What ONNX Runtime calls the memory of the devices that have a batch.
+MEMORY = {CPU: "cpu", "cuda": "cuda", "tensorrt": "cuda"}
+# The provider whose sessions copy within that memory.
+_COPIES = {"cuda": "cuda"}
+
+
+class BatchBuffers(Buffers, Protocol):
+    """What the batched runner needs of them, beside what the slots do."""
+
+    def bind(self, binding: Any, first: int, rows: int) -> None:
+        """Bind the slots `first` to `first + rows` as past and as present."""
+        ...
+
+    def write(self, slot: int, present: str, values: NDArray[Any]) -> None:
+        """Put keys or values [1, kv_heads, tokens, head_size] of the first tokens into a slot."""
+        ...
+
+
+# Of a graph, rows and tokens of each.
+MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
+
+
+def buffers_on(device: str, options: DeviceOptions) -> MakeBuffers:
+    """What makes the buffers of a device in MEMORY, on the number that its first provider is on."""
+    memory = MEMORY[device.partition(":")[0]]
+    if memory == "cpu":
+        return CpuBuffers
+    given = next((one.options for one in options.providers), {})
+    place = Place(memory, int(given.get("device_id", "0")), provider(_COPIES[memory]).onnxruntime)
+    return partial(DeviceBuffers, place)

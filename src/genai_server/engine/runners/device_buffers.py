@@ -1,0 +1,104 @@
+"""Memory for the keys and values of a batch on a device that has memory of its own, such as a GPU."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import helper
+
+from genai_server.engine.decoder_graph import DecoderGraph
+
+_IR_VERSION, _OPSET = 8, 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where memory lies: ONNX Runtime's kind and number of a device, and the provider that works there."""
+
+    device_type: str
+    device_id: int
+    provider: str
+
+
+class DeviceBuffers:
+    """Keys and values of all layers in a device's memory: one array [rows, kv_heads, length, head_size] each.
+
+    The interface is that of CpuBuffers, but the memory is taken at once, and whole rows are moved whatever the length:
+    a device does that faster than it is told which pieces to move. One row more than asked for serves to swap two.
+    Raises RuntimeError with ONNX Runtime's reason where it has no such device or that has too little memory.
+    """
+
+    def __init__(self, place: Place, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
+        self._place = place
+        self._names = list(zip(graph.past_names, graph.present_names, strict=True))
+        self._row_shape = (graph.num_kv_heads, graph.slot_length(max_length), graph.head_size)
+        self._dtype = np.dtype(graph.cache_type)
+        self._row_bytes = int(np.prod(self._row_shape)) * self._dtype.itemsize
+        self._spare = num_rows
+        nothing = np.zeros((num_rows + 1, *self._row_shape), self._dtype)
+        self._values = [
+            onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+                nothing.shape, self._dtype.type, place.device_type, place.device_id
+            )
+            for _ in self._names
+        ]
+        for value in self._values:
+            value.update_inplace(nothing)
+        self._move_all, self._move_one = self._mover(len(self._names)), self._mover(1)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        if not length:
+            return
+        binding = self._move_all.io_binding()
+        for number, value in enumerate(self._values):
+            binding.bind_input(f"from{number}", *self._part(value, source))
+            binding.bind_output(f"to{number}", *self._part(value, target))
+        self._move_all.run_with_iobinding(binding)
+
+    def swap(self, one: int, other: int, length: int) -> None:
+        self.copy(one, self._spare, length)
+        self.copy(other, one, length)
+        self.copy(self._spare, other, length)
+
+    def bind(self, binding: Any, first: int, rows: int) -> None:
+        """Bind the slots `first` to `first + rows` as past and as present."""
+        for (past, present), value in zip(self._names, self._values, strict=True):
+            binding.bind_input(past, *self._part(value, first, rows))
+            binding.bind_output(present, *self._part(value, first, rows))
+
+    def write(self, slot: int, present: str, values: NDArray[Any]) -> None:
+        """Put keys or values of the first tokens into a slot, from the CPU's memory."""
+        index = next(i for i, (_, name) in enumerate(self._names) if name == present)
+        row = np.zeros(self._row_shape, self._dtype)
+        row[:, : values.shape[2]] = values[0]
+        binding = self._move_one.io_binding()
+        binding.bind_cpu_input("from0", row)
+        binding.bind_output("to0", *self._part(self._values[index], slot))
+        self._move_one.run_with_iobinding(binding)
+
+    def _part(self, value: Any, first: int, rows: int | None = None) -> tuple[Any, ...]:
+        """What a binding wants to know of some rows; without a number of them, of one as an array [kv_heads, …]."""
+        shape = self._row_shape if rows is None else (rows, *self._row_shape)
+        address = value.data_ptr() + first * self._row_bytes
+        return self._place.device_type, self._place.device_id, self._dtype.type, shape, address
+
+    def _mover(self, count: int) -> Any:
+        """A session that copies so many rows at once: moving is what ONNX Runtime has no call for."""
+        kind = helper.np_dtype_to_tensor_dtype(self._dtype)
+
+        def named(name: str) -> list[onnx.ValueInfoProto]:
+            return [helper.make_tensor_value_info(f"{name}{i}", kind, self._row_shape) for i in range(count)]
+
+        nodes = [helper.make_node("Identity", [f"from{i}"], [f"to{i}"]) for i in range(count)]
+        graph = helper.make_graph(nodes, "move", named("from"), named("to"))
+        model = helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=[helper.make_opsetid("", _OPSET)])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        provider = (
+            self._place.provider,
+            {} if self._place.device_type == "cpu" else {"device_id": str(self._place.device_id)},
+        )
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider], enable_fallback=0)
