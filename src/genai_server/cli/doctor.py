@@ -6,8 +6,8 @@ Each line is ok, warn or fail. The exit status is 1 if anything failed, so that 
 import argparse
 from collections.abc import Iterator
 
-from genai_server.cli import findings
-from genai_server.cli.findings import FAIL, Finding
+from genai_server.cli import findings, model_findings
+from genai_server.cli.finding import FAIL, Finding
 from genai_server.config import Settings, add_options, load_settings
 from genai_server.errors import ConfigurationError
 
@@ -32,38 +32,37 @@ def run(arguments: argparse.Namespace) -> int:
 
 def examine(options: dict[str, str | None]) -> Iterator[Finding]:
     """All findings; without right settings only those that need none."""
-    yield from findings.versions()
-    yield from findings.providers()
+    has_library = True
+    for finding in findings.versions():
+        has_library &= finding.state != FAIL
+        yield finding
+    if has_library:  # else there is no ONNX Runtime either
+        yield from findings.providers()
     try:
         settings = load_settings(options)
     except ConfigurationError as error:
         yield Finding(FAIL, "settings", error.message, "correct it; README has a table of all settings")
         return
-    seen = []
-    for finding in findings.checked_settings(settings):
-        seen.append(finding.state)
+    wrong = False
+    for finding in model_findings.checked_settings(settings):
+        wrong |= finding.state == FAIL
         yield finding
-    if FAIL not in seen:
-        yield from _with(settings)
+    if not wrong:
+        yield from _with(settings, has_library=has_library)
 
 
-def _with(settings: Settings) -> Iterator[Finding]:
+def _with(settings: Settings, *, has_library: bool) -> Iterator[Finding]:
     yield from findings.cores(settings)
-    models = [
-        settings.model_copy(update={"models": "", "model_name": name, "model_dir": path})
-        for name, path in settings.served.items()
-    ]
-    for model in models:
-        yield from findings.memory(model)
+    yield from findings.memory(settings)
     yield from findings.port(settings)
     yield from findings.cache(settings)
     if all(device.startswith("scripted") for device in settings.devices):
-        yield from findings.devices(settings)
+        yield from model_findings.devices(settings)
         return
-    broken = False
-    for model in models:
-        for finding in findings.model(model):
+    broken = not has_library
+    for name in settings.served:
+        for finding in model_findings.model(settings, name, with_text=has_library):
             broken |= finding.state == FAIL
             yield finding
     if not broken:  # else each device would only say so once more
-        yield from findings.devices(settings)
+        yield from model_findings.devices(settings)

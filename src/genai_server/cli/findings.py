@@ -1,4 +1,4 @@
-"""What `genai-server doctor` looks at: each check gives findings, and none of them raises."""
+"""What `genai-server doctor` looks at of the machine: each check gives findings, and none of them raises."""
 
 import importlib.metadata
 import json
@@ -7,41 +7,25 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from genai_server import __version__
-from genai_server.cli.preflight import check_models
+from genai_server.cli.finding import FAIL, MIB, OK, WARN, Finding
 from genai_server.config import Settings, device_options
 from genai_server.engine.cores import cpu_quota, usable_cores
-from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.decoder_graph import read_decoder_graph
 from genai_server.engine.memory import free_memory
-from genai_server.engine.model_files import check_model_directory, read_config, weight_bytes
-from genai_server.engines.supervisor import Supervisor
-from genai_server.errors import ConfigurationError, GenaiServerError, ModelDirectoryError
+from genai_server.engine.model_files import check_model_directory, weight_bytes
 from genai_server.options.session import THREADS
 
-OK, WARN, FAIL = "ok", "warn", "fail"
 _LIBRARIES = ("onnxruntime-genai", "onnxruntime-genai-cuda", "onnxruntime-genai-directml")
 _TESTED = "0.18"
 # Of the weights on disk: what packed weights take there, and a loaded model in memory beside them.
 _PACKED, _LOADED = 2.2, 1.5
-_MIB = 1024 * 1024
 _TRIAL_TIMEOUT = 60.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """`remedy` says what to do about it, where something can be."""
-
-    state: str
-    subject: str
-    found: str
-    remedy: str = ""
 
 
 def versions() -> Iterator[Finding]:
@@ -99,77 +83,65 @@ def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
         yield Finding(WARN, "cores", f"{usable} of the machine's {machine} may be used", remedy)
     else:
         yield Finding(OK, "cores", f"{usable}")
-    options = device_options(settings)
-    for device in settings.devices:
-        given = options[device].session.get(THREADS, "0") if device in options else "0"
-        threads = int(given) or settings.threads
+    for name in settings.served:
+        yield from _threads(settings, name, usable)
+
+
+def _threads(settings: Settings, model: str, usable: int) -> Iterator[Finding]:
+    """The threads of a model's devices."""
+    for device, options in device_options(settings, model).items():
+        subject = f"threads of {device}" + (f" for {model}" if settings.models else "")
+        threads = int(options.session.get(THREADS, "0")) or settings.threads
         if threads and threads != usable:
             why = "they wait for each other" if threads > usable else "the others idle"
             remedy = f"leave GENAI_THREADS or {THREADS} out, or set it to {usable}"
-            yield Finding(WARN, f"threads of {device}", f"{threads} on {usable} cores: {why}", remedy)
+            yield Finding(WARN, subject, f"{threads} on {usable} cores: {why}", remedy)
         elif device.startswith("cpu"):
-            yield Finding(OK, f"threads of {device}", f"{threads or usable} on {usable} cores")
-
-
-def model(settings: Settings) -> Iterator[Finding]:
-    """The model directory's files, and whether its graph can run in a batch."""
-    directory = Path(settings.model_dir)
-    try:
-        info = check_model_directory(directory)
-    except ModelDirectoryError as error:
-        yield Finding(FAIL, "model", error.message, "see README's “Get a model”, or name another with GENAI_MODEL_DIR")
-        return
-    try:
-        check_models(settings)
-    except ConfigurationError as error:
-        yield Finding(
-            FAIL, "model", error.message, "copy the tokenizer's files and the chat template from the original"
-        )
-        return
-    size = weight_bytes(directory) / _MIB
-    length = f"{info.context_length} tokens of context"
-    yield Finding(OK, "model", f"{directory}: {length}, {info.vocab_size} tokens known, {size:.0f} MiB of weights")
-    try:
-        read_decoder_graph(directory)
-    except DoesNotFit as reason:
-        yield Finding(
-            WARN, "batching", f"requests run one by one: {reason}", "see docs/models.md for models that batch"
-        )
-    except Exception as error:  # whatever a broken graph makes of its reader
-        yield Finding(
-            FAIL, "batching", f"{read_config(directory)['model']['decoder']['filename']}: {error}", "build anew"
-        )
-    else:
-        yield Finding(OK, "batching", "the graph can run in a batch")
+            yield Finding(OK, subject, f"{threads or usable} on {usable} cores")
 
 
 def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """What is free, against what the model takes."""
-    directory, free = Path(settings.model_dir), free_memory(root)
-    try:
-        check_model_directory(directory)
-    except ModelDirectoryError:
-        yield Finding(OK, "memory", f"{free / _MIB:.0f} MiB are free")
+    """What is free, against what the models take that are loaded at once; of those that are broken others tell."""
+    free = free_memory(root)
+    needs = sorted(map(_need, settings.served.values(), [settings] * len(settings.served)), reverse=True)
+    needs = [need for need in needs if need[0]][: settings.max_models or None]
+    if not needs:
+        yield Finding(OK, "memory", f"{free / MIB:.0f} MiB are free")
         return
-    need = int(weight_bytes(directory) * _LOADED) * len(settings.devices)
-    try:
-        graph = read_decoder_graph(directory)
-        keys = graph.bytes_per_token * graph.slot_length(settings.max_length)
-    except Exception:  # of a graph that the check of the model has told of
-        keys = 0
-    shown = f"{free / _MIB:.0f} MiB are free; weights need about {need / _MIB:.0f}, a request up to {keys / _MIB:.0f}"
-    if need + keys > free:
+    weights = sum(weights for weights, _ in needs) * len(settings.devices)
+    request = max(request for _, request in needs)
+    batches = sum(request for _, request in needs) * settings.max_batch_size * len(settings.devices)
+    of = f" of {len(needs)} models" if len(needs) > 1 else ""
+    shown = (
+        f"{free / MIB:.0f} MiB are free; weights{of} need about {weights / MIB:.0f}, "
+        f"a request up to {request / MIB:.0f}"
+    )
+    if weights + request > free:
         yield Finding(FAIL, "memory", shown, "take a smaller or further quantized model, or free some memory")
-    elif need + keys * settings.max_batch_size > free:
+    elif weights + batches > free:
         yield Finding(WARN, "memory", shown, "lower GENAI_MAX_LENGTH or GENAI_MAX_BATCH_SIZE")
     else:
         yield Finding(OK, "memory", shown)
 
 
+def _need(directory: str, settings: Settings) -> tuple[int, int]:
+    """Bytes that a model's weights take, and the keys and values of a request; 0 for what cannot be read."""
+    try:
+        info = check_model_directory(Path(directory))
+        weights = int(weight_bytes(Path(directory)) * _LOADED)
+    except Exception:  # of a broken model that other findings tell of
+        return 0, 0
+    try:
+        graph = read_decoder_graph(Path(directory))
+        return weights, graph.bytes_per_token * graph.slot_length(min(settings.max_length, info.context_length))
+    except Exception:  # likewise
+        return weights, 0
+
+
 def port(settings: Settings) -> Iterator[Finding]:
     """Whether the address can be listened on."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    where = f"{settings.host} port {settings.port}"
+    where = f"{settings.host} port {settings.port or 'of any number'}"
     try:
         socket.create_server((settings.host, settings.port), family=family).close()
     except OSError as error:
@@ -195,55 +167,9 @@ def cache(settings: Settings) -> Iterator[Finding]:
         yield Finding(WARN, "cache", f"{folder}: {(error.strerror or str(error)).lower()}", remedy)
         return
     free = shutil.disk_usage(folder).free
-    try:
-        need = int(weight_bytes(Path(settings.model_dir)) * _PACKED)
-    except (ModelDirectoryError, OSError, KeyError, TypeError):
-        need = 0
-    shown = f"{folder}: {free / _MIB:.0f} MiB are free"
+    need = int(sum(_need(path, settings)[0] for path in set(settings.served.values())) / _LOADED * _PACKED)
+    shown = f"{folder}: {free / MIB:.0f} MiB are free"
     if free < need:
-        yield Finding(WARN, "cache", f"{shown}, packed weights need {need / _MIB:.0f}", "free some disk")
+        yield Finding(WARN, "cache", f"{shown}, packed weights need {need / MIB:.0f}", "free some disk")
     else:
         yield Finding(OK, "cache", shown)
-
-
-def devices(settings: Settings) -> Iterator[Finding]:
-    """Each device's engine, really started as `serve` would, which loads the model and warms up."""
-    started = time.monotonic()
-    try:
-        supervisor = Supervisor(settings.model_copy(update={"log_level": "error"}))
-    except GenaiServerError as error:
-        yield Finding(FAIL, "devices", error.message, "correct the options")
-        return
-    try:
-        supervisor.start()
-        waiting = {(status.device, status.serial) for status in supervisor.statuses()}
-        while waiting:
-            for status in supervisor.statuses():
-                which = (status.device, status.serial)
-                if which in waiting and status.state != "starting":
-                    waiting.remove(which)
-                    label = f"{status.device} of {status.model}" if settings.models else status.device
-                    yield _device(label, status.error, time.monotonic() - started)
-            time.sleep(0.05)
-    finally:
-        supervisor.stop()
-
-
-def _device(device: str, error: str | None, seconds: float) -> Finding:
-    if error is None:
-        return Finding(OK, f"device {device}", f"ready after {seconds:.1f} s")
-    remedy = "the reason is the library's own; README says under “Troubleshooting” and “Devices” what may be missing"
-    return Finding(FAIL, f"device {device}", error, remedy)
-
-
-def checked_settings(settings: Settings) -> Iterator[Finding]:
-    """What the configuration says of sessions and providers."""
-    try:
-        options = device_options(settings)
-    except ConfigurationError as error:
-        yield Finding(FAIL, "options", error.message, "see docs/from-triton.md for all options")
-        return
-    yield Finding(OK, "settings", f"devices {settings.device}, options are right")
-    for device, given in options.items():
-        for warning in given.warnings:
-            yield Finding(WARN, f"options of {device}", warning, "change or remove it")
