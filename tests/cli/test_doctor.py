@@ -1,17 +1,19 @@
 """What doctor says of machines that are set up wrong."""
 
 import importlib.metadata
+import json
+import os
 import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
-from genai_server.cli import findings, main
-from genai_server.cli.findings import FAIL, OK, WARN, Finding
+from genai_server.cli import findings, main, model_findings
+from genai_server.cli.finding import FAIL, OK, WARN, Finding
 from genai_server.config import Settings, load_settings
 from genai_server.engine.cores import usable_cores
-from tests.running_server import DEMO, free_port
+from tests.running_server import DEMO, free_port, run_server
 
 
 def settings(**options: str) -> Settings:
@@ -112,17 +114,133 @@ def test_a_quota_below_one_cpu_is_warned_of(tmp_path: Path, quota: str, remedy: 
     assert remedy in next(findings.cores(settings(), tmp_path)).remedy
 
 
-@pytest.mark.parametrize(
-    ("damage", "subject"),
-    [("tokenizer.json", "model"), ("model.onnx", "batching"), ("genai_config.json", "model")],
-)
-def test_a_broken_model_directory_is_a_failure(tmp_path: Path, damage: str, subject: str) -> None:
+def damaged(tmp_path: Path, *files: str) -> Path:
+    """A copy of the demo model with a tenth of each of these files."""
     shutil.copytree(DEMO, tmp_path / "model")
-    file = tmp_path / "model" / damage
-    file.write_bytes(file.read_bytes()[:100])
-    found = list(findings.model(settings(model_dir=str(tmp_path / "model"))))
-    assert found[-1].state == FAIL
-    assert found[-1].subject == subject
+    for name in files:
+        file = tmp_path / "model" / name
+        os.truncate(file, file.stat().st_size // 10)
+    return tmp_path / "model"
+
+
+def test_each_broken_file_of_a_model_is_a_failure(tmp_path: Path) -> None:
+    files = ["genai_config.json", "tokenizer.json", "model.onnx.data"]
+    model = damaged(tmp_path, *files)
+    found = list(model_findings.model(settings(model_dir=str(model)), "onnx-genai"))
+    assert states(found) == [FAIL, FAIL]  # without its configuration nothing says what the weights are
+    shutil.copy(DEMO / "genai_config.json", model)
+    found = list(model_findings.model(settings(model_dir=str(model)), "onnx-genai"))
+    assert {(finding.state, finding.subject) for finding in found} == {(FAIL, "model")}
+    assert [name for name in files if any(str(model / name) in finding.found for finding in found)] == files[1:]
+    assert all(finding.remedy for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("model.onnx", "\0" * 100, "cannot be read"),
+        ("tokenizer.json", "{}", "cannot be loaded"),
+        ("chat_template.jinja", "{% if %}", "chat template is not valid"),
+        ("genai_config.json", "{}", "lacks or has a wrong value"),
+    ],
+)
+def test_a_file_of_a_model_that_is_whole_and_wrong_is_a_failure(
+    tmp_path: Path, file: str, text: str, words: str
+) -> None:
+    model = damaged(tmp_path)
+    (model / file).write_text(text, encoding="utf-8")
+    (found,) = model_findings.model(settings(model_dir=str(model)), "onnx-genai")
+    assert found.state == FAIL
+    assert words in found.found
+    assert found.found.count(str(model)) <= 1
+
+
+def test_a_graph_that_cannot_be_batched_is_warned_of(tmp_path: Path) -> None:
+    model = damaged(tmp_path)
+    config = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))
+    config["model"]["decoder"]["num_hidden_layers"] = 99
+    (model / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = list(model_findings.model(settings(model_dir=str(model)), "onnx-genai"))
+    assert states(found) == [OK, WARN]
+    assert len(found[-1].found) < 200
+
+
+def test_of_several_models_each_is_looked_at_under_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = damaged(tmp_path, "model.onnx.data")
+    status, printed = doctor(capsys, "--models", f"small={DEMO},big={model},none={tmp_path}/none")
+    assert status == 1
+    assert "ok    model small: " in printed
+    assert "ok    batching of small: " in printed
+    assert f"fail  model big: {model / 'model.onnx.data'} has " in printed
+    assert f"fail  model none: directory {tmp_path}/none does not exist" in printed
+    assert "device cpu" not in printed
+
+
+def test_several_models_are_started_and_those_on_demand_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--models", f"small={DEMO},big={DEMO}", "--cache-dir", str(tmp_path), "--reload", "true")
+    status, printed = doctor(capsys, *options)
+    assert status == 0
+    assert printed.index("ok    device cpu of small: ready") > 0
+    assert printed.index("ok    device cpu of big: ready") > 0
+    assert "weights of 2 models need" in printed
+    status, printed = doctor(capsys, *options, "--max-models", "1")
+    assert status == 0
+    assert "ok    device cpu of small: ready" in printed
+    assert "ok    model big: is loaded when a request wants it (GENAI_MAX_MODELS); not tried now" in printed
+
+
+def test_an_option_is_checked_for_each_model_that_it_is_for() -> None:
+    wrong = settings(models=f"small={DEMO},big={DEMO}", options="models.big.session.levle = 1")
+    (found,) = model_findings.checked_settings(wrong)
+    assert (found.state, "did you mean level?" in found.found) == (FAIL, True)
+    more = settings(models=f"small={DEMO},big={DEMO}", options="models.big.session.intra_op_num_threads = 900")
+    assert states(list(findings.cores(more)))[-2:] == [OK, WARN]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"reload": "true", "workers": "2"}, "reloading works with one API process only"),
+        ({"host": "0.0.0.0"}, "there are no API keys"),
+        ({"tls_cert": "/none.pem"}, "GENAI_TLS_CERT=/none.pem"),
+    ],
+)
+def test_what_serve_refuses_before_it_starts_is_a_failure(options: dict[str, str], words: str) -> None:
+    (found,) = model_findings.checked_settings(settings(**options))
+    assert (found.state, words in found.found, bool(found.remedy)) == (FAIL, True, True)
+
+
+def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENAI_THREAD", "3")
+    found = next(finding for finding in model_findings.checked_settings(settings()) if finding.state == WARN)
+    assert (found.found, found.remedy) == ("GENAI_THREAD is no setting", "GENAI_THREADS is one")
+
+
+def test_without_the_library_all_that_needs_none_is_looked_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    status, printed = doctor(capsys, "--model-dir", str(DEMO), "--cache-dir", "none")
+    assert status == 1
+    assert [line for line in printed.splitlines() if line.startswith("fail")] == [
+        "fail  library: onnxruntime-genai is not installed"
+    ]
+    assert "ok    batching: the graph can run in a batch" in printed
+
+
+def test_a_scripted_device_does_without_onnx_runtime(tmp_path: Path) -> None:
+    shadow = tmp_path / "shadow"
+    for name in ("onnxruntime", "onnxruntime_genai"):
+        (shadow / name).mkdir(parents=True)
+        (shadow / name / "__init__.py").write_text("raise ImportError('not installed')", encoding="utf-8")
+    paths = os.pathsep.join([str(shadow), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with run_server(tmp_path, "--device", "scripted", settings={"PYTHONPATH": paths}) as server:
+        assert server.chat("say hello").json()["content"] == "hello"
 
 
 def test_a_model_that_does_not_fit_the_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,5 +266,5 @@ def test_a_cache_that_cannot_be_written_is_warned_of(tmp_path: Path) -> None:
 
 
 def test_an_option_without_effect_is_warned_of() -> None:
-    found = list(findings.checked_settings(settings(options="session.inter_op_num_threads = 2")))
+    found = list(model_findings.checked_settings(settings(options="session.inter_op_num_threads = 2")))
     assert states(found) == [OK, WARN]

@@ -1,6 +1,7 @@
 """What tune measures, chooses and writes."""
 
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -92,3 +93,46 @@ def test_a_model_that_cannot_be_run_ends_with_one_line(tmp_path: Path, capsys: p
     lines = capsys.readouterr().err.splitlines()
     assert "cannot be run" in lines[-1]
     assert "genai-server doctor says more" in lines[-1]
+
+
+def test_a_variable_that_counts_more_than_the_file_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GENAI_PREFILL_CHUNK", "77")
+    assert tune("--config", str(tmp_path / "new.toml")) == 0
+    assert "GENAI_PREFILL_CHUNK=77 in the environment or .env counts instead" in capsys.readouterr().out
+
+
+def test_options_are_those_of_the_name_that_the_model_is_served_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GENAI_MODELS", f"other={tmp_path},demo={DEMO}")
+    monkeypatch.setenv("GENAI_OPTIONS", "models.demo.session.intra_op_num_threads = 1")
+    assert tune("--dry-run") == 2
+    assert "intra_op_num_threads=1: remove it" in capsys.readouterr().err
+
+
+def test_where_requests_do_not_run_in_a_batch_none_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GENAI_SCHEDULER", "generator")
+    assert tune("--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert "max_batch_size = 1 " in printed
+    assert "max_batch_size = 2" not in printed
+
+
+def test_cores_that_may_not_be_used_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genai_server.cli.findings.cpu_quota", lambda root: 0.5)
+    assert tune("--dry-run") == 0
+    assert "a quota of 0.5 CPUs, and so it is measured" in capsys.readouterr().err
+
+
+def test_without_the_library_it_ends_with_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
+    assert tune("--dry-run") == 2
+    assert "onnxruntime-genai is not installed; install" in capsys.readouterr().err

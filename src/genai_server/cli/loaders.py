@@ -23,6 +23,12 @@ _NO_LIBRARY = (
 )
 
 
+def check_library() -> None:
+    """See that what runs models is installed. Raises ConfigurationError."""
+    if importlib.util.find_spec(_LIBRARY) is None:
+        raise ConfigurationError(_NO_LIBRARY)
+
+
 def text_loader(settings: Settings) -> LoadText:
     """What checks a model directory and reads its text side for each of some devices.
 
@@ -32,8 +38,7 @@ def text_loader(settings: Settings) -> LoadText:
     def load_text(path: str, devices: Sequence[str]) -> Mapping[str, TextCodec]:
         model_dir = Path(path)
         if not all(device.startswith("scripted") for device in devices):
-            if importlib.util.find_spec(_LIBRARY) is None:
-                raise ConfigurationError(_NO_LIBRARY)
+            check_library()
             check_model_directory(model_dir)
         return {
             device: load_text_codec(

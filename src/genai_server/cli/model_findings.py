@@ -62,13 +62,14 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
     Without `with_text`, template and tokenizer are not loaded: that needs the library.
     """
     subject = f"model {name}" if settings.models else "model"
-    directory = Path(settings.served[name])
+    directory = Path(settings.served[name]).absolute()
     if not directory.is_dir():
         yield Finding(FAIL, subject, f"directory {directory} does not exist", _GET_A_MODEL)
         return
     faults = [entry for entry in inventory(directory) if entry.fault]
     for entry in faults:
-        yield Finding(FAIL, subject, f"{directory / entry.name} {entry.fault}", entry.remedy or _GET_A_MODEL)
+        where = "" if str(directory) in entry.fault else f"{directory / entry.name} "
+        yield Finding(FAIL, subject, where + entry.fault, entry.remedy or _GET_A_MODEL)
     if faults:
         return
     try:

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from genai_server.config import Settings, device_options, load_settings
+from genai_server.cli import findings
+from genai_server.cli.finding import WARN
+from genai_server.cli.loaders import check_library
+from genai_server.config import Settings, device_options, environment_variable, load_settings
 from genai_server.engine.cores import usable_cores
 from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.tuning import Tuned, block_sizes, decode_rate, prefill_rate
 from genai_server.errors import ConfigurationError
+from genai_server.options.device import DeviceOptions
 from genai_server.options.file import DEFAULT_FILE
 from genai_server.options.session import THREADS
 from genai_server.options.toml import with_settings
@@ -74,6 +77,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, show the table and write. Raises ConfigurationError."""
+    check_library()
     target = Path(arguments.config) if arguments.config else None
     named = {"config": arguments.config} if target is not None and target.exists() else {}
     settings = load_settings(
@@ -82,6 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     target = target or Path(settings.config or DEFAULT_FILE)
     check_model_directory(Path(settings.model_dir))
     text = _text_to_change(target, settings)
+    for finding in findings.cores(settings):
+        if finding.state == WARN and finding.subject == "cores":
+            print(f"genai-server: {finding.found}, and so it is measured; {finding.remedy}", file=sys.stderr)
     try:
         with _progress() as show:
             measured = measure(settings, arguments.seconds, show)
@@ -101,12 +108,23 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigurationError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from None
     print(f"written into {target}: {', '.join(f'{name} = {value}' for name, value in best.items())}")
+    served = load_settings({"config": str(target)})
+    for name, value in best.items():
+        if (given := getattr(served, name)) != value:
+            print(f"{environment_variable(name)}={given} in the environment or .env counts instead: remove it")
     return 0
+
+
+def _options(settings: Settings) -> DeviceOptions:
+    """The CPU's options of the model that is measured: under the name that it is served by, if it is."""
+    directory = Path(settings.model_dir).resolve()
+    names = (name for name, path in settings.served.items() if Path(path).resolve() == directory)
+    return device_options(settings, next(names, settings.model_name), ["cpu"])["cpu"]
 
 
 def _text_to_change(target: Path, settings: Settings) -> str:
     """The file as it is. Raises ConfigurationError if what is found would not count."""
-    options = device_options(settings)["cpu"]
+    options = _options(settings)
     if THREADS in options.session:
         raise ConfigurationError(
             f"[session] {THREADS}={options.session[THREADS]}: remove it, or there is nothing to tune"
@@ -119,8 +137,9 @@ def _text_to_change(target: Path, settings: Settings) -> str:
 
 def measure(settings: Settings, seconds: float, show: Show) -> Measured:
     """Try everything; `show` is told what comes next, as often as `steps` says at most."""
-    found = Measured()
-    options = device_options(settings)["cpu"]
+    from genai_server.engine.tuning import Tuned, decode_rate, prefill_rate
+
+    found, options = Measured(), _options(settings)
     batched = settings.scheduler != "generator"
     tuned = Tuned(Path(settings.model_dir), settings.cache_path, options, settings.max_length, batched)
     length = min(settings.max_length, check_model_directory(tuned.model_dir).context_length)
@@ -171,6 +190,8 @@ def table(measured: Measured, best: Mapping[str, int]) -> str:
 
 def _blocks(model_dir: Path) -> str:
     """What there is to say of the weights' block size, which only the original model can change."""
+    from genai_server.engine.tuning import block_sizes
+
     sizes = block_sizes(model_dir)
     if not sizes:
         return "block size: the weights are not quantized in blocks"

@@ -11,6 +11,8 @@ from genai_server.engine.model_files import read_config
 
 _ATTENTION = "GroupQueryAttention"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "LinearAttention", "SparseAttention"}
+# Names in a reason.
+_SHOWN = 4
 # From an If's condition back to the attention mask.
 _WIDTH_IS_GREATER = ["Greater", "Gather", "Shape"]
 _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
@@ -74,9 +76,9 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     outputs = {value.name: value.type.tensor_type for value in graph.output}
     needed_inputs = {names.input_ids, names.attention_mask, *names.past}
     if strange := sorted(set(inputs) - needed_inputs - {names.position_ids}):
-        raise DoesNotFit(f"its graph has inputs that the runner does not know: {', '.join(strange)}")
+        raise DoesNotFit(f"its graph has inputs that the runner does not know: {_some(strange)}")
     if missing := sorted((needed_inputs - set(inputs)) | ({names.logits, *names.present} - set(outputs))):
-        raise DoesNotFit(f"its graph lacks {', '.join(missing)}")
+        raise DoesNotFit(f"its graph lacks {_some(missing)}")
     for name in (names.input_ids, names.attention_mask, names.position_ids):
         if name in inputs and inputs[name].elem_type != onnx.TensorProto.INT64:
             raise DoesNotFit(f"its input {name} is not of type INT64")
@@ -97,6 +99,11 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         switches_at=_switch(graph, names.attention_mask),
         gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
     )
+
+
+def _some(names: list[str]) -> str:
+    """The first of some names, for a graph may have hundreds, and how many there are."""
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,11 @@ def _check_present(directory: Path, name: str, lack: str) -> None:
     path = directory / name
     if not path.is_file():
         raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}{lack}; {remedy(name)}")
-    if is_lfs_pointer(path):
+    try:
+        is_pointer = is_lfs_pointer(path)
+    except OSError as error:
+        raise ModelDirectoryError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if is_pointer:
         raise ModelDirectoryError(f"{path} is not the file but Git's pointer to it; run git lfs pull there")
 
 

@@ -67,7 +67,12 @@ def _entry(directory: Path, name: str, fault: str = "") -> Entry:
     path = directory / name
     if not path.is_file():
         return Entry(name, 0, "is missing", remedy(name))
-    if is_lfs_pointer(path):
+    try:
+        is_pointer = is_lfs_pointer(path)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return Entry(name, path.stat().st_size, f"cannot be read: {reason}", "let the server's user read it")
+    if is_pointer:
         return Entry(name, path.stat().st_size, "is not the file but Git's pointer to it", "run git lfs pull there")
     return Entry(name, path.stat().st_size, fault, remedy(name) if fault else "")
 
@@ -106,7 +111,7 @@ def _named_files(config: Any) -> list[str]:
 def _weights(directory: Path, graph: str) -> Iterator[Entry]:
     """The external files of a graph, each of which must reach as far as the tensors in it."""
     path = directory / graph
-    if not path.is_file() or is_lfs_pointer(path):
+    if _entry(directory, graph).fault:
         return
     try:
         tensors = onnx.load(str(path), load_external_data=False).graph.initializer

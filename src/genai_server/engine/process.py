@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 from msgspec import structs
@@ -21,17 +21,12 @@ from genai_server.engine.lifeline import Lifeline, ignore_group_signals
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.memory import free_memory
 from genai_server.engine.model_files import session_profile
-from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.profile_manifest import about_engine
 from genai_server.engine.profiling import ProfileFolder
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
-from genai_server.engine.runners.buffers import MEMORY, buffers_on
-from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
-from genai_server.engine.session_options import use_global_pool, with_found_libraries
 from genai_server.engine.warm_up import scores_prompts, warm_up
 from genai_server.engine.wire import Wire
 from genai_server.errors import ConfigurationError, RunnerFailed
@@ -43,6 +38,9 @@ from genai_server.messages.launch import EngineReport, EngineSpec
 from genai_server.options.device import unreachable
 from genai_server.options.providers import CPU
 from genai_server.options.table import Reach
+
+if TYPE_CHECKING:
+    from genai_server.engine.runners.batched import BatchedRunner
 
 log = logging.getLogger(__name__)
 # Prompt tokens read at once while nobody waits for a token.
@@ -151,9 +149,16 @@ def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
 
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
-    """The runners for a device. Raises what the library raises when it cannot load the model."""
+    """The runners for a device. Raises what the library raises when it cannot load the model.
+
+    What imports ONNX Runtime is imported in the functions, for a scripted device does without it.
+    """
     if spec.device.startswith("scripted"):
         return RunnerPair(ScriptedRunner(), reason="it is scripted")
+    from genai_server.engine.prepacked import prepacked_model
+    from genai_server.engine.runners.generator import GeneratorRunner
+    from genai_server.engine.session_options import use_global_pool, with_found_libraries
+
     for warning in spec.options.warnings:
         log.warning("%s", warning)
     if (why := _never_batched(spec)) is not None:
@@ -191,6 +196,8 @@ def _check_reach(spec: EngineSpec, runner: Reach, why: str) -> None:
 
 def _never_batched(spec: EngineSpec) -> str | None:
     """Why no model runs in a batch here, as far as the settings tell."""
+    from genai_server.engine.runners.buffers import MEMORY
+
     if spec.scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
     kind = spec.device.partition(":")[0]
@@ -212,8 +219,11 @@ def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
     return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
 
 
-def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> BatchedRunner:
+def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
     """The batched runner. Raises DoesNotFit if it is not wanted or cannot run the model."""
+    from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+    from genai_server.engine.runners.buffers import buffers_on
+
     if (why := _never_batched(spec)) is not None:
         raise DoesNotFit(why)
     graph = read_decoder_graph(model_dir)

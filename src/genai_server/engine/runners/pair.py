@@ -6,14 +6,17 @@ the sequence's tokens anew; on the way back its keys and values are copied into 
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from genai_server.engine.runners.base import ExportingRunner, Logits, Opening, Runner
-from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import Batching
+
+if TYPE_CHECKING:
+    from genai_server.engine.runners.batched import BatchedRunner
 
 
 class RunnerPair:
@@ -25,7 +28,7 @@ class RunnerPair:
     def __init__(
         self,
         generator: ExportingRunner,
-        batched: BatchedRunner | None = None,
+        batched: "BatchedRunner | None" = None,
         *,
         reason: str | None = None,
         nodes: Mapping[str, int | None] = MappingProxyType({}),

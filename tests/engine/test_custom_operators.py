@@ -1,0 +1,106 @@
+"""Libraries of operators, for real: a graph with an operator of onnxruntime-extensions, in both runtimes and served.
+
+Skipped without the package, which the extra dev brings where it exists for this Python.
+"""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from genai_server.engine.process import load_runners
+from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.tuning import Tuned
+from genai_server.errors import ConfigurationError
+from genai_server.messages import EngineSpec
+from genai_server.options.check import check_device
+from genai_server.options.device import DeviceOptions
+from tests.engine.test_process import spec
+from tests.running_server import DEMO, run_server
+
+PACKAGE = "onnxruntime_extensions"
+PROMPT = [1, 57, 301, 44, 18, 902, 77, 5]
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed")
+
+
+def with_operator(target: Path) -> Path:
+    """The demo model, whose logits come in two parts from an operator that no ONNX Runtime has by itself."""
+    shutil.copytree(DEMO, target)
+    model = onnx.load(str(DEMO / "model.onnx"), load_external_data=False)
+    (last,) = (node for node in model.graph.node if "logits" in node.output)
+    last.output[list(last.output).index("logits")] = "whole"
+    model.graph.node.append(helper.make_node("NegPos", ["whole"], ["negative", "positive"], domain="ai.onnx.contrib"))
+    model.graph.node.append(helper.make_node("Add", ["negative", "positive"], ["logits"]))
+    model.opset_import.append(helper.make_opsetid("ai.onnx.contrib", 1))
+    onnx.save(model, str(target / "model.onnx"))
+    return target
+
+
+def library(folder: Path) -> Path:
+    """A copy of the package's library, which is a module of Python's, too: imported here, the copy would crash."""
+    command = [sys.executable, "-c", f"import {PACKAGE} as package; print(package.get_library_path())"]
+    path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return Path(shutil.copy(path, folder / "operators.so"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = with_operator(tmp_path_factory.mktemp("operators") / "model")
+    library(target)
+    return target
+
+
+def on(model: Path, *libraries: str, **changes: Any) -> EngineSpec:
+    options = check_device({"session": {"custom_op_libraries": list(libraries)}}, "cpu")
+    return msgspec.structs.replace(spec(128), model_dir=str(model), options=options, **changes)
+
+
+def logits(runner: Runner) -> Any:
+    runner.open(1, PROMPT, Opening(64))
+    found = [runner.prefill(1, PROMPT).copy()]
+    for _ in range(4):
+        found.append(runner.decode([1], [int(found[-1].argmax())])[0].copy())
+    runner.close(1)
+    return np.array(found)
+
+
+def test_a_relative_path_is_the_models_and_both_runtimes_load_the_library(model: Path) -> None:
+    plain, runners = load_runners(spec(128)), load_runners(on(model, "operators.so"))
+    assert plain.batched is not None
+    assert runners.batched is not None
+    assert np.array_equal(logits(runners.batched), logits(plain.batched))
+    assert np.array_equal(logits(runners.generator), logits(plain.generator))
+
+
+def test_without_the_library_the_refusal_says_which_option_names_it(model: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"NegPos.* is not a registered .*\[session\] custom_op_libraries"):
+        load_runners(on(model))
+
+
+def test_a_library_elsewhere_is_refused_with_the_places_where_it_may_lie(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="must lie in the model directory or below the working directory"):
+        load_runners(on(model, str(library(tmp_path))))
+
+
+def test_tune_measures_with_the_library(model: Path) -> None:
+    options = DeviceOptions(custom_op_libraries=["operators.so"])
+    assert Tuned(model, None, options, 128).open(1, 1).max_rows == 1
+
+
+def test_a_server_answers_with_it(model: Path, tmp_path: Path) -> None:
+    settings = {"GENAI_OPTIONS": 'session.custom_op_libraries = ["operators.so"]'}
+    with run_server(tmp_path, "--model-dir", str(model), settings=settings) as server:
+        assert server.health()["devices"]["cpu"]["batching"]["scheduler"] == "batched"
+        given = server.chat("Name a colour.", temperature=0, max_tokens=8).json()["content"]
+    (tmp_path / "plain").mkdir()
+    with run_server(tmp_path / "plain", "--model-dir", str(DEMO)) as server:
+        assert server.chat("Name a colour.", temperature=0, max_tokens=8).json()["content"] == given
