@@ -11,6 +11,7 @@ import pytest
 from genai_server.engine import process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
@@ -135,6 +136,35 @@ def test_the_batched_runner_tells_which_provider_runs_how_many_nodes() -> None:
 def test_without_a_batch_the_providers_are_told_and_their_shares_are_not_known() -> None:
     runners = process.load_runners(msgspec.structs.replace(spec(128), scheduler="generator"))
     assert runners.batching.nodes == {"cpu": None}
+
+
+def test_a_model_answers_with_options_as_without() -> None:
+    """Of memory and threads, in passes of both runners."""
+    given = {
+        "memory.enable_memory_arena_shrinkage": "cpu:0",
+        "session.use_device_allocator_for_initializers": True,
+        "session.intra_op.allow_spinning": False,
+        "enable_mem_pattern": 0,
+        "execution_mode": "parallel",
+        "inter_op_num_threads": 2,
+    }
+    prompt = [1, 57, 301, 44, 18, 902, 77, 5]
+
+    def tokens(options: DeviceOptions) -> list[list[int]]:
+        runners = process.load_runners(msgspec.structs.replace(spec(128), options=options))
+        found = []
+        for runner in filter(None, (runners.generator, runners.batched)):
+            runner.open(1, prompt, Opening(64))
+            answer = [int(runner.prefill(1, prompt).argmax())]
+            while len(answer) < 9:
+                answer.append(int(runner.decode([1], [answer[-1]])[0].argmax()))
+            found.append(answer)
+        return found
+
+    expected = tokens(DeviceOptions())
+    assert len(expected) == 2
+    assert tokens(check_device({"session": given}, "cpu")) == expected
+    assert tokens(check_device({"session": {"enable_mem_arena": 0}}, "cpu")) == expected
 
 
 def test_a_global_pool_is_shared_by_all_sessions() -> None:

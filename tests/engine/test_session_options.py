@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import psutil
 import pytest
+from onnx import TensorProto, helper
 
 from genai_server.engine.cores import usable_cores
 from genai_server.engine.session_options import (
@@ -17,10 +18,12 @@ from genai_server.engine.session_options import (
     node_shares,
     open_with,
     session_options,
+    with_found_libraries,
 )
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions, ProviderOptions
+from genai_server.options.session import ENTRIES, RUN
 from tests.running_server import DEMO
 
 MODEL = DEMO / "model.onnx"
@@ -73,6 +76,98 @@ def test_an_entry_is_added_to_both_sessions(name: str) -> None:
     options = checked(**{name: True})
     assert session_options(options, 0).get_session_config_entry(name) == "1"
     assert genai_overlay(options, 0)["session_options"][name] == "1"
+
+
+# Of those that are no number and no switch, a value that this library takes on a CPU.
+TEXTS = {
+    "session.intra_op_thread_affinities": "1",
+    "session.layer_assignment_settings": "cpu(1)",
+    "session.name_based_layer_assignment": "cpu(1)",
+    "session.resource_cuda_partitioning_settings": ",",
+    "session.node_partition_config_file": "none.csv",
+    "session.collect_node_memory_stats_to_file": "none.csv",
+    "session.max_shape_override": "input_ids:[1,8]",
+}
+# They say what they do by refusing a model without it.
+CPU_ALONE = "session.disable_cpu_ep_fallback"
+EXPERTS = (
+    "session.moe_expert_counter_alpha",
+    "session.moe_expert_counter_beta",
+    "session.moe_expert_counter_state_file",
+)
+POSSIBLE = [row.name for row in ENTRIES if not row.impossible]
+
+
+def with_entry(name: str) -> DeviceOptions:
+    value = TEXTS.get(name, next((v for v in (1, True) if can_be(name, v)), "none"))
+    return checked(**{name: value, "intra_op_num_threads": 2})
+
+
+def can_be(name: str, value: Any) -> bool:
+    try:
+        checked(**{name: value})
+    except ConfigurationError:
+        return False
+    return True
+
+
+def opens(options: DeviceOptions) -> tuple[Any, Any]:
+    """What either runtime makes of the demo model."""
+    import onnxruntime_genai
+
+    config = onnxruntime_genai.Config(str(DEMO))
+    config.overlay(json.dumps({"model": {"decoder": genai_overlay(options, 0)}}))
+    configure_providers(onnxruntime_genai, config, options)
+    return open_with(MODEL, session_options(options, 0), options), onnxruntime_genai.Model(config)
+
+
+@pytest.mark.parametrize("name", [name for name in POSSIBLE if name not in (CPU_ALONE, *EXPERTS)])
+def test_both_runtimes_open_a_model_with_an_entry(name: str) -> None:
+    batched, generator = opens(with_entry(name))
+    assert batched.get_session_options().get_session_config_entry(name)
+    assert generator.device_type == "CPU"
+
+
+def test_nodes_that_would_be_left_to_the_cpu_can_be_refused() -> None:
+    with pytest.raises(Exception, match="disabled fallback to the CPU EP"):
+        open_with(MODEL, session_options(with_entry(CPU_ALONE), 0), DeviceOptions())
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_options_of_counted_experts_are_refused_where_none_are_counted(name: str) -> None:
+    with pytest.raises(Exception, match=f"{name} requires expert counting"):
+        opens(with_entry(name))
+
+
+def test_each_entry_is_a_name_in_the_library() -> None:
+    """One that is not would have no effect and no message."""
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    library = b"".join(file.read_bytes() for file in folder.glob("onnxruntime*.[psd][yol]*") if file.suffix != ".py")
+    assert [row.name for row in (*ENTRIES, *RUN) if row.name.encode() not in library] == []
+
+
+def write_product(path: Path) -> Path:
+    """A graph of three nodes: one that does nothing, and two that another operator can do at once."""
+    nodes = [
+        helper.make_node("Identity", ["x"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["b"], perm=[1, 0]),
+        helper.make_node("MatMul", ["b", "z"], ["y"]),
+    ]
+    x, y, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 8]) for name in "xyz")
+    graph = helper.make_graph(nodes, "product", [x, z], [y])
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("level", "nodes"), [("disabled", 3), (2, 3), ("basic", 2), (-1, 2), ("extended", 1), (1, 1), ("all", 1), (0, 1)]
+)
+def test_a_level_of_optimization_leaves_its_graph(level: Any, nodes: int, tmp_path: Path) -> None:
+    options = checked(level=level)
+    found = session_options(options, 0)
+    found.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    open_with(write_product(tmp_path / "product.onnx"), found, options)
+    assert len(onnx.load(tmp_path / "optimized.onnx").graph.node) == nodes
 
 
 @pytest.mark.parametrize(
@@ -135,6 +230,14 @@ def test_two_libraries_of_operators_are_one_too_many_for_onnxruntime_genai() -> 
 def test_a_library_of_operators_that_does_not_load_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"\[session\] custom_op_libraries: /none/ops.so: .*cannot open"):
         session_options(checked(custom_op_libraries=["/none/ops.so"]), 0)
+
+
+def test_a_library_of_operators_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"none.so: there is no such file, neither from {tmp_path} nor"):
+        with_found_libraries(checked(custom_op_libraries=["none.so"]), tmp_path)
+    (tmp_path / "some.so").touch()
+    found = with_found_libraries(checked(custom_op_libraries=["some.so"]), tmp_path)
+    assert found.custom_op_libraries == [str(tmp_path / "some.so")]
 
 
 def test_parallel_execution_has_threads_of_its_own() -> None:

@@ -6,7 +6,7 @@ session options (0.18, `SessionOptions_Element` of its config.cpp), and its thre
 """
 
 from genai_server.options.table import Reach, Row
-from genai_server.options.values import arenas, choice, flag, number, text
+from genai_server.options.values import anything, arenas, choice, flag, number, text
 
 THREADS = "intra_op_num_threads"
 LEVEL = "graph_optimization_level"
@@ -94,9 +94,27 @@ _TEXTS = (
     "session.resource_cuda_partitioning_settings",
     "session.collect_node_memory_stats_to_file",
     "optimization.disable_specified_optimizers",
-    "optimization.minimal_build_optimizations",
     "ep.context_file_path",
     "ep.context_model_external_initializers_file_name",
+)
+# The library contains these names, and its documents do not say what values they take.
+_UNDESCRIBED = (
+    "session.allow_released_opsets_only",
+    "session.debug_layout_transformation",
+    "session.enable_moe_expert_counting",
+    "session.enable_moe_expert_statistics",
+    "session.moe_expert_counter_alpha",
+    "session.moe_expert_counter_beta",
+    "session.moe_expert_counter_state_file",
+    "session.max_shape_override",
+    "session.strict_workspace_verification",
+    "session.use_external_initializer_file_buffers_directly",
+    "mlas.disable_kleidiai",
+    "mlas.kleidiai.conv_igemm_max_work",
+    "mlas.nchwc_pointwise_conv_max_input_channel_batch",
+    "ep.cuda.fpa_intb_gemm",
+    "ep.cuda.fpa_intb_profile_m",
+    "ep.cuda.gqa_workspace_max_total_sequence_length",
 )
 _BY_THE_SERVER = "the server sets it itself"
 _IMPOSSIBLE = {
@@ -113,11 +131,16 @@ _IMPOSSIBLE = {
     "session.compile_only": "a session that only compiles answers nothing",
     "session.load_model_format": "models are ONNX files",
     "session.save_model_format": "no model is saved",
+    "optimization.minimal_build_optimizations": "no model is saved",
+    "session.gqa_value_layout": "the server keeps keys and values in the layout BNSH",
+    "session.use_ort_model_bytes_directly": "models are ONNX files",
+    "session.use_ort_model_bytes_for_initializers": "models are ONNX files",
 }
 
 ENTRIES: tuple[Row, ...] = (
     *(Row(name, flag()) for name in _FLAGS),
     *(Row(name, number()) for name in _NUMBERS),
     *(Row(name, text()) for name in _TEXTS),
+    *(Row(name, anything()) for name in _UNDESCRIBED),
     *(Row(name, text(), impossible=why) for name, why in _IMPOSSIBLE.items()),
 )

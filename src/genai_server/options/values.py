@@ -75,6 +75,17 @@ def text() -> Kind:
     return Kind("a text", read)
 
 
+def anything() -> Kind:
+    """Any value, for what nobody has written down; a switch becomes 1 or 0."""
+
+    def read(value: Value) -> str:
+        if not isinstance(value, bool | int | float | str) or value == "":
+            raise ValueError
+        return str(int(value)) if isinstance(value, bool) else str(value)
+
+    return Kind("one value, passed on as it is", read)
+
+
 def shapes() -> Kind:
     """The shapes of a graph's inputs, as TensorRT's profiles have them."""
     return _pattern('shapes such as "input_ids:1x1,attention_mask:1x8"', _SHAPES)
