@@ -20,7 +20,7 @@ from genai_server.engine.process import load_runners
 from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.tuning import Tuned
 from genai_server.errors import ConfigurationError
-from genai_server.messages import EngineSpec
+from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions
 from tests.engine.test_process import spec
