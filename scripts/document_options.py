@@ -17,23 +17,37 @@ LIBRARIES = "tests/engine/test_session_options.py"
 TRITON = "tests/options/test_triton.py"
 NO_GPU = "what the provider makes of it: no machine with its hardware was at hand"
 OPENVINO = "tests/engine/test_openvino.py"
+OPERATORS = "tests/engine/test_custom_operators.py"
 REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Reach.BATCHED: "the batched session"}
 
 # Triton's name, ours and the tests that show it, of what has a row in the table of session options.
 FIELD = f"`{LIBRARIES}::test_an_option_is_a_field_of_the_batched_session`"
 OVERLAY = "`::test_an_option_is_laid_over_the_configuration_of_onnxruntime_genai`"
+ANSWERS = "`tests/engine/test_process.py::test_a_model_answers_with_options_as_without`"
+EFFECT = "Not checked: what it does"
 SESSION_TESTS = {
     session.THREADS: f"{FIELD}, {OVERLAY}, `::test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads`",
     "inter_op_num_threads": f"{FIELD}, {OVERLAY}",
     session.MODE: f"{FIELD}, `::test_parallel_execution_has_threads_of_its_own`",
-    session.LEVEL: f"{FIELD}, {OVERLAY}",
-    session.ARENA: f"{FIELD}, {OVERLAY}",
-    session.PATTERN: f"{FIELD}, {OVERLAY}",
+    session.LEVEL: f"{FIELD}, {OVERLAY}, `::test_a_level_of_optimization_leaves_its_graph`",
+    session.ARENA: f"{FIELD}, {OVERLAY}, {ANSWERS}. {EFFECT}",
+    session.PATTERN: f"{FIELD}, {OVERLAY}, {ANSWERS}. {EFFECT}",
     session.POOL: f"{FIELD}, `tests/engine/test_process.py::test_a_global_pool_is_shared_by_all_sessions`",
-    session.SHRINKAGE: f"`{LIBRARIES}::test_arena_shrinkage_is_an_option_of_every_pass`",
+    session.SHRINKAGE: f"`{LIBRARIES}::test_arena_shrinkage_is_an_option_of_every_pass`, {ANSWERS}. {EFFECT}",
 }
-ENTRY_TEST = f"`{LIBRARIES}::test_an_entry_is_added_to_both_sessions`"
 CHECKED = f"`{DEVICE}::test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked`"
+OPENS = f"{CHECKED}, `{LIBRARIES}::test_both_runtimes_open_a_model_with_an_entry`. {EFFECT}"
+# Entries whose test is another one.
+REFUSING = {
+    "session.disable_cpu_ep_fallback": f"{CHECKED}, `{LIBRARIES}::"
+    "test_nodes_that_would_be_left_to_the_cpu_can_be_refused`",
+    **dict.fromkeys(
+        (f"session.moe_expert_counter_{name}" for name in ("alpha", "beta", "state_file")),
+        f"{CHECKED}, `{LIBRARIES}::test_options_of_counted_experts_are_refused_where_none_are_counted`. {EFFECT}",
+    ),
+    "session.use_device_allocator_for_initializers": f"`{LIBRARIES}::test_an_entry_is_added_to_both_sessions`, "
+    f"{ANSWERS}. {EFFECT}",
+}
 
 HEAD = f"""# From Triton's ONNX Runtime backend
 
@@ -49,13 +63,33 @@ file, and what wins, says [the README](../README.md#session-options).
 
 An engine has two copies of ONNX Runtime: onnxruntime-genai's model, and the session of the batch. No thread pool spans
 them, and not every option exists for both. An option that does not reach the runner which answers the requests is
-refused when the engine starts; `/healthz` shows which one that is (`batching`), and why. Devices other than the CPU are
-not batched yet, so there an option that reaches only the batched session is refused.
+refused when the engine starts; `/healthz` shows which one that is (`batching`), and why.
 
 What could not be checked: there was no GPU and no other accelerator where this was written. For every option of a
 provider the tests show that its name is known, that its value is checked, and what the libraries are told; what the
 provider makes of it they do not show. OpenVINO was tried on a CPU, with onnxruntime-ep-openvino 1.8.1, a package that
 itself takes unknown options without a word; its tests skip where that is not installed.
+
+## On a GPU
+
+Nothing here has run on one, and nothing is measured. What is built:
+
+- `GENAI_DEVICE=cuda` runs requests on onnxruntime-genai's model, one token of one request at a time, as every device
+  but the CPU does (`GENAI_SCHEDULER=auto`). Options that reach only the batched session are refused there.
+- `GENAI_SCHEDULER=batched` with `GENAI_KV_CACHE_BYTES` has `cuda` and `tensorrt` batch. Keys and values stay in the
+  device's memory, are bound there and are moved there between slots; what is free of that memory is not known, so the
+  setting must be given. The logits of each token come to the CPU, where they are sampled. The weights are there twice,
+  for onnxruntime-genai's model is loaded, too. Shown on the CPU, with the same class bit for bit:
+  `tests/engine/runners/test_device_buffers.py::test_a_batch_on_them_answers_bit_for_bit_as_on_the_cpus`; on CUDA
+  `::test_a_batch_on_cuda_answers_as_one_whose_buffers_are_the_cpus`, which skips without one and says so.
+- CUDA graphs (`enable_cuda_graph`) are onnxruntime-genai's own, on its model; the warm-up before `/readyz` runs the
+  passes that they are captured in. In a batch they are refused: a captured graph is replayed whatever the shapes, and
+  those of a batch change from pass to pass.
+
+What is not built: sampling on the device, and `og.Engine`, onnxruntime-genai's own batching with paged attention. That
+exists for CUDA and WebGPU only; on a CPU it forms a fixed batch of four, and it gives tokens that it has chosen itself,
+without logits (0.18). Nothing of it could be run here, so nothing was written; a model with paged attention is refused
+by the batch (`batching.reason`), and whether onnxruntime-genai's Generator runs it, it says itself when it loads.
 
 ## Session options
 
@@ -86,7 +120,9 @@ BACKEND_ROWS = f"""
 | `instance_group` | the setting `device`; one engine process for each, which batches | \
 `{TRITON}::test_devices_come_from_the_instance_groups` |
 | `model_operations.op_library_filename` | `custom_op_libraries` in `[session]`; onnxruntime-genai's model takes one, \
-in the model directory or below the working directory. Not checked: a library that loads | \
+in the model directory or below the working directory | \
+`{OPERATORS}::test_a_relative_path_is_the_models_and_both_runtimes_load_the_library`, \
+`::test_without_the_library_the_refusal_says_which_option_names_it`, `::test_a_server_answers_with_it`, \
 `{LIBRARIES}::test_a_library_of_operators_that_does_not_load_is_named`, \
 `::test_two_libraries_of_operators_are_one_too_many_for_onnxruntime_genai` |
 | `optimization.execution_accelerators` | `providers` of a device, in their order | \
@@ -117,9 +153,7 @@ def code(*names: str) -> str:
 
 def session_row(row: Row) -> str:
     """A row of the session options' table."""
-    tests = SESSION_TESTS.get(row.name) or (
-        ENTRY_TEST if row.name == "session.use_device_allocator_for_initializers" else CHECKED
-    )
+    tests = SESSION_TESTS.get(row.name) or REFUSING.get(row.name, OPENS)
     triton = code(*row.also) if row.also else code(row.name) if row in RUN or row.name in _SAME else "–"
     return f"| {triton} | `{row.name}` | {row.kind.expected} | {REACHES[row.reach]} | {tests} |"
 
