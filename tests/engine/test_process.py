@@ -11,7 +11,7 @@ import pytest
 from genai_server.engine import process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.runners.base import Opening
+from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
@@ -153,7 +153,8 @@ def test_a_model_answers_with_options_as_without() -> None:
     def tokens(options: DeviceOptions) -> list[list[int]]:
         runners = process.load_runners(msgspec.structs.replace(spec(128), options=options))
         found = []
-        for runner in filter(None, (runners.generator, runners.batched)):
+        both: list[Runner | None] = [runners.generator, runners.batched]
+        for runner in filter(None, both):
             runner.open(1, prompt, Opening(64))
             answer = [int(runner.prefill(1, prompt).argmax())]
             while len(answer) < 9:

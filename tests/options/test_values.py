@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.options.values import Kind, Value, arenas, choice, flag, number, shapes, size, text
+from genai_server.options.values import Kind, Value, anything, arenas, choice, flag, number, shapes, size, text
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,9 @@ from genai_server.options.values import Kind, Value, arenas, choice, flag, numbe
         (choice("kSameAsRequested"), "ksameasrequested", "kSameAsRequested"),
         (choice("FP16", also={"half": "FP16"}), "HALF", "FP16"),
         (text(), "a b", "a b"),
+        (anything(), True, "1"),
+        (anything(), 0.5, "0.5"),
+        (anything(), "BNSH", "BNSH"),
         (shapes(), "input_ids:1x1,mask:1x8", "input_ids:1x1,mask:1x8"),
         (arenas(), "cpu:0;gpu:1", "cpu:0;gpu:1"),
     ],
@@ -41,6 +44,7 @@ def test_a_value_becomes_the_librarys_text(kind: Kind, value: Value, expected: s
         (choice("a", "b"), "c"),
         (text(), ""),
         (text(), 3),
+        (anything(), ""),
         (shapes(), "input_ids=1x1"),
         (shapes(), "input_ids:1x"),
         (arenas(), "tpu:0"),

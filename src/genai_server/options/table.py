@@ -29,7 +29,6 @@ class Row:
     reach: Reach = Reach.BOTH
     also: tuple[str, ...] = ()
     means: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    deprecated: str = ""
     impossible: str = ""
 
 

@@ -79,7 +79,7 @@ def anything() -> Kind:
     """Any value, for what nobody has written down; a switch becomes 1 or 0."""
 
     def read(value: Value) -> str:
-        if not isinstance(value, bool | int | float | str) or value == "":
+        if type(value) not in (bool, int, float, str) or value == "":
             raise ValueError
         return str(int(value)) if isinstance(value, bool) else str(value)
 
