@@ -136,3 +136,18 @@ def test_without_the_library_it_ends_with_one_line(
     monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
     assert tune("--dry-run") == 2
     assert "onnxruntime-genai is not installed; install" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune("--config", str(tmp_path / "none" / "new.toml")) == 2
+    printed = capsys.readouterr()
+    assert "new.toml: cannot be written there" in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_a_measurement_takes_some_time(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune("--dry-run", "--seconds", seconds) == 2
+    assert "it must be more than 0" in capsys.readouterr().err

@@ -5,6 +5,7 @@ read beside them. Measure on an idle machine: whatever else runs is measured, to
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -78,6 +79,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Measure, show the table and write. Raises ConfigurationError."""
     check_library()
+    if not arguments.seconds > 0:
+        raise ConfigurationError(f"--seconds={arguments.seconds}: it must be more than 0")
     target = Path(arguments.config) if arguments.config else None
     named = {"config": arguments.config} if target is not None and target.exists() else {}
     settings = load_settings(
@@ -86,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     target = target or Path(settings.config or DEFAULT_FILE)
     check_model_directory(Path(settings.model_dir))
     text = _text_to_change(target, settings)
+    if not arguments.dry_run and not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+        raise ConfigurationError(f"{target}: cannot be written there; name another with --config")
     for finding in findings.cores(settings):
         if finding.state == WARN and finding.subject == "cores":
             print(f"genai-server: {finding.found}, and so it is measured; {finding.remedy}", file=sys.stderr)
@@ -200,7 +205,7 @@ def _blocks(model_dir: Path) -> str:
         return shown
     return (
         f"{shown}; not measured, for the directory does not hold the original weights. On CPUs {_BEST_BLOCK} is mostly "
-        f"faster: build the model with --extra_options block_size={_BEST_BLOCK} accuracy_level=4, and tune again"
+        f"faster: genai-server export builds the model anew with it; then tune again"
     )
 
 
