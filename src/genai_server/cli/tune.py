@@ -88,28 +88,34 @@ def run(arguments: argparse.Namespace) -> int:
     )
     target = target or Path(settings.config or DEFAULT_FILE)
     check_model_directory(Path(settings.model_dir))
-    text = _text_to_change(target, settings)
-    if not arguments.dry_run and not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
-        raise ConfigurationError(f"{target}: cannot be written there; name another with --config")
+    text = _text_to_change(target, settings, writing=not arguments.dry_run)
     for finding in findings.cores(settings):
         if finding.state == WARN and finding.subject == "cores":
             print(f"genai-server: {finding.found}, and so it is measured; {finding.remedy}", file=sys.stderr)
+    measured = _measured(settings, arguments.seconds)
+    best = measured.best()
+    print(table(measured, best))
+    print(_blocks(Path(settings.model_dir)))
+    if not arguments.dry_run:
+        _write(target, with_settings(text, best), best)
+    return 0
+
+
+def _measured(settings: Settings, seconds: float) -> Measured:
     try:
         with _progress() as show:
-            measured = measure(settings, arguments.seconds, show)
+            return measure(settings, seconds, show)
     except ConfigurationError:
         raise
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         raise ConfigurationError(
             f"{settings.model_dir} cannot be run: {error}; genai-server doctor says more"
         ) from error
-    best = measured.best()
-    print(table(measured, best))
-    print(_blocks(Path(settings.model_dir)))
-    if arguments.dry_run:
-        return 0
+
+
+def _write(target: Path, text: str, best: Mapping[str, int]) -> None:
     try:
-        target.write_text(with_settings(text, best), encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from None
     print(f"written into {target}: {', '.join(f'{name} = {value}' for name, value in best.items())}")
@@ -117,7 +123,6 @@ def run(arguments: argparse.Namespace) -> int:
     for name, value in best.items():
         if (given := getattr(served, name)) != value:
             print(f"{environment_variable(name)}={given} in the environment or .env counts instead: remove it")
-    return 0
 
 
 def _options(settings: Settings) -> DeviceOptions:
@@ -127,13 +132,15 @@ def _options(settings: Settings) -> DeviceOptions:
     return device_options(settings, next(names, settings.model_name), ["cpu"])["cpu"]
 
 
-def _text_to_change(target: Path, settings: Settings) -> str:
-    """The file as it is. Raises ConfigurationError if what is found would not count."""
+def _text_to_change(target: Path, settings: Settings, *, writing: bool) -> str:
+    """The file as it is. Raises ConfigurationError if what is found would not count, or could not be written."""
     options = _options(settings)
     if THREADS in options.session:
         raise ConfigurationError(
             f"[session] {THREADS}={options.session[THREADS]}: remove it, or there is nothing to tune"
         )
+    if writing and not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+        raise ConfigurationError(f"{target}: cannot be written there; name another with --config")
     try:
         return target.read_text(encoding="utf-8") if target.exists() else ""
     except OSError as error:
