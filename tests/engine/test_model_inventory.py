@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +82,20 @@ def test_what_no_file_alone_shows_is_a_fault_of_the_directory(directory: Path) -
 
 def test_an_empty_directory_lacks_all(tmp_path: Path) -> None:
     assert set(faults(tmp_path)) == {"genai_config.json", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_files_that_may_not_be_read_are_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By permissions, which do not bind the user root."""
+    read = Path.open
+
+    def forbidding(path: Path, *how: Any, **named: Any) -> Any:
+        if path.name in ("model.onnx.data", "tokenizer.json"):
+            raise PermissionError(13, "Permission denied")
+        return read(path, *how, **named)
+
+    monkeypatch.setattr(Path, "open", forbidding)
+    found = faults(directory)
+    assert list(found) == ["model.onnx.data", "tokenizer.json"]
+    assert {entry.fault for entry in found.values()} == {"cannot be read: permission denied"}
+    with pytest.raises(ModelDirectoryError, match=r"tokenizer.json cannot be read: permission denied"):
+        check_model_directory(directory)

@@ -11,8 +11,10 @@ import pytest
 from genai_server.engine import process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.runners import batched, buffers
 from genai_server.engine.runners.base import Opening, Runner
-from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.batched import BatchedRunner, open_session
+from genai_server.engine.runners.device_buffers import Place
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.generation import GenerationRequest
@@ -114,6 +116,36 @@ def test_a_batch_that_cannot_be_is_refused_before_the_model_is_loaded(device: st
     given = msgspec.structs.replace(spec(128), model_dir="/none", device=device, scheduler="batched")
     with pytest.raises(ConfigurationError, match=f"GENAI_SCHEDULER=batched: .*{message}"):
         process.load_runners(given)
+
+
+def test_a_batch_on_a_device_has_its_memory_there_and_a_row_less_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the border: the session and the memory are the CPU's here."""
+    opened: list[DeviceOptions] = []
+
+    def on_the_cpu(graph: DecoderGraph, threads: int, *, options: DeviceOptions, **named: Any) -> Any:
+        opened.append(options)
+        return open_session(graph, threads, optimized=False)
+
+    monkeypatch.setattr(batched, "open_session", on_the_cpu)
+    made: list[Place] = []
+
+    def place(device_type: str, device_id: int, provider: str) -> Place:
+        made.append(Place(device_type, device_id, provider))
+        return Place("cpu", 0, "CPUExecutionProvider")
+
+    monkeypatch.setattr(buffers, "Place", place)
+    given = msgspec.structs.replace(
+        spec(128, kv_cache_bytes=3 * slot_bytes(128)),
+        device="cuda:1",
+        scheduler="batched",
+        options=check_device({}, "cuda:1"),
+    )
+    runner = process.load_batched(given, DEMO, check_model_directory(DEMO))
+    assert runner.max_rows == 2
+    assert made == [Place("cuda", 1, "CUDAExecutionProvider")]
+    assert [provider.name for provider in opened[0].providers] == ["cuda"]
+    assert runner.open(1, [1, 2, 3], Opening(64)) == 0
+    assert runner.prefill(1, [1, 2, 3]).shape == (runner.model.vocab_size,)
 
 
 def test_an_option_of_the_generator_alone_is_refused_where_requests_are_batched() -> None:

@@ -182,6 +182,13 @@ def test_a_provider_from_outside_takes_any_option() -> None:
             Reach.BATCHED,
             "max_mem reaches only onnxruntime-genai's model",
         ),
+        (
+            {"provider": {"cuda": {"enable_cuda_graph": 1}}},
+            "cuda",
+            Reach.BATCHED,
+            "enable_cuda_graph reaches only onnxruntime-genai's model",
+        ),
+        ({"provider": {"cuda": {"enable_cuda_graph": 1}}}, "cuda", Reach.GENERATOR, None),
         ({"session": {"execution_mode": 1}}, "cpu", Reach.BATCHED, None),
         ({"session": {"intra_op_num_threads": 1}}, "cpu", Reach.GENERATOR, None),
     ],

@@ -235,7 +235,8 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         )
     slot_bytes = graph.bytes_per_token * graph.slot_length(max_length)
     allowed = spec.kv_cache_bytes or free_memory() // 2
-    num_slots = min(spec.max_batch_size, allowed // slot_bytes)
+    # A device's memory is taken at once, with a row to swap two others.
+    num_slots = min(spec.max_batch_size, allowed // slot_bytes - (0 if _on_cpu(spec) else 1))
     source = "GENAI_KV_CACHE_BYTES" if spec.kv_cache_bytes else "half of the memory that is free"
     need = f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes, {source} is {allowed}"
     if num_slots < 1:
