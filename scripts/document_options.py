@@ -119,8 +119,8 @@ BACKEND_ROWS = f"""
 | `max_batch_size` | the setting `max_batch_size` | `{TRITON}::test_a_batch_size_is_the_models_or_the_backends` |
 | `instance_group` | the setting `device`; one engine process for each, which batches | \
 `{TRITON}::test_devices_come_from_the_instance_groups` |
-| `model_operations.op_library_filename` | `custom_op_libraries` in `[session]`; onnxruntime-genai's model takes one, \
-in the model directory or below the working directory | \
+| `model_operations.op_library_filename` | `custom_op_libraries` in `[session]`, paths from the model directory or \
+from here; onnxruntime-genai's model takes one, in the model directory or below the working directory | \
 `{OPERATORS}::test_a_relative_path_is_the_models_and_both_runtimes_load_the_library`, \
 `::test_without_the_library_the_refusal_says_which_option_names_it`, `::test_a_server_answers_with_it`, \
 `{LIBRARIES}::test_a_library_of_operators_that_does_not_load_is_named`, \

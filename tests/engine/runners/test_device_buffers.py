@@ -120,9 +120,10 @@ def answers(graph: DecoderGraph, session: Any, make: MakeBuffers) -> tuple[list[
     prompts.append([*prompts[0], 11, 12, 13])
     found: list[list[int]] = []
 
-    def begin(number: int) -> None:
+    def begin(number: int) -> int:
         cached = runner.open(number, prompts[number], Opening(128))
         found.append([int(runner.prefill(number, prompts[number][cached:]).argmax())])
+        return cached
 
     def step(*numbers: int) -> NDArray[Any]:
         logits = runner.decode(numbers, [found[number][-1] for number in numbers])
@@ -135,12 +136,12 @@ def answers(graph: DecoderGraph, session: Any, make: MakeBuffers) -> tuple[list[
     for _ in range(5):
         step(0, 1, 2, 3)
     runner.close(1)
-    runner.close(0)
     begin(4)
     for _ in range(3):
-        step(2, 3, 4)
+        step(0, 2, 3, 4)
     runner.close(3)
-    begin(5)  # whose beginning lies in a slot
+    assert begin(5) == len(prompts[0])  # its beginning is copied from a slot that is in use
+    runner.close(0)
     return found, np.concatenate([step(2, 4, 5) for _ in range(4)])
 
 
