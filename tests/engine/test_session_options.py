@@ -122,7 +122,8 @@ def opens(options: DeviceOptions) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in POSSIBLE if name not in (CPU_ALONE, *EXPERTS)])
-def test_both_runtimes_open_a_model_with_an_entry(name: str) -> None:
+def test_both_runtimes_open_a_model_with_an_entry(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # one of them writes a file
     batched, generator = opens(with_entry(name))
     assert batched.get_session_options().get_session_config_entry(name)
     assert generator.device_type == "CPU"
