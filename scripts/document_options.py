@@ -86,10 +86,11 @@ Nothing here has run on one, and nothing is measured. What is built:
   passes that they are captured in. In a batch they are refused: a captured graph is replayed whatever the shapes, and
   those of a batch change from pass to pass.
 
-What is not built: sampling on the device, and `og.Engine`, onnxruntime-genai's own batching with paged attention. That
-exists for CUDA and WebGPU only; on a CPU it forms a fixed batch of four, and it gives tokens that it has chosen itself,
-without logits (0.18). Nothing of it could be run here, so nothing was written; a model with paged attention is refused
-by the batch (`batching.reason`), and whether onnxruntime-genai's Generator runs it, it says itself when it loads.
+What is not built: sampling on the device, and a runner over `og.Engine`, onnxruntime-genai's own batching. What it has
+beyond our batch is paged attention, for CUDA and WebGPU only, which could not be run here; on a CPU it forms a fixed
+batch of four. And it gives tokens that it has chosen itself, without logits (0.18), so this server's sampling could not
+be had with it. A model with paged attention is not taken into a batch (`batching.reason`); whether onnxruntime-genai's
+Generator runs it, that says when it loads.
 
 ## Session options
 
