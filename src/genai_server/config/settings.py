@@ -83,7 +83,8 @@ class Settings(BaseModel):
         "auto",
         alias="GENAI_SCHEDULER",
         pattern="^(auto|batched|generator)$",
-        description="`batched`, `generator` (one request after another, token by token), or `auto`: batched if it can.",
+        description="`batched`, `generator` (one request after another, token by token), or `auto`: batched on CPUs if "
+        "it can.",
     )
     kv_cache_bytes: int = Field(
         0,
