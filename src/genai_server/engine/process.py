@@ -166,7 +166,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
             raise ConfigurationError(f"GENAI_SCHEDULER=batched: {why}")
         _check_reach(spec, Reach.GENERATOR, why)
     model_dir = Path(spec.model_dir)
-    spec = msgspec.structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
+    spec = structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
     use_global_pool(spec.options, spec.threads)
     if _on_cpu(spec):
         model_dir = prepacked_model(model_dir, Path(spec.cache_dir) if spec.cache_dir else None, spec.options)
