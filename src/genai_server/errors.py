@@ -18,6 +18,7 @@ GenaiServerError
 │   ├── BodyTooLarge            the body is over the size limit
 │   ├── ModelNotFound           no such model is served
 │   ├── ModelLoadFailed         the model that an operator wants to serve cannot be loaded
+│   ├── AdapterLoadFailed       likewise an adapter
 │   ├── RequestNotFound         no such request is running or waiting
 │   ├── ThreadUnsupported       the request wants its conversation to be kept
 │   ├── ResponseNotFound        no such response is kept
@@ -160,6 +161,12 @@ class ModelLoadFailed(RequestError):
     """The model in the directory that an operator has named cannot be loaded; the message has the library's reason."""
 
     code = "model_load_failed"
+
+
+class AdapterLoadFailed(RequestError):
+    """The adapter in the file that an operator has named cannot be loaded; the message says what does not fit."""
+
+    code = "adapter_load_failed"
 
 
 class RequestNotFound(RequestError):

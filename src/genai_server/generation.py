@@ -26,6 +26,16 @@ class Sampling(Struct, frozen=True):
     logit_bias: dict[int, float] = {}
 
 
+class Adapter(Struct, frozen=True):
+    """A LoRA adapter of a model: a file in the form of onnxruntime-genai, which requests choose by `name`. The `id` is
+    new whenever a file is loaded, so that two of the same name are told apart.
+    """
+
+    name: str
+    path: str
+    id: str
+
+
 class GenerationRequest(Struct, frozen=True):
     """One prompt to go on from, with every default resolved.
 
@@ -36,7 +46,7 @@ class GenerationRequest(Struct, frozen=True):
     is 0, each token comes with its log probability and those of so many likeliest ones; with `prompt_logprobs` so do
     the tokens of the prompt, which then is not taken from the cache. A `grammar`, in one of llguidance's two forms, is
     what the answer must fit. After `timeout` seconds the answer ends as it is. With `progress` it is told how far the
-    prompt has been read.
+    prompt has been read. An `adapter` is the one that the model answers with.
     """
 
     request_id: str
@@ -54,6 +64,7 @@ class GenerationRequest(Struct, frozen=True):
     grammar: str | None = None
     timeout: float | None = None
     progress: bool = False
+    adapter: Adapter | None = None
 
     def after(self, seconds: float) -> "GenerationRequest":
         """The same request for somebody who gets it so much later: its deadline stays where it is."""

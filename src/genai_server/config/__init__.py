@@ -16,10 +16,11 @@ from genai_server.config.environment import (
     shared_metrics,
 )
 from genai_server.config.session_options import device_options
-from genai_server.config.settings import MODEL_NAME, Settings, device_list, environment_variable, option
+from genai_server.config.settings import ADAPTER_NAME, MODEL_NAME, Settings, device_list, environment_variable, option
 from genai_server.config.sources import load_settings, unknown_variables
 
 __all__ = [
+    "ADAPTER_NAME",
     "MODEL_NAME",
     "Settings",
     "add_options",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from genai_server.config.addresses import is_loopback
 from genai_server.options.providers import PROVIDERS
@@ -20,6 +20,8 @@ _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 # How a model may be called.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+# And an adapter of it, which requests name after the model and a colon.
+ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -49,6 +51,12 @@ class Settings(BaseModel):
         alias="GENAI_MODELS",
         description="Several models instead of one: `small=./models/demo,big=/srv/big`; requests choose by `model`, "
         "without it the first.",
+    )
+    adapters: str = Field(
+        "",
+        alias="GENAI_ADAPTERS",
+        description="LoRA adapters, which requests choose by `MODEL:NAME`: `law=./law.onnx_adapter`, and for another "
+        "model than the first `big:law=/srv/law.onnx_adapter`.",
     )
     max_models: int = Field(
         0,
@@ -352,6 +360,31 @@ class Settings(BaseModel):
             return {self.model_name: self.model_dir}
         return {name: path for name, _, path in (entry.partition("=") for entry in _listed(self.models))}
 
+    @field_validator("adapters")
+    @classmethod
+    def _are_adapters(cls, value: str, info: ValidationInfo) -> str:
+        models = info.data.get("models")
+        served = [entry.partition("=")[0] for entry in _listed(models)] if models else [info.data.get("model_name")]
+        names = []
+        for entry in _listed(value) if value else []:
+            id, _, path = entry.partition("=")
+            model, name = _adapter_id(id)
+            if not re.fullmatch(ADAPTER_NAME, name) or not path:
+                raise ValueError(f"{id!r} is no adapter with its file; one is such as law=./law.onnx_adapter")
+            if model and model not in served:
+                raise ValueError(f"{id!r} is of a model that is not served")
+            names.append((model or served[0], name))
+        if len(set(names)) < len(names):
+            raise ValueError("an adapter is named twice")
+        return value
+
+    def adapter_files(self, model: str) -> dict[str, str]:
+        """The file of each adapter of a model, by the adapter's name."""
+        first = next(iter(self.served))
+        entries = (entry.partition("=") for entry in _listed(self.adapters) if entry)
+        found = ((*_adapter_id(id), path) for id, _, path in entries)
+        return {name: path for of, name, path in found if (of or first) == model}
+
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, value: str) -> str:
@@ -397,6 +430,12 @@ class Settings(BaseModel):
 def _listed(text: str) -> list[str]:
     """The entries of a list with commas."""
     return [entry.strip() for entry in text.split(",")]
+
+
+def _adapter_id(id: str) -> tuple[str, str]:
+    """Model, or "" for the first, and name of an adapter."""
+    model, _, name = id.rpartition(":")
+    return model, name
 
 
 def device_list(value: str) -> list[str]:

@@ -9,6 +9,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from genai_server.generation import Adapter
+
 _NAME = "board.json"
 _TRIES, _PAUSE = 20, 0.005
 
@@ -39,7 +41,7 @@ class ModelStatus(Struct, frozen=True):
 
     `state` is loading, ready, unloading, unloaded or failed. `serial` is new whenever the directory is named anew. With
     `on_demand` requests have it loaded, and wait for that; one that is `leaving` is not served any more. `created`
-    counts the seconds of the epoch.
+    counts the seconds of the epoch. Requests may choose one of `adapters`.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ModelStatus(Struct, frozen=True):
     aliases: list[str] = []
     on_demand: bool = False
     leaving: bool = False
+    adapters: list[Adapter] = []
 
 
 class Board(Struct, frozen=True):

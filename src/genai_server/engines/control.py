@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from genai_server.engines.board import read_board
 from genai_server.errors import GenaiServerError, NoEngineReady, from_code
+from genai_server.generation import Adapter
 
 log = logging.getLogger(__name__)
 # Seconds that the supervisor may take to answer; no command waits for an engine.
@@ -51,7 +52,21 @@ class WantModel(Struct, frozen=True, tag=True):
     name: str
 
 
-Command = LoadModel | UnloadModel | SetAlias | WantModel
+class AddAdapter(Struct, frozen=True, tag=True):
+    """Let requests choose this adapter of a model; its engines have it."""
+
+    model: str
+    adapter: Adapter
+
+
+class RemoveAdapter(Struct, frozen=True, tag=True):
+    """Let no more requests choose the adapter of this id."""
+
+    model: str
+    id: str
+
+
+Command = LoadModel | UnloadModel | SetAlias | WantModel | AddAdapter | RemoveAdapter
 
 
 class CommandReply(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from genai_server.generation import Adapter
 from genai_server.options.device import DeviceOptions
 
 
@@ -11,7 +12,8 @@ class EngineSpec(Struct, frozen=True):
     `address` is a path for a Unix socket, or "" for a free TCP port on loopback. `threads` 0 means the physical cores
     that the process may use. Sizes are in bytes, ages in seconds, `prefill_chunk` and `max_queue_tokens` in tokens.
     `state_file` keeps what the operator has set over a restart of the engine, into `heartbeat_file` go its heartbeats.
-    `profile_folder` is the engine's own folder in `profile_dir`, named after the device without it.
+    `profile_folder` is the engine's own folder in `profile_dir`, named after the device without it. Without one of the
+    `adapters` it is not ready.
     """
 
     device: str
@@ -38,6 +40,7 @@ class EngineSpec(Struct, frozen=True):
     log_format: str = "text"
     options: DeviceOptions = DeviceOptions()
     profile_folder: str = ""
+    adapters: list[Adapter] = []
 
 
 # What the engine's standard input brings before its end when it is unloaded alone: its supervisor stays.

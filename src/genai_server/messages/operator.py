@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from genai_server.generation import Adapter
 from genai_server.profile_plan import ProfilePlan, ProfileState
 
 
@@ -59,6 +60,20 @@ class CancelRequest(Struct, frozen=True, tag=True):
     request_id: str
 
 
+class LoadAdapter(Struct, frozen=True, tag=True):
+    """Load this adapter and try it, so that requests may bring it; one that is loaded already changes nothing."""
+
+    call: int
+    adapter: Adapter
+
+
+class UnloadAdapter(Struct, frozen=True, tag=True):
+    """Take no more requests with the adapter of this id; it is freed once those that have it have ended."""
+
+    call: int
+    id: str
+
+
 # Each gets one of the answers.
 Question = (
     SetRuntimeOption
@@ -69,6 +84,8 @@ Question = (
     | ResetPrefixCache
     | ListRequests
     | CancelRequest
+    | LoadAdapter
+    | UnloadAdapter
 )
 
 
@@ -131,7 +148,7 @@ class CacheReset(Struct, frozen=True, tag=True):
 
 class RequestState(Struct, frozen=True):
     """One sequence that runs or waits: `phase` is "queued", "prefill" or "decode", `age` counts the seconds since the
-    engine has it. A request for several answers has several.
+    engine has it. A request for several answers has several. `adapter` is the name of the one it has, if it has one.
     """
 
     request_id: str
@@ -140,6 +157,7 @@ class RequestState(Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    adapter: str | None = None
 
 
 class RequestList(Struct, frozen=True, tag=True):
@@ -149,4 +167,12 @@ class RequestList(Struct, frozen=True, tag=True):
     requests: list[RequestState]
 
 
-Answer = Reply | OpenProfiles | CacheReset | RequestList
+class AdapterReply(Struct, frozen=True, tag=True):
+    """Answers one LoadAdapter and one UnloadAdapter: which requests have the adapter, or why it was not loaded."""
+
+    call: int
+    request_ids: list[str] = []
+    refusal: Refusal | None = None
+
+
+Answer = Reply | OpenProfiles | CacheReset | RequestList | AdapterReply

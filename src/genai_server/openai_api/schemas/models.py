@@ -4,10 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from genai_server.config import MODEL_NAME, device_list
+from genai_server.config import ADAPTER_NAME, MODEL_NAME, device_list
 from genai_server.openai_api.schemas.base import Wire
 
 ModelName = Annotated[str, Field(pattern=f"^{MODEL_NAME}$")]
+AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 
 
 def _devices(value: str) -> str:
@@ -40,8 +41,24 @@ class AliasRequest(Wire):
     name: ModelName | None
 
 
+class LoadAdapterRequest(Wire):
+    """Body of POST /v1/admin/adapters/load."""
+
+    model: ModelName | None = Field(None, description="The model that it is for; the first if left out.")
+    name: AdapterName
+    path: str = Field(min_length=1, description="The adapter's file, on the server's machine.")
+
+
+class UnloadAdapterRequest(Wire):
+    """Body of POST /v1/admin/adapters/unload."""
+
+    model: ModelName | None = Field(None, description="The model that it is for; the first if left out.")
+    name: AdapterName
+
+
 class ModelEntry(BaseModel):
-    """A model that is served, or one of its aliases: `root` is the model's own name.
+    """A model that is served, or one of its aliases: `root` is the model's own name. Adapters have the name of their
+    model as `parent`, and are in its state.
 
     `loading_seconds` says for how long it has been loading, `error` why it cannot be loaded.
     """
@@ -51,6 +68,7 @@ class ModelEntry(BaseModel):
     created: int
     owned_by: str
     root: str
+    parent: str | None = None
     state: Literal["loading", "ready", "unloading", "unloaded", "failed"]
     loading_seconds: float | None = None
     error: str | None = None
