@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from genai_server import __version__
 from genai_server.api import (
+    adapter_admin,
     admin,
     chat,
     chat_completions,
@@ -120,6 +121,7 @@ def create_app(
         tokens,
         admin,
         model_admin,
+        adapter_admin,
         requests,
         profiles,
         status,

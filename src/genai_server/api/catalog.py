@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from genai_server.api.served_model import LoadText, ServedModel
@@ -14,12 +15,26 @@ from genai_server.engines.board import BoardReader, EngineStatus, ModelStatus
 from genai_server.engines.client import EngineClient
 from genai_server.engines.control import Command, WantModel, send_command
 from genai_server.errors import ModelNotFound, ModelsBusy, NoEngineReady, QueueFull
+from genai_server.generation import Adapter
 
 log = logging.getLogger(__name__)
 _LOOK_EVERY = 0.1
 _WISH_EVERY = 1.0
 # Seconds that a request waits for another model to make room.
 PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a request has chosen: a model, perhaps with one of its adapters."""
+
+    about: ModelStatus
+    adapter: Adapter | None = None
+
+    @property
+    def id(self) -> str:
+        """Its name in answers, whatever it was called."""
+        return self.about.name if self.adapter is None else f"{self.about.name}:{self.adapter.name}"
 
 
 class Catalog:
@@ -92,6 +107,20 @@ class Catalog:
         shown = "the model" if name is None else f"model {name[:100]!r}"
         raise ModelNotFound(f"{shown} is not served; {names} {'is' if len(models) == 1 else 'are'}", param="model")
 
+    def choose(self, id: str | None) -> Choice:
+        """The model of this name or alias, or after it and a colon one of its adapters. Raises ModelNotFound."""
+        name, colon, adapter = (id or "").partition(":")
+        if not colon or not any(name in (about.name, *about.aliases) for about in self.statuses()):
+            return Choice(self.find(id))
+        about = self.find(name)
+        for known in about.adapters:
+            if known.name == adapter:
+                return Choice(about, known)
+        names = ", ".join(repr(known.name) for known in about.adapters) or "none"
+        raise ModelNotFound(
+            f"model {about.name!r} has no adapter {adapter[:100]!r}; its adapters: {names}", param="model"
+        )
+
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
         """The engines of all loaded models, or of one, on all devices, or on one.
 
@@ -104,12 +133,13 @@ class Catalog:
         having = [served for served in loaded if device is None or device in served.devices]
         return [engine for served in having or loaded for engine in served.router.select(device)]
 
-    async def serving(self, name: str | None, seconds: float) -> ServedModel:
-        """The model of this name; one that is loaded on demand is, and within these seconds.
+    async def serving(self, id: str | None, seconds: float) -> ServedModel:
+        """The model of this name, or that the adapter of this id is of; one that is loaded on demand is, and within
+        these seconds.
 
         Raises ModelNotFound, QueueFull, and NoEngineReady or ModelsBusy if it is not there in time.
         """
-        about = self.find(name)
+        about = self.choose(id).about
         served = self.served(about)
         is_expected = about.on_demand and about.state != "failed"
         if served is not None and about.state != "unloading" and (served.takes_work or not is_expected):

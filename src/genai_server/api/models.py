@@ -5,9 +5,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from genai_server.api.catalog import Catalog
+from genai_server.api.catalog import Catalog, Choice
 from genai_server.api.services import TheServices
 from genai_server.engines.board import ModelStatus
+from genai_server.generation import Adapter
 from genai_server.openai_api.schemas.base import ErrorResponse
 
 router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
@@ -16,11 +17,12 @@ router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def list_models(services: TheServices) -> dict[str, Any]:
-    """The models, loaded or not, and their aliases."""
+    """The models, loaded or not, their aliases and their adapters."""
     found = []
     for about in services.models.statuses():
         entry = model_entry(services.models, about)
         found += [entry, *({**entry, "id": alias} for alias in about.aliases)]
+        found += [adapter_entry(services.models, about, adapter) for adapter in about.adapters]
     return {"object": "list", "data": found}
 
 
@@ -28,8 +30,16 @@ async def list_models(services: TheServices) -> dict[str, Any]:
 @router.get("/models/{model:path}", include_in_schema=False)
 async def get_model(model: str, services: TheServices) -> dict[str, Any]:
     """One of them."""
-    about = services.models.find(model)
-    return {**model_entry(services.models, about), "id": model}
+    chosen = services.models.choose(model)
+    if chosen.adapter is None:
+        return {**model_entry(services.models, chosen.about), "id": model}
+    return {**adapter_entry(services.models, chosen.about, chosen.adapter), "id": model}
+
+
+def adapter_entry(models: Catalog, about: ModelStatus, adapter: Adapter) -> dict[str, Any]:
+    """An adapter as ModelEntry has it."""
+    id = Choice(about, adapter).id
+    return {**model_entry(models, about), "id": id, "root": id, "parent": about.name}
 
 
 def model_entry(models: Catalog, about: ModelStatus) -> dict[str, Any]:

@@ -46,6 +46,8 @@ async def cancel_request(request_id: str, services: TheServices, body: NoFields 
 
 
 def _entry(state: RequestState, engine: EngineClient) -> dict[str, Any]:
-    where = {"model": engine.model_name, "device": engine.device}
     figures = msgspec.structs.asdict(state)
+    adapter = figures.pop("adapter")
+    model = engine.model_name if adapter is None else f"{engine.model_name}:{adapter}"
+    where = {"model": model, "device": engine.device}
     return {"id": figures.pop("request_id"), "object": "request", **where, **figures}

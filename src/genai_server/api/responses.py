@@ -117,7 +117,7 @@ async def _start(body: ResponsesRequest, services: Services, caller: Caller, own
     is_stored = store.is_on and body.store is not False
     begun = new_response(
         body,
-        model=served.name,
+        model=services.models.choose(body.model).id,
         sampling=to_sampling(body, model),
         created=int(time.time()),
         is_stored=is_stored,

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from genai_server.api.answer import Answer
 from genai_server.api.caller import Caller
+from genai_server.api.catalog import Choice
 from genai_server.api.choices import Choices
 from genai_server.api.served_model import ServedModel
 from genai_server.api.services import Services
@@ -110,11 +111,12 @@ async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
 async def _begin(services: Services, body: GenerationFields, caller: Caller, num_answers: int) -> "_Start":
     """See that the request may begin, and that its model is there. Raises RequestError and Unavailable."""
     services.drain.require_open()
-    services.models.find(body.model)
+    services.models.choose(body.model)
     if body.timeout is not None:
         caller.deadline.tighten(body.timeout, param="timeout")
     served = await services.models.serving(body.model, caller.deadline.seconds_left)
-    return _Start(services, served, body, caller, num_answers)
+    # Anew, for meanwhile the adapter may have been unloaded.
+    return _Start(services, served, services.models.choose(body.model), body, caller, num_answers)
 
 
 class _Start:
@@ -124,12 +126,19 @@ class _Start:
     """
 
     def __init__(
-        self, services: Services, served: ServedModel, body: GenerationFields, caller: Caller, num_answers: int
+        self,
+        services: Services,
+        served: ServedModel,
+        chosen: Choice,
+        body: GenerationFields,
+        caller: Caller,
+        num_answers: int,
     ) -> None:
         self.services = services
         self.body = body
         self.caller = caller
-        self.name = served.name
+        self.name = chosen.id
+        self.adapter = chosen.adapter
         self.engine: EngineClient
         self.model: ModelInfo
         self.engine, self.model = served.router.pick(body.device)
@@ -191,8 +200,12 @@ class _Start:
                         offset=offset,
                         most_calls=shape.most_calls,
                     )
-                    seconds = self.caller.deadline.seconds_left
-                    choice = structs.replace(nth_choice(request, index), grammar=shape.grammar, timeout=seconds)
+                    choice = structs.replace(
+                        nth_choice(request, index),
+                        grammar=shape.grammar,
+                        timeout=self.caller.deadline.seconds_left,
+                        adapter=self.adapter,
+                    )
                     stream = await self._submit(choice, shape)
                     started.append(Answer(stream, text, stopwatch, tells_progress=tells_progress))
         except BaseException:

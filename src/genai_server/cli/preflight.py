@@ -4,6 +4,7 @@ Whatever starts engines looks first. What is loaded for it is loaded again by th
 """
 
 import ssl
+from pathlib import Path
 
 from genai_server.api.keys import load_keys
 from genai_server.cli.loaders import load_traces, text_loader
@@ -28,6 +29,9 @@ def check_models(settings: Settings) -> None:
     load_text = text_loader(settings)
     for name, path in settings.served.items():
         device_options(settings, name)
+        for adapter, file in settings.adapter_files(name).items():
+            if not Path(file).is_file():
+                raise ConfigurationError(f"GENAI_ADAPTERS: {name}:{adapter}={file}: there is no such file")
         try:
             load_text(path, settings.devices)
         except ModelDirectoryError as error:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from genai_server.engine.adapter_file import optional_inputs
 from genai_server.engine.model_files import read_config
 
 _ATTENTION = "GroupQueryAttention"
@@ -75,7 +76,8 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     inputs = {value.name: value.type.tensor_type for value in graph.input}
     outputs = {value.name: value.type.tensor_type for value in graph.output}
     needed_inputs = {names.input_ids, names.attention_mask, *names.past}
-    if strange := sorted(set(inputs) - needed_inputs - {names.position_ids}):
+    # Whoever runs in the batch has no adapter, so that inputs with defaults are left at these.
+    if strange := sorted(set(inputs) - needed_inputs - {names.position_ids, *optional_inputs(graph)}):
         raise DoesNotFit(f"its graph has inputs that the runner does not know: {_some(strange)}")
     if missing := sorted((needed_inputs - set(inputs)) | ({names.logits, *names.present} - set(outputs))):
         raise DoesNotFit(f"its graph lacks {_some(missing)}")

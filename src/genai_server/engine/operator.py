@@ -10,8 +10,9 @@ from genai_server.engine.runtime_options import NOT_EXACT, PROFILING, TERMINATE,
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GenaiServerError, Unavailable
-from genai_server.generation import FinishReason
+from genai_server.generation import Adapter, FinishReason
 from genai_server.messages.operator import (
+    AdapterReply,
     Answer,
     CacheReset,
     CancelRequest,
@@ -19,6 +20,7 @@ from genai_server.messages.operator import (
     GetRuntimeOptions,
     ListProfiles,
     ListRequests,
+    LoadAdapter,
     OpenProfiles,
     Question,
     Refusal,
@@ -28,6 +30,7 @@ from genai_server.messages.operator import (
     ResetPrefixCache,
     SetRuntimeOption,
     StartProfile,
+    UnloadAdapter,
 )
 
 
@@ -63,6 +66,23 @@ class Operator:
                 return RequestList(call, self._ledger.describe(self._ledger.present))
             case CancelRequest(call, name):
                 return RequestList(call, self._cancel(name))
+            case LoadAdapter(call, adapter):
+                return self._load_adapter(call, adapter)
+            case UnloadAdapter(call, id):
+                return AdapterReply(call, self._unload_adapter(id))
+
+    def _load_adapter(self, call: int, adapter: Adapter) -> AdapterReply:
+        try:
+            self._runners.adapters.load(adapter)
+        except GenaiServerError as error:
+            return AdapterReply(call, refusal=Refusal(error.code, error.message, error.param))
+        return AdapterReply(call)
+
+    def _unload_adapter(self, id: str) -> list[str]:
+        """Returns the names of those requests that go on with it to their end."""
+        self._runners.adapters.unload(id)
+        having = (sequence.request for sequence in self._ledger.present)
+        return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
 
     def _cancel(self, name: str) -> list[RequestState]:
         """End requests for somebody who need not be their reader."""

@@ -58,6 +58,8 @@ def main() -> None:
     try:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
+        for adapter in spec.adapters:
+            runners.adapters.load(adapter)
         warm_up(runners, spec.prefill_chunk, spec.max_length)
         model = structs.replace(runners.generator.model, scores_prompts=scores_prompts(runners, spec.max_length))
         guidance = load_guidance(spec, model)

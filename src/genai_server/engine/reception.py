@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 
+from genai_server.engine.adapters import Adapters
 from genai_server.engine.guidance import Compiled, Guidance
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
@@ -26,6 +27,7 @@ class Reception:
         scheduler: Scheduler,
         options: RuntimeOptionState,
         guidance: Guidance,
+        adapters: Adapters,
         model: ModelInfo,
         clock: Clock,
         on_compiled: OnCompiled,
@@ -33,6 +35,7 @@ class Reception:
         self._scheduler = scheduler
         self._options = options
         self._guidance = guidance
+        self._adapters = adapters
         self._vocab_size = model.vocab_size
         self._clock = clock
         self._on_compiled = on_compiled
@@ -52,13 +55,14 @@ class Reception:
     def take(self, connection: int, submit: Submit) -> Sequence | None:
         """The scheduled sequence, or None while its grammar is compiled.
 
-        Raises SessionTerminated, QueueFull and InvalidField.
+        Raises SessionTerminated, QueueFull, InvalidField, and ModelNotFound or Unavailable for its adapter.
         """
         origin, request = (connection, submit.key), submit.request
         sequence = self._compiling.pop(origin, None)
         self._check(request)
         if sequence is None:
-            sequence = Sequence(self._next_id, origin, request, self._clock)
+            adapter = self._adapters.find(request.adapter)
+            sequence = Sequence(self._next_id, origin, request, self._clock, adapter=adapter)
             self._next_id += 1
         if request.grammar is not None:
             sequence.guide = self._guidance.guide(request.grammar)

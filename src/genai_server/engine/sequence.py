@@ -11,7 +11,7 @@ from genai_server.timing import Clock
 
 class Sequence:
     """A request with its tokens; `id` is unique in the engine's life, `origin` who wants it, `guide` what the answer
-    must fit.
+    must fit, `adapter` what its runner has loaded for it.
 
     `tokens` are those of the prompt and those produced; its runner has read the first `num_read` of them, and
     `num_cached` of the prompt came from the cache. The log probabilities of the prompt's first `num_scored` need not be
@@ -29,12 +29,15 @@ class Sequence:
         request: GenerationRequest,
         clock: Clock,
         guide: Guide | None = None,
+        *,
+        adapter: object | None = None,
     ) -> None:
         self.id = id
         self.origin = origin
         self.request = request
         self.sampler = Sampler(request.sampling, request.prompt)
         self.guide = guide
+        self.adapter = adapter
         self.tokens = list(request.prompt)
         self.num_read = 0
         self.num_cached = 0
@@ -109,7 +112,8 @@ class Sequence:
         phase = "queued" if not is_running else "decode" if self.num_produced else "prefill"
         age = self._clock() - self._arrived
         prompt = len(self.request.prompt)
-        return RequestState(self.request.request_id, phase, age, prompt, self.num_cached, self.num_produced)
+        adapter = None if self.request.adapter is None else self.request.adapter.name
+        return RequestState(self.request.request_id, phase, age, prompt, self.num_cached, self.num_produced, adapter)
 
     def phases(self) -> Phases:
         """Where the time went up to now."""

@@ -18,7 +18,7 @@ from genai_server.generation import Batching, GenerationRequest, ModelInfo
 from genai_server.messages.figures import Figures, Load
 from genai_server.messages.frames import ToApi, ToEngine, encode_frame
 from genai_server.messages.handshake import Hello, Welcome
-from genai_server.messages.operator import CacheReset, OpenProfiles, Reply, RequestList
+from genai_server.messages.operator import AdapterReply, CacheReset, OpenProfiles, Reply, RequestList
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
@@ -124,7 +124,7 @@ class EngineClient:
                 self.load = message
             case Figures():
                 self.figures = message
-            case Reply() | OpenProfiles() | CacheReset() | RequestList():
+            case Reply() | OpenProfiles() | CacheReset() | RequestList() | AdapterReply():
                 self.operator.receive(message)
             case _:
                 self._in_flight.receive(message)

@@ -90,6 +90,8 @@ class EngineWatch:
                 return
             if report.address:
                 self.has_loaded = True
+                # Should it die, it comes back also if one of their files has gone: requests bring them.
+                self._spec = msgspec.structs.replace(self._spec, adapters=[])
                 self._set(state="ready", address=report.address, error=None, hung=False)
                 error = self._serve_until_death()
                 if self._stopping.is_set():

@@ -6,7 +6,9 @@ from itertools import count
 from typing import Any
 
 from genai_server.errors import NoEngineReady, from_code
+from genai_server.generation import Adapter
 from genai_server.messages.operator import (
+    AdapterReply,
     Answer,
     CacheReset,
     CancelRequest,
@@ -14,6 +16,7 @@ from genai_server.messages.operator import (
     GetRuntimeOptions,
     ListProfiles,
     ListRequests,
+    LoadAdapter,
     OpenProfiles,
     Question,
     Reply,
@@ -22,6 +25,7 @@ from genai_server.messages.operator import (
     ResetPrefixCache,
     SetRuntimeOption,
     StartProfile,
+    UnloadAdapter,
 )
 from genai_server.profile_plan import ProfilePlan, ProfileState
 
@@ -74,6 +78,17 @@ class Operator:
         """End the requests of this name, of all API processes; returns them."""
         found: RequestList = await self._ask(lambda call: CancelRequest(call, request_id))
         return found.requests
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter and try it. Raises AdapterLoadFailed, too."""
+        reply: AdapterReply = await self._ask(lambda call: LoadAdapter(call, adapter))
+        if reply.refusal is not None:
+            raise from_code(reply.refusal.code, reply.refusal.message, reply.refusal.param)
+
+    async def unload_adapter(self, id: str) -> list[str]:
+        """Take no more requests with an adapter; returns the names of those that have it."""
+        reply: AdapterReply = await self._ask(lambda call: UnloadAdapter(call, id))
+        return reply.request_ids
 
     def receive(self, answer: Answer) -> None:
         """The engine has answered; perhaps nobody waits for it any more."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from genai_server.engines.board import ModelStatus
 from genai_server.engines.resident import Resident
 from genai_server.errors import InvalidField, ModelNotFound
+from genai_server.generation import Adapter
 
 # Seconds after which nobody waits for a model any more who does not say so again.
 WISH_SECONDS = 3.0
@@ -49,6 +50,8 @@ class Residents:
             raise InvalidField(f"name {name!r} is an alias", param="name")
         if before is not None:
             model.change(aliases=before.about.aliases)
+            if before.about.path == model.about.path:
+                model.change(adapters=before.about.adapters)
         self._models[name] = model
 
     def set_alias(self, alias: str, name: str | None) -> None:
@@ -61,6 +64,20 @@ class Residents:
         for model in self:
             others = [other for other in model.about.aliases if other != alias]
             model.change(aliases=[*others, alias] if model is target else others)
+
+    def add_adapter(self, name: str, adapter: Adapter) -> None:
+        """Let requests choose an adapter of a model. Raises ModelNotFound and InvalidField."""
+        model = self.find(name, param="model")
+        if any(other.name == adapter.name for other in model.about.adapters):
+            raise InvalidField(
+                f"name {adapter.name!r} is an adapter of model {model.about.name!r}; unload it first", param="name"
+            )
+        model.change(adapters=[*model.about.adapters, adapter])
+
+    def remove_adapter(self, name: str, id: str) -> None:
+        """Let nobody choose it any more. Raises ModelNotFound."""
+        model = self.find(name, param="model")
+        model.change(adapters=[adapter for adapter in model.about.adapters if adapter.id != id])
 
     def want(self, name: str, now: float) -> None:
         """A request waits for it. Raises ModelNotFound."""

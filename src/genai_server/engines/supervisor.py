@@ -19,11 +19,21 @@ from urllib.parse import quote
 
 from genai_server.config import Settings, device_options
 from genai_server.engines.board import Board, EngineStatus, ModelStatus, write_board
-from genai_server.engines.control import Command, Control, LoadModel, SetAlias, UnloadModel, WantModel
+from genai_server.engines.control import (
+    AddAdapter,
+    Command,
+    Control,
+    LoadModel,
+    RemoveAdapter,
+    SetAlias,
+    UnloadModel,
+    WantModel,
+)
 from genai_server.engines.engine_watch import EngineWatch
 from genai_server.engines.resident import Resident, new_status
 from genai_server.engines.residents import Residents
 from genai_server.engines.restarts import Restarts
+from genai_server.generation import Adapter
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.device import DeviceOptions
 
@@ -61,7 +71,10 @@ class Supervisor:
         self._models = Residents(settings.max_models, settings.idle_unload)
         for number, (name, path) in enumerate(settings.served.items()):
             on_demand = 0 < settings.max_models <= number
-            self._models.add(self._resident(name, path, settings.devices, on_demand=on_demand))
+            model = self._resident(name, path, settings.devices, on_demand=on_demand)
+            files = settings.adapter_files(name).items()
+            model.change(adapters=[Adapter(adapter, file, secrets.token_hex(8)) for adapter, file in files])
+            self._models.add(model)
         self._first: list[EngineWatch] = []
 
     def start(self) -> None:
@@ -111,6 +124,10 @@ class Supervisor:
                     self._models.set_alias(alias, name)
                 case WantModel(name):
                     self._models.want(name, now)
+                case AddAdapter(name, adapter):
+                    self._models.add_adapter(name, adapter)
+                case RemoveAdapter(name, id):
+                    self._models.remove_adapter(name, id)
             self._publish()
 
     def _turn_on(self) -> None:
@@ -176,6 +193,7 @@ class Supervisor:
             log_format=settings.log_format,
             options=options,
             profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
+            adapters=about.adapters,
         )
 
     def _on_change(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +16,13 @@ Logits = NDArray[np.float32]
 @dataclass(frozen=True)
 class Opening:
     """How a sequence is begun: tokens that it can grow to, whether a past that began alike may be used again, and
-    whether its answer must be bit for bit the same in any company.
+    whether its answer must be bit for bit the same in any company. An `adapter` is what the runner has loaded.
     """
 
     max_length: int
     reuse: bool = True
     exact: bool = False
+    adapter: object | None = None
 
 
 class Terminated(Exception):
@@ -46,6 +48,10 @@ class Runner(Protocol):
     @property
     def max_rows(self) -> int:
         """Sequences that one forward pass can take a token further."""
+        ...
+
+    def load_adapter(self, path: Path) -> object:
+        """What `open` takes as an adapter; its memory is free once nobody has it. Raises AdapterLoadFailed."""
         ...
 
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model_files import check_model_directory, read_config
 from genai_server.engine.runners.base import Logits, Opening, Terminated
 from genai_server.engine.session_options import configure_providers, genai_overlay
-from genai_server.errors import ConfigurationError, RunnerFailed
+from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
 from genai_server.generation import ModelInfo
 from genai_server.options.check import on_providers
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, reaching
@@ -31,6 +32,9 @@ _REMEDIES = {
     "is not a registered function/op": f"[session] {LIBRARIES} names the file that has such operators",
     "custom_ops_library path is not within": "it must lie in the model directory or below the working directory",
 }
+# What an adapter is called in a container of its own.
+_ADAPTER = "adapter"
+_TRIED_TOKENS = 2
 
 
 class GeneratorRunner:
@@ -65,6 +69,7 @@ class GeneratorRunner:
 
         self._library: Any = onnxruntime_genai
         self._info = check_model_directory(model_dir)
+        self._model_dir = model_dir
         with _advised():
             self._model = self._library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
@@ -79,13 +84,34 @@ class GeneratorRunner:
     def max_rows(self) -> int:
         return 1
 
+    def load_adapter(self, path: Path) -> object:
+        """A container with this adapter alone, which the library keeps for as long as a Generator has it.
+
+        Beyond what is checked, a short prompt is read with it: how its weights go together, only the graph knows.
+        """
+        check_adapter_file(path, adapter_inputs(self._model_dir))
+        try:
+            adapters = self._library.Adapters(self._model)
+            adapters.load(str(path), _ADAPTER)
+            trial = self._generator(Opening(2 * _TRIED_TOKENS, adapter=adapters))
+            trial.append_tokens(np.ones(_TRIED_TOKENS, np.int32))
+        except RuntimeError as error:
+            raise AdapterLoadFailed(f"{path} cannot be used with this model: {error}") from None
+        return adapters
+
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         with self._translated():
-            parameters = self._library.GeneratorParams(self._model)
-            # The sampler is ours; the library's only must not do work of its own.
-            parameters.set_search_options(max_length=how.max_length, batch_size=1, num_beams=1, do_sample=False)
-            self._generators[sequence] = self._library.Generator(self._model, parameters)
+            self._generators[sequence] = self._generator(how)
         return 0
+
+    def _generator(self, how: Opening) -> Any:
+        parameters = self._library.GeneratorParams(self._model)
+        # The sampler is ours; the library's only must not do work of its own.
+        parameters.set_search_options(max_length=how.max_length, batch_size=1, num_beams=1, do_sample=False)
+        generator = self._library.Generator(self._model, parameters)
+        if how.adapter is not None:
+            generator.set_active_adapter(how.adapter, _ADAPTER)
+        return generator
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         generator = self._generators[sequence]

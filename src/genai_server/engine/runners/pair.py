@@ -1,4 +1,5 @@
-"""The two runners of an engine: the batched one for speed, onnxruntime-genai's Generator for its runtime options.
+"""The two runners of an engine: the batched one for speed, onnxruntime-genai's Generator for its runtime options and
+its adapters.
 
 A sequence can change over in the middle of its answer. A Generator takes no foreign cache, so on the way in it reads
 the sequence's tokens anew; on the way back its keys and values are copied into a slot.
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from genai_server.engine.adapters import Adapters
 from genai_server.engine.runners.base import ExportingRunner, Logits, Opening, Runner
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 class RunnerPair:
     """Where each sequence runs. Without a batched runner, for the reason given, all are on the generator's.
 
-    `nodes` are those of the graph by the provider that runs them, as far as it is known.
+    `adapters` are those that requests bring; sequences with one are on the generator's for good. `nodes` are those of
+    the graph by the provider that runs them, as far as it is known.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class RunnerPair:
     ) -> None:
         self.generator = generator
         self.batched = batched
+        self.adapters = Adapters(generator)
         self._reason = reason
         self._nodes = dict(nodes)
 
@@ -51,11 +55,14 @@ class RunnerPair:
 
     def open(self, sequence: Sequence) -> None:
         """Begin a sequence. Raises RunnerFailed."""
-        self._open_on(sequence, batched=self.batched is not None and sequence.profile == "0")
+        fits_the_batch = sequence.profile == "0" and sequence.adapter is None
+        self._open_on(sequence, batched=self.batched is not None and fits_the_batch)
 
     def can_profile(self, sequence: Sequence) -> bool:
         """Whether a sequence may go over to a Generator, where it runs alone."""
-        return self.batched is None or self.batched.lone_row_is_exact or not sequence.request.exact
+        if self.batched is None or sequence.adapter is not None:
+            return True
+        return self.batched.lone_row_is_exact or not sequence.request.exact
 
     def forward(self, step: Pass) -> Logits:
         """Run a pass; returns the logits [sequences, positions, vocab_size] after the last token of each.
@@ -84,7 +91,7 @@ class RunnerPair:
 
     def to_batch(self, sequence: Sequence) -> None:
         """Go on in the batch, with the keys and values that the generator has if it has kept them all."""
-        if sequence.batched or self.batched is None:
+        if sequence.batched or self.batched is None or sequence.adapter is not None:
             return
         if not self.batched.takes_past:
             self.close(sequence)
@@ -124,7 +131,7 @@ class RunnerPair:
         sequence.batched = batched
         request = sequence.request
         reuse = request.cache_prompt and not request.prompt_logprobs
-        how = Opening(sequence.max_length, reuse=reuse, exact=request.exact)
+        how = Opening(sequence.max_length, reuse=reuse, exact=request.exact, adapter=sequence.adapter)
         # What an exact sequence has decoded must not come from a prompt that has the same tokens: they round otherwise.
         past = request.prompt if request.exact else sequence.tokens
         sequence.num_read = self._runner(sequence).open(sequence.id, past, how)

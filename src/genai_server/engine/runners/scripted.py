@@ -9,6 +9,8 @@ a sequence does is written in the last line of its prompt, as commands with semi
     hold S at N      before output token N, keep Python's lock for S seconds, as some library calls do
     fail at N        raise RunnerFailed instead of output token N
     crash at N       end the process at once instead of output token N
+
+An adapter is a text file: its first line is said before each answer.
 """
 
 import ctypes
@@ -26,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.runners.base import Logits, Opening, Terminated
-from genai_server.errors import RunnerFailed
+from genai_server.errors import AdapterLoadFailed, RunnerFailed
 from genai_server.generation import ModelInfo, Sampling
 
 EOS = 256
@@ -42,9 +44,10 @@ _COMMANDS = {
 
 
 class ScriptedSequence:
-    """What one sequence has read, and what it shall do."""
+    """What one sequence has read, what it shall do, and what it says before."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: bytes = b"") -> None:
+        self.first = first
         self.prompt = bytearray()
         self.answer = b""
         self.delay = 0.0
@@ -62,6 +65,7 @@ class ScriptedSequence:
                 match = command.fullmatch(part.strip())
                 if match:
                     self._add(verb, match.groupdict())
+        self.answer = self.first + self.answer
 
     def _add(self, verb: str, given: dict[str, str]) -> None:
         argument = given.get("argument", "")
@@ -105,8 +109,14 @@ class ScriptedRunner:
     def max_rows(self) -> int:
         return 1
 
+    def load_adapter(self, path: Path) -> object:
+        try:
+            return path.read_text(encoding="utf-8").partition("\n")[0].encode()
+        except (OSError, ValueError) as error:
+            raise AdapterLoadFailed(f"{path} cannot be read: {error}") from None
+
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
-        self._sequences[sequence] = ScriptedSequence()
+        self._sequences[sequence] = ScriptedSequence(how.adapter if isinstance(how.adapter, bytes) else b"")
         return 0
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
