@@ -59,8 +59,10 @@ def _read(path: Path) -> dict[str, Any]:
         if is_lfs_pointer(path):
             raise AdapterLoadFailed(f"{path} is not the file but Git's pointer to it; run git lfs pull there")
         return dict(onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters())
-    except (OSError, RuntimeError) as error:
-        raise AdapterLoadFailed(f"{path} is no adapter file: {error}") from None
+    except OSError as error:
+        raise AdapterLoadFailed(f"{path} cannot be read: {error.strerror}") from None
+    except RuntimeError:  # in the words of ONNX Runtime's source
+        raise AdapterLoadFailed(f"{path} is no adapter file, as ONNX Runtime's AdapterFormat writes them") from None
 
 
 def _fits(weight: Any, wanted: "onnx.TypeProto.Tensor") -> bool:
