@@ -30,8 +30,9 @@ class DecoderGraph:
     `past_names` and `present_names` list keys and values of all layers in the same order. `cache_type` and
     `logits_type` are numpy's. Some layers may keep no more than a `window` of tokens, 0 if none does; the operator
     keeps everything in a buffer that is long enough, so ours are never shorter than the window. A graph may give the
-    logits of the last token only, whatever it reads. In batches no row may
-    grow beyond `switches_at` tokens, if that is not None: one longer row would change the rope of all.
+    logits of the last token only, whatever it reads. One that takes adapters has inputs for them, which are left at
+    their defaults: whoever runs in the batch has none. In batches no row may grow beyond `switches_at` tokens, if that
+    is not None: one longer row would change the rope of all.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class DecoderGraph:
     window: int = 0
     switches_at: int | None = None
     gives_last_logits_only: bool = False
+    takes_adapters: bool = False
 
     def slot_length(self, max_length: int) -> int:
         """Tokens that a slot has room for: one more than a sequence may have, and at least a window."""
@@ -76,8 +78,8 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     inputs = {value.name: value.type.tensor_type for value in graph.input}
     outputs = {value.name: value.type.tensor_type for value in graph.output}
     needed_inputs = {names.input_ids, names.attention_mask, *names.past}
-    # Whoever runs in the batch has no adapter, so that inputs with defaults are left at these.
-    if strange := sorted(set(inputs) - needed_inputs - {names.position_ids, *optional_inputs(graph)}):
+    optional = optional_inputs(graph).keys() - needed_inputs - {names.position_ids}
+    if strange := sorted(set(inputs) - needed_inputs - optional - {names.position_ids}):
         raise DoesNotFit(f"its graph has inputs that the runner does not know: {_some(strange)}")
     if missing := sorted((needed_inputs - set(inputs)) | ({names.logits, *names.present} - set(outputs))):
         raise DoesNotFit(f"its graph lacks {_some(missing)}")
@@ -100,6 +102,7 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         window=_window(graph),
         switches_at=_switch(graph, names.attention_mask),
         gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
+        takes_adapters=bool(optional),
     )
 
 

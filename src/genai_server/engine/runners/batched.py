@@ -31,6 +31,7 @@ from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 _INTERRUPTED_MESSAGE = "terminate flag"
 # Where the weights of a graph are that was not read from a file.
 _EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
+_ERRORS = 3  # ONNX Runtime's level of severity
 # Prompt and rows of the trial at the start.
 _TRIED_TOKENS = 8
 _TRIED_ROWS = 8
@@ -60,6 +61,8 @@ def open_session(
     is not there.
     """
     found = session_options(options, threads, optimized=optimized)
+    if graph.takes_adapters:
+        found.log_severity_level = _ERRORS  # it warns of each of their inputs
     if profile_prefix:
         found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     model = onnx.load(str(graph.path), load_external_data=False)
