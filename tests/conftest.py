@@ -1,6 +1,8 @@
 """Fixtures: a clean environment for each test, and servers that a whole test session shares."""
 
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.running_server import DEMO, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_server
+from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_server
 
 # Property tests try the same examples each time, for as long as they take.
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
@@ -59,6 +61,15 @@ def demo(shared_demo: RunningServer) -> Iterator[RunningServer]:
     """A server over the demo model, which all tests share and leave as they found it."""
     with left_as_found(shared_demo):
         yield shared_demo
+
+
+@pytest.fixture(scope="session")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's directory with places for adapters, and two of them, `lively` and `dreamy`."""
+    folder = tmp_path_factory.mktemp("adapted") / "model"
+    script = ROOT / "scripts" / "make_adapter_model.py"
+    subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
+    return folder
 
 
 @pytest.fixture
