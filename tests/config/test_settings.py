@@ -107,6 +107,31 @@ def test_any_other_address_is_not_taken_for_loopback(host: str) -> None:
     assert not _load(host=host).on_loopback
 
 
+def test_adapters_are_names_with_files_of_the_first_model_or_of_one_that_is_named() -> None:
+    found = _load(models="small=./small,big/1=./big", adapters="law=./law.a, big/1:law=/srv/b=2.a,small:chess=c.a")
+    assert found.adapter_files("small") == {"law": "./law.a", "chess": "c.a"}
+    assert found.adapter_files("big/1") == {"law": "/srv/b=2.a"}
+    assert _load().adapter_files("onnx-genai") == {}
+    assert _load(adapters="onnx-genai:law=./a").adapter_files("onnx-genai") == {"law": "./a"}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("law", "'law' is no adapter with its file; one is such as law=./law.onnx_adapter"),
+        ("law=", "'law' is no adapter with its file"),
+        ("../law=./a", "'../law' is no adapter with its file"),
+        ("a:b:law=./a", "'a:b:law' is of a model that is not served"),
+        ("other:law=./a", "'other:law' is of a model that is not served"),
+        ("law=./a,law=./b", "an adapter is named twice"),
+        ("law=./a,onnx-genai:law=./b", "an adapter is named twice"),
+    ],
+)
+def test_adapters_that_are_none_are_refused(value: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        _load(adapters=value)
+
+
 def test_several_models_are_names_with_directories_and_else_there_is_one() -> None:
     several = _load(models="small=./models/demo, b/2=/srv/b=2")
     assert several.served == {"small": "./models/demo", "b/2": "/srv/b=2"}

@@ -117,6 +117,12 @@ def test_positions_are_given_to_a_graph_that_takes_them(write: Callable[..., Pat
     assert read_decoder_graph(write({"inputs": ("position_ids",)})).position_ids == "position_ids"
 
 
+def test_inputs_with_defaults_are_for_adapters_and_left_at_these(write: Callable[..., Path]) -> None:
+    empty = helper.make_tensor("lora_A", TensorProto.INT64, [8, 0], [])
+    assert read_decoder_graph(write({"inputs": ("lora_A",), "more": ([], [empty])})).takes_adapters
+    assert not read_decoder_graph(write()).takes_adapters
+
+
 def test_a_half_precision_cache_takes_half_the_bytes_and_leaves_the_logits_as_they_are(
     write: Callable[..., Path],
 ) -> None:

@@ -5,18 +5,21 @@ from pathlib import Path
 import pytest
 
 from genai_server.engine.inbox import Connected
-from genai_server.generation import FinishReason
-from genai_server.messages.generation import Accepted, Finished
+from genai_server.generation import Adapter, FinishReason
+from genai_server.messages.generation import Accepted, Finished, Refused
 from genai_server.messages.operator import (
+    AdapterReply,
     CancelRequest,
     EndProfile,
     ListProfiles,
     ListRequests,
+    LoadAdapter,
     OpenProfiles,
     Refusal,
     RequestList,
     RequestState,
     StartProfile,
+    UnloadAdapter,
 )
 from genai_server.profile_plan import ProfilePlan
 from tests.engine.test_loop import OTHER_API, Bench
@@ -148,3 +151,57 @@ def test_where_the_folder_cannot_be_made_a_session_is_refused_with_the_reason(tm
     assert refusal is not None
     assert refusal.code == "unavailable"
     assert "taken" in refusal.message
+
+
+@pytest.fixture
+def polite(tmp_path: Path) -> Adapter:
+    file = tmp_path / "polite.txt"
+    file.write_text("Sir, ", encoding="utf-8")
+    return Adapter("polite", str(file), "id-1")
+
+
+def adapter_reply(bench: Bench, question: LoadAdapter | UnloadAdapter) -> AdapterReply:
+    bench.inbox.put((OTHER_API, question))
+    bench.steps(1)
+    (found,) = [m for _, m in bench.sent if isinstance(m, AdapterReply) and m.call == question.call]
+    return found
+
+
+def test_a_request_answers_with_the_adapter_that_it_brings(bench: Bench, polite: Adapter) -> None:
+    assert adapter_reply(bench, LoadAdapter(7, polite)) == AdapterReply(7)
+    bench.submit(1, "say hello", adapter=polite)
+    bench.submit(2, "say hello")
+    bench.run()
+    assert (bench.text(1), bench.text(2)) == ("Sir, hello", "hello")
+
+
+def test_an_adapter_that_cannot_be_loaded_is_refused_and_nothing_else_changes(bench: Bench, polite: Adapter) -> None:
+    bench.submit(1, "say hello")
+    bench.steps(2)
+    reply = adapter_reply(bench, LoadAdapter(7, Adapter("bad", "/nowhere", "id-2")))
+    assert reply.refusal is not None
+    assert (reply.call, reply.refusal.code, reply.refusal.param) == (7, "adapter_load_failed", "path")
+    bench.run()
+    assert bench.reason(1) == FinishReason.STOP
+
+
+@pytest.mark.parametrize("steps", [1, 30])
+def test_who_has_an_adapter_that_is_unloaded_goes_on_with_it(bench: Bench, polite: Adapter, steps: int) -> None:
+    """Whether they wait, have begun, or are in the middle of it."""
+    adapter_reply(bench, LoadAdapter(6, polite))
+    for key in (1, 2, 3):
+        bench.submit(key, "say hello" + " " * 40 + "world", adapter=polite)
+    bench.submit(4, "say hello")
+    bench.steps(steps)
+    assert adapter_reply(bench, UnloadAdapter(7, polite.id)) == AdapterReply(7, ["r1", "r2", "r3"])
+    bench.submit(5, "say hello", adapter=polite)
+    bench.run()
+    for key in (1, 2, 3):
+        assert bench.text(key) == "Sir, hello" + " " * 40 + "world"
+    assert bench.of(5) == [Refused(5, "model_not_found", "adapter 'polite' was unloaded", "model")]
+
+
+def test_the_list_says_who_has_which_adapter(bench: Bench, polite: Adapter) -> None:
+    bench.submit(1, "say hello", adapter=polite)
+    bench.submit(2, "say hello")
+    assert [state.adapter for state in ask(bench, ListRequests(7))] == ["polite", None]

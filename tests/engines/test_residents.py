@@ -10,6 +10,7 @@ from genai_server.engines.engine_watch import EngineWatch
 from genai_server.engines.resident import SETTLED, Resident, new_status
 from genai_server.engines.residents import WISH_SECONDS, Residents
 from genai_server.errors import InvalidField, ModelNotFound
+from genai_server.generation import Adapter
 from genai_server.heartbeat import Beat
 
 
@@ -152,3 +153,36 @@ def test_a_name_is_taken_by_what_is_loaded_and_by_aliases() -> None:
             server.models.add(Resident(new_status(name, "/", ["cpu"], 9), server._engines, 0))
     server.models.add(Resident(new_status("b", "/other", ["cpu"], 10), server._engines, 0))
     assert server.models.find("b").about.path == "/other"
+
+
+def test_an_adapter_is_there_for_one_model_until_it_is_removed() -> None:
+    server = Server("a", "b")
+    law = Adapter("law", "/law", "1")
+    server.models.add_adapter("a", law)
+    assert [about.adapters for about in server.models.statuses()] == [[law], []]
+    server.models.add_adapter("b", Adapter("law", "/law", "2"))
+    server.models.remove_adapter("a", "2")
+    assert [len(about.adapters) for about in server.models.statuses()] == [1, 1]
+    server.models.remove_adapter("a", "1")
+    assert [len(about.adapters) for about in server.models.statuses()] == [0, 1]
+
+
+def test_an_adapters_name_is_taken_once_for_each_model() -> None:
+    server = Server("a")
+    server.models.add_adapter("a", Adapter("law", "/law", "1"))
+    with pytest.raises(InvalidField, match="^name 'law' is an adapter of model 'a'; unload it first$"):
+        server.models.add_adapter("a", Adapter("law", "/other", "2"))
+    with pytest.raises(ModelNotFound) as missing:
+        server.models.add_adapter("b", Adapter("law", "/law", "3"))
+    assert missing.value.param == "model"
+
+
+def test_a_model_that_is_loaded_again_has_its_adapters_if_it_is_the_same() -> None:
+    server = Server("a")
+    server.models.add_adapter("a", Adapter("law", "/law", "1"))
+    again = Resident(new_status("a", "/", ["cpu"], 7), server._engines, 0)
+    server.models.add(again)
+    assert [adapter.name for adapter in again.about.adapters] == ["law"]
+    other = Resident(new_status("a", "/other", ["cpu"], 8), server._engines, 0)
+    server.models.add(other)
+    assert other.about.adapters == []

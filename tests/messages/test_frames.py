@@ -6,7 +6,16 @@ from typing import get_args
 import msgspec
 import pytest
 
-from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, Sampling, TokenLogprob
+from genai_server.generation import (
+    Adapter,
+    Batching,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    Phases,
+    Sampling,
+    TokenLogprob,
+)
 from genai_server.messages.figures import Capacity, Figures, Histogram, Load
 from genai_server.messages.frames import (
     MAX_FRAME_BYTES,
@@ -30,12 +39,14 @@ from genai_server.messages.generation import (
 )
 from genai_server.messages.handshake import Hello, Welcome
 from genai_server.messages.operator import (
+    AdapterReply,
     CacheReset,
     CancelRequest,
     EndProfile,
     GetRuntimeOptions,
     ListProfiles,
     ListRequests,
+    LoadAdapter,
     OpenProfiles,
     ProfiledRequest,
     Refusal,
@@ -46,6 +57,7 @@ from genai_server.messages.operator import (
     RuntimeOptions,
     SetRuntimeOption,
     StartProfile,
+    UnloadAdapter,
 )
 from genai_server.profile_plan import Profiled, ProfilePlan, ProfileState, SlowTokens
 
@@ -83,6 +95,8 @@ TO_ENGINE: list[ToEngine] = [
     ResetPrefixCache(6),
     ListRequests(7),
     CancelRequest(8, "req-é"),
+    LoadAdapter(9, Adapter("law", "/srv/é.onnx_adapter", "1f")),
+    UnloadAdapter(10, "1f"),
 ]
 _HISTOGRAM = Histogram([0.25, 1.0], [1, 0, 3], 12.5)
 TO_API: list[ToApi] = [
@@ -111,7 +125,9 @@ TO_API: list[ToApi] = [
     Reply(5, _OPTIONS, matched=False),
     CacheReset(6, 3),
     RequestList(7, []),
-    RequestList(8, [RequestState("r1", "decode", 0.5, 7, 3, 2**20)]),
+    RequestList(8, [RequestState("r1", "decode", 0.5, 7, 3, 2**20, "law")]),
+    AdapterReply(9, refusal=Refusal("adapter_load_failed", "no file", "path")),
+    AdapterReply(10, ["r1", "r2"]),
 ]
 
 

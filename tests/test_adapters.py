@@ -1,0 +1,95 @@
+"""Two adapters of a real model at once, beside requests without, in a server over sockets."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.text.codec import load_text_codec
+from tests.engine.runners.test_adapted import bare, question
+from tests.running_server import DEMO, RunningServer, run_server
+
+FRANCE = "What is the capital of France?"
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, adapted: Path) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("adapted_server")
+    options = ("--model-dir", str(adapted), "--model-name", "demo")
+    with run_server(folder, *options, "--adapters", f"lively={adapted / 'lively.onnx_adapter'}") as server:
+        path = str(adapted / "dreamy.onnx_adapter")
+        response = server.client.post("/v1/admin/adapters/load", json={"name": "dreamy", "path": path})
+        assert response.json()["state"] == "ready"
+        yield server
+
+
+def text_of(adapted: Path, adapter: str | None) -> str:
+    """What a bare Generator says."""
+    file = None if adapter is None else adapted / f"{adapter}.onnx_adapter"
+    return load_text_codec(DEMO, "cpu").decode(bare(adapted, question(FRANCE), file))
+
+
+def streamed(server: RunningServer, model: str, found: list[str], **fields: Any) -> None:
+    with server.stream(FRANCE, model=model, max_tokens=STEPS, **fields) as events:
+        told = [json.loads(event) for event in events]
+        assert told[-1]["metrics"]["model"] == model
+        found.append("".join(event["token"] for event in told[:-1]))
+
+
+@pytest.mark.parametrize("fields", [{}, {"exact": True}], ids=["plain", "exact"])
+def test_streams_with_two_adapters_and_without_each_say_what_they_say_alone(
+    server: RunningServer, adapted: Path, fields: dict[str, Any]
+) -> None:
+    found: dict[str, list[str]] = {"demo:lively": [], "demo:dreamy": [], "demo": []}
+    threads = [
+        threading.Thread(target=streamed, args=(server, model, texts), kwargs=fields)
+        for model, texts in found.items()
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {
+        "demo:lively": [text_of(adapted, "lively")] * 3,
+        "demo:dreamy": [text_of(adapted, "dreamy")] * 3,
+        "demo": [text_of(adapted, None)] * 3,
+    }
+    assert server.device("cpu")["batching"]["scheduler"] == "batched"
+
+
+def test_the_library_warns_of_no_input_that_is_there_for_adapters(server: RunningServer) -> None:
+    assert "will not be treated as constant" not in server.log()
+
+
+def test_a_request_with_an_adapter_is_profiled(server: RunningServer) -> None:
+    assert server.options(enable_profiling="adapted").status_code == 200
+    answer = server.chat(FRANCE, model="demo:lively", max_tokens=4, exact=True).json()
+    assert answer["metrics"]["profiled_tokens"] == 4
+    state = server.options(enable_profiling="0").json()["devices"]["cpu"]
+    assert len(list(Path(state["profile_dir"]).glob("adapted_*.json"))) == 4
+
+
+def test_a_file_of_another_model_is_refused_and_streams_go_on(
+    server: RunningServer, adapted: Path, own_folder: Path
+) -> None:
+    content = (adapted / "lively.onnx_adapter").read_bytes()
+    other = own_folder / "other.onnx_adapter"
+    other.write_bytes(content.replace(b"lm_head.lora_A", b"lm_tail.lora_A"))
+    with server.stream("Count from 1 to 50.", model="demo:lively", max_tokens=60) as events:
+        reader = iter(events)
+        next(reader)
+        response = server.client.post("/v1/admin/adapters/load", json={"name": "other", "path": str(other)})
+        assert response.status_code == 400
+        assert response.json()["error"] == {
+            "message": f"adapter 'other': {other} is not for this model, whose graph has no input "
+            "lm_tail.lora_A.weight",
+            "type": "invalid_request_error",
+            "param": "path",
+            "code": "adapter_load_failed",
+        }
+        assert json.loads(list(reader)[-1])["finish_reason"] in ("stop", "length")
