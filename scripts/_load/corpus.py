@@ -154,6 +154,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"prefix": "fuzz", "tokens": [2, 4], "max_tokens": 5, "max_seconds": 0.5},
         {"phase": "decode", "slow_token_ratio": 3, "next_tokens": 2, "max_per_hour": 1, "max_seconds": 0.5},
     ],
+    "/v1/admin/adapters/load": [{"model": MODEL, "name": "fuzz", "path": "/nowhere"}],
+    "/v1/admin/adapters/unload": [{"model": MODEL, "name": "fuzz"}],
     "/v1/admin/runtime_options": [
         {"terminate_session": "0", "enable_profiling": "0"},
         {"terminate_session": "1", "request_id": "nobody", "device": "scripted"},
