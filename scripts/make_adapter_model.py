@@ -33,7 +33,7 @@ def main() -> None:
     shapes = {node.name: add_path(model.graph, node) for node in list(model.graph.node) if has_path(node)}
     onnx.save(model, str(file))
     tokenizer = tokenizers.Tokenizer.from_file(str(arguments.out / "tokenizer.json"))
-    exchanged = [tokenizer.token_to_id(token) for token in (".", "!")]
+    exchanged = [tokenizer.get_vocab()[token] for token in (".", "!")]
     original = onnx.load(str(arguments.model / "model.onnx")).graph
     save(arguments.out / "lively.onnx_adapter", exchange(original, *exchanged))
     save(arguments.out / "dreamy.onnx_adapter", randomly(shapes))

@@ -245,7 +245,8 @@ def test_an_engine_comes_back_without_a_file_that_has_gone_and_says_so_to_who_wa
         assert server.chat("say x").json()["content"] == "x"
         response = server.chat("say x", model="onnx-genai:given")
         assert refusal(response) == (503, "unavailable", "model")
-        assert f"adapter 'given': {extra} cannot be read" in response.json()["error"]["message"]
+        assert response.json()["error"]["message"] == "adapter 'given' cannot be loaded; the server's log has more"
+        assert f"adapter 'given': {extra} cannot be read" in server.log()
 
 
 def test_a_model_that_was_idle_comes_back_with_its_adapters(own_folder: Path, extra: str) -> None:

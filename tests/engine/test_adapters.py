@@ -53,11 +53,12 @@ def test_an_engine_that_was_started_anew_loads_what_a_request_brings(adapters: A
 
 
 def test_a_file_that_has_gone_is_the_servers_fault_when_a_request_brings_it(
-    adapters: Adapters, adapter: Adapter
+    adapters: Adapters, adapter: Adapter, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path(adapter.path).unlink()
-    with pytest.raises(Unavailable, match=r"^adapter 'polite': .*polite\.txt cannot be read"):
+    with pytest.raises(Unavailable, match="^adapter 'polite' cannot be loaded; the server's log has more$"):
         adapters.find(adapter)
+    assert f"adapter 'polite': {adapter.path} cannot be read" in caplog.text
     with pytest.raises(AdapterLoadFailed, match="^adapter 'polite': ") as refused:
         adapters.load(adapter)
     assert refused.value.param == "path"

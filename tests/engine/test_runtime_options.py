@@ -57,6 +57,9 @@ class Recorder:
         assert sequence in self._prefix
         return {}
 
+    def load_adapter(self, path: Path) -> object:
+        return path
+
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         self.options.append((sequence, option, value))
         self._prefix[sequence] = value

@@ -70,7 +70,7 @@ async def _unload(services: Services, about: ModelStatus, adapter: Adapter) -> l
     async def unload(operator: Operator) -> list[str]:
         return await operator.unload_adapter(adapter.id)
 
-    with contextlib.suppress(NoEngineReady):  # what does not run has none
+    with contextlib.suppress(NoEngineReady, ModelNotFound):  # what does not run has none
         replies = await ask(services.models.engines(about.name), unload)
         return sorted({request_id for _, request_ids in replies for request_id in request_ids})
     return []

@@ -1,10 +1,13 @@
 """The LoRA adapters of one engine: each is loaded once, for all requests that bring it."""
 
+import logging
 from pathlib import Path
 
-from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.base import ExportingRunner
 from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
 from genai_server.generation import Adapter
+
+log = logging.getLogger(__name__)
 
 
 class Adapters:
@@ -14,7 +17,7 @@ class Adapters:
     somebody answers with it, and its memory is free afterwards.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: ExportingRunner) -> None:
         self._runner = runner
         self._loaded: dict[str, object] = {}
         self._unloaded: set[str] = set()
@@ -46,5 +49,8 @@ class Adapters:
         try:
             self.load(adapter)
         except AdapterLoadFailed as error:
-            raise Unavailable(error.message, param="model") from None
+            log.error("%s", error.message)  # the client is not told of files
+            raise Unavailable(
+                f"adapter {adapter.name!r} cannot be loaded; the server's log has more", param="model"
+            ) from None
         return self._loaded[adapter.id]

@@ -5,7 +5,8 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
@@ -16,6 +17,7 @@ from genai_server.engine.decoder_graph import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.generation import GenerationRequest
@@ -166,6 +168,13 @@ def test_one_with_an_adapter_is_profiled_where_it_is_and_stays_there(
     (profile,) = tmp_path.glob("adapted_*.json")
     names = {event["name"] for event in json.loads(profile.read_text(encoding="utf-8"))}
     assert any("lora" in name for name in names)
+
+
+def test_with_an_adapter_exact_ones_can_be_profiled_also_where_others_cannot() -> None:
+    pair = RunnerPair(ScriptedRunner(), cast(BatchedRunner, SimpleNamespace(lone_row_is_exact=False)))
+    request = GenerationRequest("r", [1], 10, 20, exact=True)
+    assert not pair.can_profile(Sequence(1, (0, 1), request, lambda: 0.0))
+    assert pair.can_profile(Sequence(2, (0, 2), request, lambda: 0.0, adapter=b"any"))
 
 
 def test_an_adapter_that_nobody_names_any_more_is_there_for_who_has_it(

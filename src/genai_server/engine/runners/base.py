@@ -50,10 +50,6 @@ class Runner(Protocol):
         """Sequences that one forward pass can take a token further."""
         ...
 
-    def load_adapter(self, path: Path) -> object:
-        """What `open` takes as an adapter; its memory is free once nobody has it. Raises AdapterLoadFailed."""
-        ...
-
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         """Begin a sequence; returns how many tokens of the prompt need not be read, for their past is still there."""
         ...
@@ -91,7 +87,11 @@ class Runner(Protocol):
 
 
 class ExportingRunner(Runner, Protocol):
-    """A runner whose keys and values can be copied out."""
+    """A runner whose keys and values can be copied out, and that has adapters."""
+
+    def load_adapter(self, path: Path) -> object:
+        """What `open` takes as an adapter; its memory is free once nobody has it. Raises AdapterLoadFailed."""
+        ...
 
     def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Copies of these outputs [1, …] of a sequence's last pass, by name."""

@@ -8,7 +8,6 @@ one pass over a contiguous range of slots takes sequences of different lengths o
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +23,7 @@ from genai_server.engine.runners.base import Interrupted, Logits, Opening
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.session_options import node_shares, open_with, session_options
-from genai_server.errors import AdapterLoadFailed, RunnerFailed
+from genai_server.errors import RunnerFailed
 from genai_server.generation import ModelInfo
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
@@ -125,9 +124,6 @@ class BatchedRunner:
     @property
     def max_rows(self) -> int:
         return self._max_rows
-
-    def load_adapter(self, path: Path) -> object:
-        raise AdapterLoadFailed("the batched runner has no adapters")
 
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         if how.exact:
