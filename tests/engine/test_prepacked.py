@@ -60,6 +60,18 @@ def test_other_session_options_have_a_folder_of_their_own(packed: Path, tmp_path
     assert other.name != packed.name
 
 
+def test_adapters_beside_the_model_come_and_go_and_are_no_part_of_it(adapted: Path, tmp_path: Path) -> None:
+    model_dir = tmp_path / "model"
+    shutil.copytree(adapted, model_dir)
+    packed = prepacked_model(model_dir, tmp_path / "cache")
+    assert packed != model_dir
+    assert not list(packed.glob("*.onnx_adapter"))
+    before = written(packed)
+    shutil.copy(model_dir / "lively.onnx_adapter", model_dir / "more.onnx_adapter")
+    assert prepacked_model(model_dir, tmp_path / "cache") == packed
+    assert written(packed) == before
+
+
 def test_options_of_threads_and_memory_share_the_folder(packed: Path) -> None:
     options = DeviceOptions({"intra_op_num_threads": "1"}, {"session.intra_op.allow_spinning": "0"})
     assert prepacked_model(DEMO, packed.parent, options) == packed

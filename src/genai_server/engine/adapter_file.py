@@ -14,6 +14,8 @@ import onnxruntime
 from genai_server.engine.model_files import is_lfs_pointer, read_config
 from genai_server.errors import AdapterLoadFailed
 
+# What its writers name such a file, which ONNX Runtime does not ask for.
+ADAPTER_SUFFIX = ".onnx_adapter"
 _MOST_SHOWN = 3
 
 

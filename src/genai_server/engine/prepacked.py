@@ -18,6 +18,7 @@ from pathlib import Path
 import onnxruntime
 from filelock import FileLock
 
+from genai_server.engine.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model_files import external_files, read_config
 from genai_server.engine.session_options import session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -63,8 +64,8 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as making:
         fresh = Path(making) / "model"
         fresh.mkdir()
-        for file in model_dir.iterdir():
-            if file.is_file() and file.name not in left_out:
+        for file in _files(model_dir):
+            if file.name not in left_out:
                 shutil.copy(file, fresh)
         options = session_options(given, 0)
         options.log_severity_level = _ERRORS  # it warns that the graph is for this processor only, which is the aim
@@ -106,10 +107,15 @@ def _fingerprint(file: Path) -> str:
 
 def _key(model_dir: Path, options: dict[str, str]) -> str:
     """Names the folder by all that what is packed depends on."""
-    files = {f.name: (f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model_dir.iterdir()) if f.is_file()}
+    files = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in _files(model_dir)}
     parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), options]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{model_dir.resolve().name}-{digest[:16]}"
+
+
+def _files(model_dir: Path) -> list[Path]:
+    """Those of the model itself: adapters may lie beside it, and come and go."""
+    return sorted(file for file in model_dir.iterdir() if file.is_file() and file.suffix != ADAPTER_SUFFIX)
 
 
 def _packing(options: DeviceOptions) -> dict[str, str]:
