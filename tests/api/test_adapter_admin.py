@@ -202,10 +202,10 @@ def test_what_is_not_there_cannot_be_unloaded(server: RunningServer) -> None:
 
 
 def test_only_operators_load_and_unload(own_folder: Path, extra: str) -> None:
-    with run_server(own_folder, "--device", "scripted", "--admin-api-key", "secret") as server:
+    with run_server(own_folder, "--device", "scripted", "--admin-api-key", "a-secret-of-operators") as server:
         assert load(server, name="extra", path=extra).status_code == 403
         assert unload(server, name="extra").status_code == 403
-        server.client.headers["authorization"] = "Bearer secret"
+        server.client.headers["authorization"] = "Bearer a-secret-of-operators"
         assert load(server, name="extra", path=extra).status_code == 200
 
 
