@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime
 
 from genai_server.engine.model_files import is_lfs_pointer, read_config
 from genai_server.errors import AdapterLoadFailed
@@ -55,6 +54,9 @@ def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]"
 
 def _read(path: Path) -> dict[str, Any]:
     """The weights in a file, as OrtValues. Raises AdapterLoadFailed."""
+    # Here, for a scripted engine knows of this module and does without ONNX Runtime.
+    import onnxruntime
+
     if not path.is_file():
         raise AdapterLoadFailed(f"{path} does not exist, or is no file")
     try:
