@@ -12,7 +12,7 @@ from genai_server.openai_api.schemas.chat import Tool as GivenTool
 from genai_server.openai_api.schemas.sampling import StructuredOutputs
 from genai_server.text import grammar
 from genai_server.text.codec import TextCodec
-from genai_server.text.tool_formats import Tool
+from genai_server.text.tool_formats import ANY_OBJECT, Tool
 
 _STRUCTURE, _FORMAT = "structured_outputs", "response_format"
 _SCHEMA = "must be a JSON schema that can be followed"
@@ -63,17 +63,10 @@ def chat_constraint(
     """
     wanted = _wanted(body)
     forced = body.tool_choice not in (None, "none", "auto")
-    if forced and wanted is not None:
-        source = wanted.field.partition(".")[0]
-        raise InvalidField(f"{source} cannot be combined with a tool_choice that forces a call", param=source)
-    if forced:
-        whole = _calls(body, tools, codec)
-    elif wanted is None:
+    held = _held(tools, strict_only=wanted is None and not forced)
+    whole = _whole(body, wanted, held, codec, forced=forced, strict=any(tool.function.strict for tool in tools))
+    if whole is None:
         return None
-    elif tools:
-        whole = replace(wanted, grammar=grammar.either(_calls(body, tools, codec).grammar, wanted.grammar))
-    else:
-        whole = wanted
     if (reasoning := codec.dialect.reasoning) is not None:
         built = grammar.after_reasoning(
             whole.grammar, reasoning, starts_inside=starts_inside, opaque_tokens=codec.opaque_tokens
@@ -82,10 +75,26 @@ def chat_constraint(
     try:
         whole.check()
     except InvalidField:
-        for part in [*([wanted] if wanted else []), *map(_parameters, tools)]:
+        for part in [*([wanted] if wanted else []), *map(_parameters, held)]:
             part.check()
         raise
     return whole
+
+
+def _whole(
+    body: ChatParameters, wanted: Constraint | None, tools: list[Tool], codec: TextCodec, *, forced: bool, strict: bool
+) -> Constraint | None:
+    """What the answer must fit but for its reasoning: what is `wanted`, calls, or either."""
+    if forced and wanted is not None:
+        source = wanted.field.partition(".")[0]
+        raise InvalidField(f"{source} cannot be combined with a tool_choice that forces a call", param=source)
+    if forced:
+        return _calls(body, tools, codec)
+    if wanted is not None and tools:
+        return replace(wanted, grammar=grammar.either(_calls(body, tools, codec).grammar, wanted.grammar))
+    if strict:
+        return _calls(body, tools, codec, beside_text=True)
+    return wanted
 
 
 def _wanted(body: ChatParameters) -> Constraint | None:
@@ -101,28 +110,36 @@ def _wanted(body: ChatParameters) -> Constraint | None:
         return Constraint(grammar.json_schema(form.json_schema.schema_, param=field), field, _SCHEMA)
 
 
-def _calls(body: ChatParameters, tools: list[GivenTool], codec: TextCodec) -> Constraint:
-    """Calls of the tools, or of the one that `tool_choice` names, and nothing else."""
-    choice, parallel = body.tool_choice, body.parallel_tool_calls is not False
-    if isinstance(choice, NamedTool):
-        name, parallel = choice.function.name, False
-        tools = [tool for tool in tools if tool.function.name == name]
-        if not tools:
-            raise InvalidField(
-                f"tool_choice names the function {name!r}, which is not among tools", param="tool_choice"
-            )
+def _held(tools: list[GivenTool], *, strict_only: bool) -> list[Tool]:
+    """The functions with what their arguments must fit: the parameters, or no more than an object."""
+    functions = [tool.function for tool in tools]
+    return [Tool(one.name, one.parameters if one.strict or not strict_only else ANY_OBJECT) for one in functions]
+
+
+def _chosen(choice: object, tools: list[Tool]) -> list[Tool]:
+    """Those of the tools that may be called. Raises InvalidField if `tool_choice` names another."""
+    if not isinstance(choice, NamedTool):
+        return tools
+    name = choice.function.name
+    if not (named := [tool for tool in tools if tool.name == name]):
+        raise InvalidField(f"tool_choice names the function {name!r}, which is not among tools", param="tool_choice")
+    return named
+
+
+def _calls(body: ChatParameters, tools: list[Tool], codec: TextCodec, *, beside_text: bool = False) -> Constraint:
+    """Calls of the tools, or of the one that `tool_choice` names, and nothing else, or also text."""
     form = codec.dialect.tool_format
     assert form is not None, "tools are offered only to a model with a format for its calls"
-    callable_tools = [Tool(tool.function.name, tool.function.parameters) for tool in tools]
+    parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
+    build = grammar.text_and_calls if beside_text else grammar.tool_calls
     with _naming("tools"):
-        built = grammar.tool_calls(form, callable_tools, parallel=parallel, opaque_tokens=codec.opaque_tokens)
+        built = build(form, _chosen(body.tool_choice, tools), parallel=parallel, opaque_tokens=codec.opaque_tokens)
     return Constraint(built, "tools", "must be functions whose calls can be followed")
 
 
-def _parameters(tool: GivenTool) -> Constraint:
-    schema = Tool(tool.function.name, tool.function.parameters).schema
-    rule = f"must have JSON schemas that can be followed as their parameters; those of {tool.function.name!r} are none"
-    return Constraint(grammar.json_schema(schema, param="tools"), "tools", rule)
+def _parameters(tool: Tool) -> Constraint:
+    rule = f"must have JSON schemas that can be followed as their parameters; those of {tool.name!r} are none"
+    return Constraint(grammar.json_schema(tool.schema, param="tools"), "tools", rule)
 
 
 def _schema(given: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from genai_server.errors import InvalidField
 from genai_server.text.grammar_cost import check_cost, check_schema
-from genai_server.text.lark import any_of, one_line, quoted, to_text
+from genai_server.text.lark import ANYTHING, any_of, marker, one_line, quoted, to_text
 from genai_server.text.reasoning import ReasoningFormat
 from genai_server.text.tool_formats import Tool, ToolFormat
 
@@ -74,14 +74,34 @@ def tool_calls(
     The answer parser reads it, and the arguments fit the tools' parameters. Raises InvalidField for parameters that are
     no object.
     """
-    for tool in tools:
-        check_schema(tool.parameters, param="tools")
-        kinds = (tool.parameters or {}).get("type", "object")
-        if kinds != "object" and "object" not in (kinds if isinstance(kinds, list) else ()):
-            raise InvalidField(
-                f"the parameters of tool {tool.name} must be an object; given type {kinds}", param="tools"
-            )
-    return lark("start: calls\n" + tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens))
+    _check_parameters(tools)
+    rules = [tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens), "start: calls"]
+    if tool_format.opening is not None:
+        rules.append(f"opening: {marker(tool_format.opening, opaque_tokens)}")
+    return lark("\n".join(rules))
+
+
+def text_and_calls(
+    tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
+) -> str:
+    """Text, or calls as `tool_calls` has them, or where the format marks them both.
+
+    Of the text the answer parser reads no calls, because it has nothing with which one begins. Without `parallel`
+    nothing comes after a call. Raises InvalidField as `tool_calls` does.
+    """
+    _check_parameters(tools)
+    opening = tool_format.opening
+    beginning = tool_format.lark_beginning([tool.name for tool in tools]).replace("/", r"\/")
+    rules = [
+        tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens),
+        f"start: {'calls* text' if parallel and opening is not None else 'calls | text'}",
+        "text: TEXT",
+        f"TEXT: /{ANYTHING}/ & ~/{beginning}{ANYTHING}/",
+    ]
+    if opening is not None:
+        lazy = "" if opening in opaque_tokens else "[lazy]"
+        rules.append(f"opening{lazy}: TEXT {marker(opening, opaque_tokens)}")
+    return lark("\n".join(rules))
 
 
 def either(one: str, other: str) -> str:
@@ -118,6 +138,16 @@ def validate(grammar: str, *, param: str, rule: str = "cannot be used") -> None:
         expression = _EXPRESSION_ERROR.search(messages[0])
         words = expression[0] if expression else messages[0].strip()
         raise InvalidField(f"{param} {rule}: {words[:_LONGEST_MESSAGE]}", param=param)
+
+
+def _check_parameters(tools: Sequence[Tool]) -> None:
+    for tool in tools:
+        check_schema(tool.parameters, param="tools")
+        kinds = (tool.parameters or {}).get("type", "object")
+        if kinds != "object" and "object" not in (kinds if isinstance(kinds, list) else ()):
+            raise InvalidField(
+                f"the parameters of tool {tool.name} must be an object; given type {kinds}", param="tools"
+            )
 
 
 def _grammars(*grammars: dict[str, Any]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 from genai_server.errors import InvalidField
 
+# As regular expressions: any text, and whitespace as the answer parser knows it.
+ANYTHING, SPACES = r"(.|\n)*", r"[ \t\r\n]*"
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 

@@ -1,6 +1,6 @@
 """The formats in which models write tool calls, one module each."""
 
-from genai_server.text.tool_formats.base import Call, Calls, Tool, ToolFormat
+from genai_server.text.tool_formats.base import ANY_OBJECT, Call, Calls, Tool, ToolFormat
 from genai_server.text.tool_formats.hermes import Hermes
 from genai_server.text.tool_formats.llama3_json import Llama3Json
 from genai_server.text.tool_formats.mistral import Mistral
@@ -25,7 +25,7 @@ _TELLING: tuple[tuple[str, str | None], ...] = (
     ("<|python_tag|>", "llama3_json"),
 )
 
-__all__ = ["TOOL_FORMATS", "Call", "Calls", "Tool", "ToolFormat", "detect"]
+__all__ = ["ANY_OBJECT", "TOOL_FORMATS", "Call", "Calls", "Tool", "ToolFormat", "detect"]
 
 
 def detect(template_source: str) -> str | None:

@@ -13,6 +13,8 @@ from genai_server.text.lookahead import Lookahead, Reader
 # With these a schema says more about its properties than "properties" does.
 _ABOUT_PROPERTIES = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
 
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -71,6 +73,11 @@ class ToolFormat(Protocol):
         """The characters with which calls may begin."""
         ...
 
+    @property
+    def opening(self) -> str | None:
+        """The marker with which calls begin wherever in an answer they stand; None if it is calls as a whole."""
+        ...
+
     def read_calls(self, text: Lookahead, calls: "Calls", *, new_line: bool) -> Reader[bool]:
         """Go past one or several calls at `text.at` and tell them to `calls`.
 
@@ -82,7 +89,15 @@ class ToolFormat(Protocol):
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
         """Rules of llguidance's Lark with `calls` on top: one call or, if `parallel`, one or more.
 
-        For `opaque_tokens` see text/grammar.py.
+        They begin with the rule `opening`, which is left to the caller, where there is an `opening`. For
+        `opaque_tokens` see text/grammar.py.
+        """
+        ...
+
+    def lark_beginning(self, names: Sequence[str]) -> str:
+        """An expression of Rust's regex for text up to and with what `read_calls` takes for a call's beginning.
+
+        It ends no later than the first lexeme of `calls`, which is lost where other text goes on over its end.
         """
         ...
 

@@ -15,6 +15,8 @@ from genai_server.text.tool_formats.base import Call, Calls, Tool, write_json
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("type", "id")
+# What the first key of a call may be.
+CALL_KEYS = ("name", *_ARGUMENTS, *_IGNORED)
 
 
 def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:

@@ -9,7 +9,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from genai_server.text.lark import marker, quoted, separated
+from genai_server.text.lark import ANYTHING, marker, quoted, separated
 from genai_server.text.lookahead import Lookahead, Reader
 from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
 from genai_server.text.tool_formats.call_object import lark_object, read_call_object, write_call_object
@@ -24,6 +24,7 @@ class Hermes:
     result_role = "tool"
     shown_tokens = (_OPENING, _CLOSING)
     beginnings = "<"
+    opening = _OPENING
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         if not (yield from text.take(_OPENING)) or not (yield from read_call_object(text, calls)):
@@ -32,9 +33,12 @@ class Hermes:
         return True
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        opening, closing = marker(_OPENING, opaque_tokens), marker(_CLOSING, opaque_tokens)
         calls, newline = separated("call", "\n", several=parallel), quoted("\n")
-        return f"calls: {calls}\ncall: {opening} {newline} object {newline} {closing}\n" + lark_object(tools)
+        closing = marker(_CLOSING, opaque_tokens)
+        return f"calls: {calls}\ncall: opening {newline} object {newline} {closing}\n" + lark_object(tools)
+
+    def lark_beginning(self, names: Sequence[str]) -> str:
+        return f"{ANYTHING}{_OPENING}"
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return "\n".join(f"{_OPENING}\n{write_call_object(call)}\n{_CLOSING}" for call in calls)

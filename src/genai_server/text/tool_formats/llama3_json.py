@@ -6,12 +6,14 @@ The tag, or `<|python_start|>` with `<|python_end|>` after the calls, may be mis
 (Meta's prompt formats of Llama 3.1, "JSON based tool calling", and the chat templates of Llama 3.2 and 4.)
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
-from genai_server.text.lark import marker, separated
+from genai_server.text.lark import ANYTHING, SPACES, marker, separated
 from genai_server.text.lookahead import Lookahead, Reader
+from genai_server.text.reasoning import REASONING_FORMATS
 from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
-from genai_server.text.tool_formats.call_object import lark_object, read_call_object, write_call_object
+from genai_server.text.tool_formats.call_object import CALL_KEYS, lark_object, read_call_object, write_call_object
 
 PYTHON_TAG = "<|python_tag|>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -24,6 +26,7 @@ class Llama3Json:
     result_role = "tool"
     shown_tokens = (PYTHON_TAG, PYTHON_START, PYTHON_END)
     beginnings = "<{"
+    opening = None
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         if not (yield from read_python_tag(text)) and not new_line:
@@ -41,6 +44,10 @@ class Llama3Json:
         return f"calls: {lark_python_tag(opaque_tokens)} {separated('object', '; ', several=parallel)}\n" + lark_object(
             tools, key="parameters"
         )
+
+    def lark_beginning(self, names: Sequence[str]) -> str:
+        # A key may be written with escapes.
+        return lark_line_or_tag(rf'\{{{SPACES}"(({"|".join(CALL_KEYS)})"|[^"\\]*\\)')
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return "; ".join(write_call_object(call, key="parameters") for call in calls)
@@ -60,3 +67,13 @@ def read_python_tag(text: Lookahead) -> Reader[bool]:
 def lark_python_tag(opaque_tokens: Mapping[str, int]) -> str:
     """The Lark expression for the tag before calls, which may be left out."""
     return f"{marker(PYTHON_TAG, opaque_tokens)}?" if PYTHON_TAG in opaque_tokens else ""
+
+
+def lark_line_or_tag(beginning: str) -> str:
+    """The expression for text up to and with a tag before calls, or with a line of this beginning.
+
+    What the parser takes for the end of reasoning begins a line, too.
+    """
+    tags = "|".join(map(re.escape, (PYTHON_TAG, PYTHON_START)))
+    before = "|".join(["\\n", *(re.escape(one.closing) for one in REASONING_FORMATS.values())])
+    return f"({ANYTHING}({tags})|({ANYTHING}({before}))?{SPACES}{beginning})"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from genai_server.text.json_text import read_value
-from genai_server.text.lark import any_of, fits, marker, quoted, separated
+from genai_server.text.lark import ANYTHING, any_of, fits, marker, quoted, separated
 from genai_server.text.lookahead import Lookahead, Reader
 from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id
 from genai_server.text.tool_formats.call_object import lark_object, pass_on, read_call_list, write_call_object
@@ -32,6 +32,7 @@ class Mistral:
     result_role = "tool"
     shown_tokens = (_OPENING, _CALL_ID, _ARGS)
     beginnings = "["
+    opening = _OPENING
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         if not (yield from text.take(_OPENING)):
@@ -42,14 +43,16 @@ class Mistral:
         return (yield from _read_named(text, calls))
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        opening = marker(_OPENING, opaque_tokens)
         if _ARGS not in opaque_tokens:
             objects = separated("object", ", ", several=parallel)
-            return f"calls: {opening} {quoted(' ')}? {quoted('[')} {objects} {quoted(']')}\n" + lark_object(tools)
+            return f"calls: opening {quoted(' ')}? {quoted('[')} {objects} {quoted(']')}\n" + lark_object(tools)
         call_id = f"({marker(_CALL_ID, opaque_tokens)} /[0-9A-Za-z]{{{_ID_LENGTH}}}/)?"
         between = f"{call_id if _CALL_ID in opaque_tokens else ''} {marker(_ARGS, opaque_tokens)}"
         named = [f"{quoted(tool.name)} {between} {fits(tool.schema)}" for tool in tools]
-        return f"calls: {'call+' if parallel else 'call'}\ncall: {opening} {any_of(named)}\n"
+        return f"calls: {'call+' if parallel else 'call'}\ncall: opening {any_of(named)}\n"
+
+    def lark_beginning(self, names: Sequence[str]) -> str:
+        return f"{ANYTHING}{re.escape(_OPENING)}"
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return f"{_OPENING}[{', '.join(map(write_call_object, calls))}]"

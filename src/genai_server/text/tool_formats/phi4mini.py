@@ -7,9 +7,10 @@ closing tag. The result of a call has a role, and so a token, of its own, `<|too
 the tools. (Tokenizer and model card of Phi-4-mini-instruct; chat templates for it of vLLM and llama.cpp.)
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
-from genai_server.text.lark import marker, quoted, separated
+from genai_server.text.lark import ANYTHING, SPACES, marker, quoted, separated
 from genai_server.text.lookahead import Lookahead, Reader
 from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
 from genai_server.text.tool_formats.call_object import lark_object, read_call_list, write_call_object
@@ -25,6 +26,7 @@ class Phi4Mini:
     result_role = "tool_response"
     shown_tokens = (_OPENING, _CLOSING)
     beginnings = "<f"
+    opening = _OPENING
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         if not (yield from text.take(_OPENING)) and not (yield from text.take(_FUNCTOOLS)):
@@ -35,9 +37,11 @@ class Phi4Mini:
         return True
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        opening, closing = marker(_OPENING, opaque_tokens), marker(_CLOSING, opaque_tokens)
-        objects = separated("object", ", ", several=parallel)
-        return f"calls: {opening} {quoted('[')} {objects} {quoted(']')} {closing}\n" + lark_object(tools)
+        objects, closing = separated("object", ", ", several=parallel), marker(_CLOSING, opaque_tokens)
+        return f"calls: opening {quoted('[')} {objects} {quoted(']')} {closing}\n" + lark_object(tools)
+
+    def lark_beginning(self, names: Sequence[str]) -> str:
+        return rf"{ANYTHING}({re.escape(_OPENING)}|{_FUNCTOOLS}{SPACES}[\[{{])"
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return f"{_OPENING}[{', '.join(map(write_call_object, calls))}]{_CLOSING}"

@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from genai_server.text.lark import any_of, fits, quoted, separated, to_text
+from genai_server.text.lark import SPACES, any_of, fits, quoted, to_text
 from genai_server.text.lookahead import Lookahead, Reader
 from genai_server.text.python_literal import read_literal, to_json
 from genai_server.text.tool_formats.base import (
+    ANY_OBJECT,
     Call,
     Calls,
     Tool,
@@ -27,12 +28,14 @@ from genai_server.text.tool_formats.llama3_json import (
     PYTHON_END,
     PYTHON_START,
     PYTHON_TAG,
+    lark_line_or_tag,
     lark_python_tag,
     read_python_tag,
 )
 
 _NAME = re.compile(r"[\w.-]*")
 _WORD, _KEY = re.compile(r"\w*"), re.compile(r"\w+")
+_ANY_KEY = "[A-Za-z_][0-9A-Za-z_]*"
 _STARS = "**"
 # A schema of these only can be split into one for each argument.
 _SPLITTABLE = {"type", "properties", "required", "additionalProperties", "$defs", "title", "description", "$schema"}
@@ -46,6 +49,7 @@ class Pythonic:
     result_role = "tool"
     shown_tokens = (PYTHON_TAG, PYTHON_START, PYTHON_END)
     beginnings = "<["
+    opening = None
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         if not (yield from read_python_tag(text)) and not new_line:
@@ -62,12 +66,17 @@ class Pythonic:
         return False
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        calls = separated("call", ", ", several=parallel)
-        rules = [f"calls: {lark_python_tag(opaque_tokens)} {quoted('[')} {calls} {quoted(']')}"]
-        rules += [f"call: {any_of(f'call_{number}' for number in range(len(tools)))}"]
+        more = f"({quoted(', ')} call)*" if parallel else ""
+        rules = [f"calls: {lark_python_tag(opaque_tokens)} first_call {more} {quoted(']')}"]
+        for rule, before in (("first_call", "["), ("call", "")):
+            calls = (f"{quoted(f'{before}{tool.name}(')} call_{number}" for number, tool in enumerate(tools))
+            rules.append(f"{rule}: {any_of(calls)}")
         for number, tool in enumerate(tools):
-            rules += _lark_call(number, tool)
+            rules += _lark_arguments(number, tool.schema)
         return "\n".join(rules) + "\n"
+
+    def lark_beginning(self, names: Sequence[str]) -> str:
+        return lark_line_or_tag(rf"\[{SPACES}({'|'.join(map(re.escape, names))})\(")
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return f"[{', '.join(f'{call.name}({_keywords(call.arguments)})' for call in calls)}]"
@@ -130,22 +139,25 @@ def _member(key: str, literal: str) -> str | None:
     return value[1:-1].strip() if value.startswith("{") else None
 
 
-def _lark_call(number: int, tool: Tool) -> list[str]:
-    """The rules for a call of one tool: each argument by its schema, in the order of its properties.
+def _lark_arguments(number: int, schema: Mapping[str, Any]) -> list[str]:
+    """The rules for the rest of a call after its bracket: each argument by its schema, in the order of its properties.
 
     `first_i` is what may come from the i-th argument on where none was before, `rest_i` where one was. Where the schema
     cannot be split, the arguments are a dictionary after stars.
     """
-    head = f"call_{number}: {quoted(tool.name + '(')}"
-    if not _can_be_split(tool.schema):
-        return [f"{head} {quoted(_STARS)} {fits(tool.schema)} {quoted(')')}"]
+    head = f"call_{number}:"
+    if schema == ANY_OBJECT:
+        any_argument = f"/{_ANY_KEY}=/ {fits({})}"
+        return [f"{head} ({any_argument} ({quoted(', ')} {any_argument})*)? {quoted(')')}"]
+    if not _can_be_split(schema):
+        return [f"{head} {quoted(_STARS)} {fits(schema)} {quoted(')')}"]
     rules = [f"{head} first_{number}_0 {quoted(')')}"]
-    shared = {"$defs": tool.schema["$defs"]} if "$defs" in tool.schema else {}
-    properties = tool.schema["properties"]
-    for i, (key, schema) in enumerate(properties.items()):
-        here, after, optional = f"{number}_{i}", f"{number}_{i + 1}", key not in tool.schema.get("required", ())
+    shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    properties = schema["properties"]
+    for i, (key, value) in enumerate(properties.items()):
+        here, after, optional = f"{number}_{i}", f"{number}_{i + 1}", key not in schema.get("required", ())
         rules += [
-            f"argument_{here}: {quoted(key + '=')} {fits({**schema, **shared})}",
+            f"argument_{here}: {quoted(key + '=')} {fits({**value, **shared})}",
             f"first_{here}: argument_{here} rest_{after}" + f" | first_{after}" * optional,
             f"rest_{here}: {quoted(', ')} argument_{here} rest_{after}" + f" | rest_{after}" * optional,
         ]
