@@ -13,8 +13,8 @@ from llguidance import LLMatcher, LLParserLimits
 
 from genai_server.errors import InvalidField
 from genai_server.text.grammar_cost import check_cost, check_schema
-from genai_server.text.lark import ANYTHING, any_of, marker, one_line, quoted, to_text
-from genai_server.text.reasoning import ReasoningFormat
+from genai_server.text.lark import ANYTHING, SPACES, any_of, marker, one_line, quoted, to_text
+from genai_server.text.reasoning import REASONING_FORMATS, ReasoningFormat
 from genai_server.text.tool_formats import Tool, ToolFormat
 
 LONGEST_GRAMMAR = 256 * 1024
@@ -86,22 +86,25 @@ def text_and_calls(
 ) -> str:
     """Text, or calls as `tool_calls` has them, or where the format marks them both.
 
-    Of the text the answer parser reads no calls, because it has nothing with which one begins. Without `parallel`
-    nothing comes after a call. Raises InvalidField as `tool_calls` does.
+    The answer parser reads no other calls, for the text has nothing with which one begins; nor does it begin as
+    reasoning does. Without `parallel` nothing comes after a call. Raises InvalidField as `tool_calls` does.
     """
     _check_parameters(tools)
-    opening = tool_format.opening
-    beginning = tool_format.lark_beginning([tool.name for tool in tools]).replace("/", r"\/")
-    rules = [
-        tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens),
-        f"start: {'calls* text' if parallel and opening is not None else 'calls | text'}",
-        "text: TEXT",
-        f"TEXT: /{ANYTHING}/ & ~/{beginning}{ANYTHING}/",
-    ]
-    if opening is not None:
+    opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
+    begun = [tool_format.lark_beginning([tool.name for tool in tools])]
+    begun += [SPACES + re.escape(one.opening) for one in REASONING_FORMATS.values()]
+    unbegun = f"~/({'|'.join(begun)}){ANYTHING}/"
+    if opening is None:
+        # Whitespace is apart: where text can go on over the end of a lexeme, that is lost.
+        rules = [f"start: /{SPACES}/ (calls | TEXT)", f"TEXT: /([^ \\t\\r\\n]{ANYTHING})?/ & {unbegun}"]
+    else:
         lazy = "" if opening in opaque_tokens else "[lazy]"
-        rules.append(f"opening{lazy}: TEXT {marker(opening, opaque_tokens)}")
-    return lark("\n".join(rules))
+        rules = [
+            f"start: {'calls* TEXT' if parallel else 'calls | TEXT'}",
+            f"TEXT: /{ANYTHING}/ & {unbegun}",
+            f"opening{lazy}: TEXT {marker(opening, opaque_tokens)}",
+        ]
+    return lark("\n".join([*rules, calls]))
 
 
 def either(one: str, other: str) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from genai_server.text.lark import ANYTHING, SPACES, marker, separated
 from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.reasoning import REASONING_FORMATS
 from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
 from genai_server.text.tool_formats.call_object import CALL_KEYS, lark_object, read_call_object, write_call_object
 
@@ -70,10 +69,6 @@ def lark_python_tag(opaque_tokens: Mapping[str, int]) -> str:
 
 
 def lark_line_or_tag(beginning: str) -> str:
-    """The expression for text up to and with a tag before calls, or with a line of this beginning.
-
-    What the parser takes for the end of reasoning begins a line, too.
-    """
+    """The expression for text up to and with a tag before calls, or with a line of this beginning."""
     tags = "|".join(map(re.escape, (PYTHON_TAG, PYTHON_START)))
-    before = "|".join(["\\n", *(re.escape(one.closing) for one in REASONING_FORMATS.values())])
-    return f"({ANYTHING}({tags})|({ANYTHING}({before}))?{SPACES}{beginning})"
+    return rf"({ANYTHING}({tags})|({ANYTHING}\n)?{SPACES}{beginning})"
