@@ -28,16 +28,19 @@ def get_weather(city: str) -> str:
 
 
 @pytest.mark.parametrize("api", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
+@pytest.mark.parametrize("choice", ["required", None])
 @pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
 def test_an_agent_calls_its_tool_and_tells_the_result(
-    demo: RunningServer, streams: bool, api: type[OpenAIChatCompletionsModel | OpenAIResponsesModel]
+    demo: RunningServer,
+    streams: bool,
+    choice: str | None,
+    api: type[OpenAIChatCompletionsModel | OpenAIResponsesModel],
 ) -> None:
     async def run(question: str) -> str:
         async with AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
             model = api(model="onnx-genai", openai_client=client)
-            # The framework's own fields in a tool's schema confuse the toy; forced, its call fits all the same.
-            forced = ModelSettings(tool_choice="required")
-            agent = Agent("forecaster", tools=[get_weather], model=model, model_settings=forced)
+            chosen = ModelSettings(tool_choice=choice, temperature=0)
+            agent = Agent("forecaster", tools=[get_weather], model=model, model_settings=chosen)
             if not streams:
                 return str((await Runner.run(agent, question)).final_output)
             result = Runner.run_streamed(agent, question)

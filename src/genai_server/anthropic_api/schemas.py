@@ -136,7 +136,7 @@ class Tool(_Cacheable):
     name: FunctionName
     description: Text | None = None
     input_schema: AnyObject
-    strict: bool | None = Field(None, description="Calls that are forced fit the schema in any case.")
+    strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
     allowed_callers: list[Literal["direct"]] | None = None
     defer_loading: Annotated[bool, AfterValidator(_not_true)] | None = None
     eager_input_streaming: bool | None = Field(None, description="Has no effect here: input is sent as it comes.")

@@ -77,7 +77,7 @@ class Function(Wire):
     name: FunctionName
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(None, description="Calls that are forced fit the schema in any case.")
+    strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
 
 
 class Tool(Wire):

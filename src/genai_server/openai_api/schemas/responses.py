@@ -34,7 +34,7 @@ class FunctionTool(Wire):
     name: FunctionName
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(None, description="Calls that are forced fit the schema in any case.")
+    strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
 
 
 class NamedFunction(Wire):

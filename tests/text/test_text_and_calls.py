@@ -1,0 +1,212 @@
+"""The grammar of answers that may be text, and whose calls fit what `strict` functions take."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer
+
+from genai_server.parts import Content, ToolCallArguments, ToolCallStart
+from genai_server.text import grammar
+from genai_server.text.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
+from genai_server.text.tool_formats import ANY_OBJECT, TOOL_FORMATS, Tool
+from tests.running_server import DEMO
+from tests.text.guided import byte_tokenizer, fits, matcher, tokenizer_with
+from tests.text.parsing import merged, parser, stream
+
+CITY = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+TOOLS = [Tool("f", CITY), Tool("g", ANY_OBJECT)]
+FORMS = sorted(TOOL_FORMATS)
+# One call of a function with one argument in each format, without and with the model's own tokens.
+CALLS = {
+    "hermes": '<tool_call>\n{{"name": "{0}", "arguments": {{"city": {1}}}}}\n</tool_call>',
+    "llama3_json": '{{"name": "{0}", "parameters": {{"city": {1}}}}}',
+    "mistral": '[TOOL_CALLS][{{"name": "{0}", "arguments": {{"city": {1}}}}}]',
+    "phi4mini": '<|tool_call|>[{{"name": "{0}", "arguments": {{"city": {1}}}}}]<|/tool_call|>',
+    "pythonic": "[{0}(city={1})]",
+}
+WITH_TOKENS = {
+    **CALLS,
+    "llama3_json": "<|python_tag|>" + CALLS["llama3_json"],
+    "mistral": '[TOOL_CALLS]{0}[ARGS]{{"city": {1}}}',
+}
+MARKED = [form for form in FORMS if TOOL_FORMATS[form].opening is not None]
+WHOLE = [form for form in FORMS if form not in MARKED]
+# As the tokenizers of Qwen 3, Llama 3, Phi-4-mini and Mistral flag them.
+ADDED = {
+    **dict.fromkeys(["<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|/tool_call|>"], False),
+    **dict.fromkeys(["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"], True),
+}
+
+
+def _call(form: str, city: str = '"Oslo"', name: str = "f") -> str:
+    return CALLS[form].format(name, city)
+
+
+def _built(
+    form: str, *, parallel: bool = True, opaque: dict[str, int] | None = None, reasoning: ReasoningFormat | None = None
+) -> str:
+    built = grammar.text_and_calls(TOOL_FORMATS[form], TOOLS, parallel=parallel, opaque_tokens=opaque or {})
+    if reasoning is None:
+        return built
+    return grammar.after_reasoning(built, reasoning, starts_inside=False, opaque_tokens=opaque or {})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_text_and_a_call_of_any_of_the_functions_fit(form: str, parallel: bool) -> None:
+    built = _built(form, parallel=parallel)
+    grammar.validate(built, param="tools")
+    for text in ("", "Hi!", "é\n\n- <b> [1] {a: 2}\n", "\n{ [f] f(1)", "<tool_cal", "functools", '{"city": "Paris"}'):
+        assert fits(built, text), text
+    for before in ("", "\n", " "):
+        assert fits(built, before + _call(form))
+    assert fits(built, _call(form, '[1, {"a": null}]', name="g"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_whose_arguments_do_not_fit_is_no_text_either(form: str) -> None:
+    for before in ("", "\n", "Hi!\n", _call(form) + "\n"):
+        for call in (_call(form, '"Paris"'), _call(form, "1"), _call(form, name="f").replace("city", "town")):
+            assert not fits(_built(form), before + call), before + call
+    assert not fits(_built(form), _call(form)[: -len("Oslo") - 2])
+
+
+@pytest.mark.parametrize("form", MARKED)
+def test_text_may_stand_around_calls_that_are_marked(form: str) -> None:
+    call = _call(form)
+    for text in (f"Hi. {call}", f"{call}{call}", f"{call}\n{call}", f"a{call} b {call}c\n"):
+        assert fits(_built(form), text), text
+    one = _built(form, parallel=False)
+    assert fits(one, f"Hi. {call}")
+    assert not fits(one, f"{call}\n{call}")
+
+
+@pytest.mark.parametrize("form", WHOLE)
+def test_no_line_of_a_text_begins_as_a_call_where_calls_have_no_marker(form: str) -> None:
+    for text in (f"Hi\n{_call(form)}", f"Hi\n  {_call(form)}", f"{_call(form)}\nHi", f"<|python_tag|>{_call(form)}"):
+        assert not fits(_built(form), text), text
+    assert fits(_built(form), f"Like this: {_call(form)}")
+
+
+def test_a_call_cannot_hide_behind_another_spelling() -> None:
+    for text in (
+        '{"n\\u0061me": "f", "parameters": {}}',
+        '{ "name":"f"}',
+        '{"type": "function", "name": "f"}',
+        '{"parameters": {"city": "Paris"}, "name": "f"}',
+    ):
+        assert not fits(_built("llama3_json"), text), text
+    assert not fits(_built("pythonic"), '[ f(city="Paris")]')
+    assert not fits(_built("phi4mini"), 'functools [{"name": "f", "arguments": {}}]')
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[LLTokenizer, dict[str, Any]]:
+    return tokenizer_with(DEMO / "tokenizer.json", ADDED)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("reasoning", [None, THINK, MISTRAL_THINK])
+@pytest.mark.parametrize("tokens", [False, True], ids=["as text", "as tokens"])
+def test_reasoning_text_and_calls_are_allowed_whether_their_markers_are_tokens_or_text(
+    form: str, reasoning: ReasoningFormat | None, tokens: bool, model: tuple[LLTokenizer, dict[str, Any]]
+) -> None:
+    tokenizer, content = model
+    built = _built(form, opaque=grammar.find_opaque_tokens(content) if tokens else None, reasoning=reasoning)
+    call = (WITH_TOKENS if tokens else CALLS)[form]
+    thoughts = [""] if reasoning is None else [f"{reasoning.opening}\nHm\n{reasoning.closing}{n}" for n in ("", "\n\n")]
+    encoder = Tokenizer.from_str(json.dumps(content))
+    for thought in thoughts:
+        for answer, allowed in (
+            ("Hi!", True),
+            (call.format("f", '"Rome"'), True),
+            (call.format("f", '"Paris"'), False),
+            ("\n" + call.format("g", "1"), True),
+        ):
+            text = thought + answer
+            written = encoder.encode(text).ids if tokens else list(text.encode())
+            state = matcher(tokenizer if tokens else byte_tokenizer(), built)
+            fitted = state.validate_tokens(written) == len(written) and state.consume_tokens(written)
+            assert (fitted and state.is_accepting()) is allowed, text
+
+
+@pytest.mark.parametrize("form", MARKED)
+def test_a_marker_that_is_a_token_is_not_written_in_pieces(
+    form: str, model: tuple[LLTokenizer, dict[str, Any]]
+) -> None:
+    tokenizer, content = model
+    encoder, opening = Tokenizer.from_str(json.dumps(content)), TOOL_FORMATS[form].opening
+    assert opening is not None
+    pieces = [*encoder.encode(f"Hi {opening[:-2]}").ids, *encoder.encode(opening[-2:]).ids]
+    assert encoder.token_to_id(opening) not in pieces
+    state = matcher(tokenizer, _built(form, opaque=grammar.find_opaque_tokens(content)))
+    assert 0 < state.validate_tokens(pieces) < len(pieces)
+
+
+# What calls are made of, in and out of place, as the parser reads them.
+_PIECES = [
+    "Hi",
+    "\n",
+    " ",
+    "\r",
+    "{",
+    "}",
+    "[",
+    "]",
+    ", ",
+    ":",
+    '"name"',
+    '"f"',
+    '"n\\u0061me"',
+    '"id": 1, ',
+    "<think>",
+]
+_PIECES += ['"arguments": ', '"parameters": ', '{"city": "Rome"}', '{"city": "Paris"}', '{"name": "f", ', "</think>"]
+_PIECES += [
+    '{"parameters": {"city": 1}, "name": "f"}',
+    "<tool_call>",
+    "<tool_call>\n",
+    "\n</tool_call>",
+    "</tool_call>",
+]
+_PIECES += ["<|tool_call|>", "<|/tool_call|>", "functools", "[TOOL_CALLS]", "f", "[ARGS]", "<|python_tag|>", "[f(", "("]
+_PIECES += ['city="Rome")', 'city="Paris")', "f(", "**", ")", "; "]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(FORMS),
+    st.sampled_from([None, THINK]),
+    st.lists(st.sampled_from(_PIECES), min_size=10, max_size=120),
+)
+def test_whatever_fits_the_parser_reads_no_call_of_it_that_does_not_fit(
+    form: str, reasoning: ReasoningFormat | None, pieces: list[str]
+) -> None:
+    state, text = matcher(byte_tokenizer(), _built(form, reasoning=reasoning)), ""
+    for piece in pieces:
+        if state.validate_tokens(list(piece.encode())) == len(piece):
+            state.consume_tokens(list(piece.encode()))
+            text += piece
+    if not state.is_accepting():
+        return
+    parts = merged(stream(parser(form, ["f", "g"], reasoning=reasoning), [text]))
+    calls = [part for part in parts if isinstance(part, ToolCallStart | ToolCallArguments)]
+    for start, arguments in zip(calls[::2], calls[1::2], strict=True):
+        assert isinstance(start, ToolCallStart)
+        assert isinstance(arguments, ToolCallArguments)
+        if start.name == "f":
+            jsonschema.Draft202012Validator(TOOLS[0].schema).validate(json.loads(arguments.fragment))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_parser_reads_the_calls_and_the_text_around_them(form: str) -> None:
+    text = f"Hi.\n{_call(form)}" if form in MARKED else _call(form)
+    assert fits(_built(form), text)
+    parts = merged(stream(parser(form, ["f"]), [text]))
+    assert [part.text for part in parts if isinstance(part, Content)] == (["Hi."] if form in MARKED else [])
+    assert [json.loads(part.fragment) for part in parts if isinstance(part, ToolCallArguments)] == [{"city": "Oslo"}]
