@@ -17,6 +17,7 @@ prompt_tokens_total generation_tokens_total request_success_total time_to_first_
 inter_token_latency_seconds_bucket e2e_request_latency_seconds_bucket request_queue_time_seconds_bucket
 request_prefill_time_seconds_bucket request_decode_time_seconds_bucket request_inference_time_seconds_bucket
 request_time_per_output_token_seconds_bucket request_prompt_tokens_bucket request_generation_tokens_bucket
+request_max_num_generation_tokens_bucket
 """
 
 
@@ -48,8 +49,11 @@ def test_an_answer_is_counted_with_its_tokens_and_times(server: RunningServer) -
 
 def test_each_of_several_answers_counts(server: RunningServer) -> None:
     before = scrape(server)
-    server.client.post("/v1/chat/completions", json=body("say a", n=3)).raise_for_status()
-    assert _ended(scrape(server)) - _ended(before) == 3
+    server.client.post("/v1/chat/completions", json=body("say abc", n=3)).raise_for_status()
+    after = scrape(server)
+    assert _ended(after) - _ended(before) == 3
+    for name, value in (("request_generation_tokens", 9), ("request_max_num_generation_tokens", 3)):
+        assert after.value(f"{name}_sum") - before.value(f"{name}_sum") == value
 
 
 def test_all_of_vllms_names_are_there_with_this_servers_prefix(server: RunningServer) -> None:

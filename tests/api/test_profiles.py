@@ -70,6 +70,19 @@ def test_the_command_line_reports_on_a_server(server: RunningServer, capsys: pyt
     assert "no session" in capsys.readouterr().err
 
 
+def test_the_command_line_fetches_a_servers_trace(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert main(["profile", "trace", server.url, str(out)]) == 0
+    assert f"{out}: {out.stat().st_size} bytes" in capsys.readouterr().out
+    assert json.loads(out.read_text(encoding="utf-8")) == get(server, "/latest/trace").json()
+    missing = tmp_path / "missing.json"
+    assert main(["profile", "trace", server.url, str(missing), "--session", "nobody"]) == 1
+    assert "no session" in capsys.readouterr().err
+    assert not missing.exists()
+
+
 def test_the_trace_of_a_session_can_be_downloaded(server: RunningServer) -> None:
     response = get(server, "/latest/trace")
     assert response.headers["content-disposition"].endswith('.trace.json"')

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.attributes import error_attributes, http_attributes, url_attributes
 
 from genai_server.cli.loaders import load_traces
 from genai_server.config import Settings
@@ -107,8 +109,41 @@ def test_a_request_is_a_span_under_the_clients_own(traced: tuple[RunningServer, 
     assert found["gen_ai.usage.output_tokens"] == len("hello")
     assert found["gen_ai.response.finish_reasons"] == ["stop"]
     assert (found["http.route"], found["http.response.status_code"]) == ("/v1/chat/completions", 200)
+    assert (found["url.scheme"], found["url.path"]) == ("http", "/v1/chat/completions")
     assert span.status.code == Status.STATUS_CODE_UNSET
     assert collector.resources[0]["service.name"] == "genai-server"
+
+
+def test_it_tells_what_was_asked_for(traced: tuple[RunningServer, Collector]) -> None:
+    server, collector = traced
+    fields = {"n": 2, "max_tokens": 7, "temperature": 0.5, "top_k": 3, "seed": 11, "presence_penalty": 0.25}
+    assert _post(server, "asked", "count 9", stream=True, **fields) == 200
+    found = _attributes(collector.request("asked").attributes)
+    asked = {name.removeprefix("gen_ai.request."): value for name, value in found.items() if ".request." in name}
+    assert {name: asked[name] for name in fields if name != "n"} == {
+        name: fields[name] for name in fields if name != "n"
+    }
+    assert (asked["choice.count"], asked["stream"]) == (2, True)
+    assert 0 < found["gen_ai.response.time_to_first_chunk"] < 60
+    assert _post(server, "plain", "say a") == 200
+    plain = _attributes(collector.request("plain").attributes)
+    assert plain["gen_ai.request.stream"] is False
+    left_out = {"gen_ai.request.choice.count", "gen_ai.request.seed", "gen_ai.response.time_to_first_chunk"}
+    assert not left_out & plain.keys()
+
+
+def test_its_names_are_those_of_the_conventions(traced: tuple[RunningServer, Collector]) -> None:
+    server, collector = traced
+    fields = {"temperature": 0.5, "top_k": 3, "seed": 11, "frequency_penalty": 0.5, "presence_penalty": 0.25}
+    assert _post(server, "names", "say a", n=2, stream=True, **fields) == 200
+    names = _attributes(collector.request("names").attributes).keys()
+    known = {
+        value
+        for module in (error_attributes, gen_ai_attributes, http_attributes, url_attributes)
+        for value in vars(module).values()
+        if isinstance(value, str)
+    }
+    assert {name for name in names if name not in known} == {"genai_server.request.id", "genai_server.device"}
 
 
 def test_its_phases_are_its_children_one_after_another(traced: tuple[RunningServer, Collector]) -> None:
@@ -144,6 +179,7 @@ def test_a_refusal_has_its_code_and_no_children(traced: tuple[RunningServer, Col
     assert _post(server, "refused", "say a", strem=True) == 400
     span = collector.request("refused")
     assert span.name == "POST /v1/chat/completions"
+    assert not [name for name in _attributes(span.attributes) if name.startswith("gen_ai.")]
     assert _attributes(span.attributes)["error.type"] == "unknown_parameter"
     assert span.status.code == Status.STATUS_CODE_UNSET  # of a server's span, when the client is at fault
     assert collector.children(span) == []

@@ -127,9 +127,14 @@ def test_a_trace_never_takes_the_place_of_a_profile(tmp_path: Path, capsys: pyte
     assert "is one of the profiles" in capsys.readouterr().err
 
 
-def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "report", "http://127.0.0.1:1"]) == 1
+@pytest.mark.parametrize("command", [["report"], ["trace"]])
+def test_a_server_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    out = [str(tmp_path / "out.json")] if command == ["trace"] else []
+    assert main(["profile", *command, "http://127.0.0.1:1", *out]) == 1
     assert "http://127.0.0.1:1" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("option", [["--slow", "0.5"], ["--top", "0"]])

@@ -10,6 +10,7 @@ from genai_server.engine.profile_manifest import ProfileManifest, about_engine
 from genai_server.engine.profiling import wait_for_next_file_name
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest
+from genai_server.options.device import DeviceOptions
 from genai_server.profiles.manifest import Manifest, Session, find_manifests
 
 PROMPT = [1, 2, 3]
@@ -134,5 +135,12 @@ def test_an_engine_tells_its_model_threads_and_versions(tmp_path: Path) -> None:
     assert (about.device, about.model) == ("cpu", "demo")
     assert about.threads == about.cores >= 1
     assert about_engine("cpu", tmp_path, 7).threads == 7
+    assert about.spins
     assert about.versions["genai-server"] == __version__
     assert {"onnxruntime", "onnxruntime-genai", "python"} <= set(about.versions)
+
+
+def test_the_threads_of_a_session_are_those_of_its_options_where_these_set_them(tmp_path: Path) -> None:
+    entries = {"session.intra_op.allow_spinning": "0"}
+    about = about_engine("cpu", tmp_path, 7, DeviceOptions(session={"intra_op_num_threads": "3"}, entries=entries))
+    assert (about.threads, about.spins) == (3, False)

@@ -216,7 +216,7 @@ def test_only_so_many_sessions_are_open_and_the_error_names_the_limit(device: Ba
 
 
 def test_at_a_limit_of_the_folder_the_sessions_end_with_it_as_reason_and_the_answer_goes_on(
-    tmp_path: Path, clock: HandClock
+    tmp_path: Path, clock: HandClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = Device(tmp_path, max_files=2, clock=clock)
     start(device)
@@ -226,6 +226,8 @@ def test_at_a_limit_of_the_folder_the_sessions_end_with_it_as_reason_and_the_ans
     assert "GENAI_PROFILE_MAX_FILES (2)" in (reason(device) or "")
     assert device.sequences[0].num_produced == 4
     assert device.profiled() == []
+    (line,) = caplog.messages
+    assert line.startswith("profiling has stopped: 2 profiles reach GENAI_PROFILE_MAX_FILES")
 
 
 def test_where_there_is_no_room_no_session_begins(tmp_path: Path) -> None:

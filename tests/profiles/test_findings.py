@@ -1,6 +1,7 @@
 """What stands out is said, and nothing where nothing does."""
 
 import pytest
+from msgspec.structs import replace
 
 from genai_server.profiles.findings import find
 from genai_server.profiles.manifest import Session
@@ -21,7 +22,12 @@ SLOW = SlowToken(3, "req-1", 50, "a.json", 900, 4.2, [NodeExcess("/lm_head/MatMu
 @pytest.mark.parametrize(
     ("about", "phases", "slow", "found"),
     [
-        (session(1), [phase(cores=1.0)], [], "operators run on 1 of 2 cores: GENAI_THREADS is 1"),
+        (
+            session(1),
+            [phase(cores=1.0)],
+            [],
+            "operators run on 1 of 2 cores: GENAI_THREADS, or intra_op_num_threads, is 1",
+        ),
         (
             session(),
             [phase(cores=1.1), phase("prefill", 500, 0, 1.5)],
@@ -38,6 +44,11 @@ def test_a_finding_is_told_with_its_figures(
 ) -> None:
     (finding,) = find(about, phases, slow)
     assert found in finding
+
+
+def test_threads_that_wait_without_spinning_say_nothing_of_others() -> None:
+    assert find(replace(session(), spins=False), [phase(cores=0.9)], []) == []
+    assert len(find(session(), [phase(cores=0.9)], [])) == 1
 
 
 @pytest.mark.parametrize("about", [session(), session(1, device="cuda"), None])

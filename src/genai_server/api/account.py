@@ -9,6 +9,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.api.answer import Answer, usage_of
+from genai_server.generation import GenerationRequest, Sampling
 from genai_server.openai_api.usage import Usage
 from genai_server.timing import Clock
 
@@ -20,7 +21,8 @@ class Account:
     """One request, complete when it is told.
 
     `began` is a time of the clock, `began_at` the same in seconds since 1970, `seconds` how long it took. What is
-    refused has a status but no answers, and no device unless one was found.
+    refused has a status but no answers, and no device unless one was found. `asked` is how the tokens of all answers
+    are chosen, `max_tokens` the most of each; None as long as no engine has taken it.
     """
 
     scope: Scope
@@ -32,10 +34,14 @@ class Account:
     device: str = ""
     answers: Sequence[Answer] = ()
     num_per_prompt: int = 1
+    is_streamed: bool = False
+    asked: Sampling | None = None
+    max_tokens: int | None = None
 
-    def answered(self, answers: Sequence[Answer], num_per_prompt: int) -> None:
-        """An engine has taken it."""
+    def answered(self, answers: Sequence[Answer], num_per_prompt: int, request: GenerationRequest) -> None:
+        """An engine has taken it; `request` is one of the answers'."""
         self.answers, self.num_per_prompt = answers, num_per_prompt
+        self.asked, self.max_tokens = request.sampling, request.max_tokens
 
     @property
     def request_id(self) -> str:
@@ -93,7 +99,8 @@ class Accounts:
             if message["type"] == "http.response.start":
                 account.status = message["status"]
                 headers = MutableHeaders(scope=message)
-                if account.answers and not headers.get("content-type", "").startswith("text/event-stream"):
+                account.is_streamed = headers.get("content-type", "").startswith("text/event-stream")
+                if account.answers and not account.is_streamed:
                     total = self._clock() - account.began
                     headers["server-timing"] = server_timing(account.answers[0], total)
             await send(message)

@@ -62,6 +62,9 @@ class Instruments:
         self._tpot = histogram("request_time_per_output_token_seconds", "An answer's mean, without the first.", _TOKEN)
         self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", _NUMBER)
         self._output = histogram("request_generation_tokens", "Tokens of an answer.", _NUMBER)
+        self._longest = histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest answer to a prompt.", _NUMBER
+        )
 
     def observe(self, account: Account) -> None:
         """Count a request that has ended; who has only looked does not count."""
@@ -70,6 +73,9 @@ class Instruments:
             self._rejected.labels(*labels, account.error_code or str(account.status)).inc()
         for answer in account.answers:
             self._observe_answer(answer, labels)
+        for first in range(0, len(account.answers), account.num_per_prompt):
+            to_one = account.answers[first : first + account.num_per_prompt]
+            self._longest.labels(*labels).observe(max(answer.usage.completion for answer in to_one))
 
     def _observe_answer(self, answer: Answer, labels: tuple[str, str]) -> None:
         outcome = answer.outcome

@@ -212,7 +212,7 @@ class _Start:
             for answer in started:
                 answer.close()
             raise
-        self.caller.account.answered(started, num_per_prompt)
+        self.caller.account.answered(started, num_per_prompt, requests[0])
         return started
 
     async def _submit(self, request: GenerationRequest, shape: Shape) -> TokenStream:

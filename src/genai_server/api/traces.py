@@ -86,15 +86,19 @@ def _operation(account: Account) -> str:
 
 
 def _attributes(account: Account) -> Mapping[str, AttributeValue]:
-    """After https://opentelemetry.io/docs/specs/semconv/gen-ai/ and …/http/."""
+    """After https://opentelemetry.io/docs/specs/semconv/http/http-spans/ and, where there are answers,
+    https://github.com/open-telemetry/semantic-conventions-genai. A path that no route knows is not told.
+    """
     found: dict[str, AttributeValue] = {
         "http.request.method": account.scope["method"],
         "http.response.status_code": account.status,
+        "url.scheme": account.scope["scheme"],
         "genai_server.request.id": account.request_id,
     }
     if account.path:
-        found["http.route"] = account.path
+        found |= {"http.route": account.path, "url.path": account.scope["path"]}
     if account.answers:
+        found |= _of_request(account)
         usage = account.usage
         found |= {
             "gen_ai.operation.name": _operation(account),
@@ -106,8 +110,35 @@ def _attributes(account: Account) -> Mapping[str, AttributeValue]:
             "gen_ai.usage.input_tokens": usage.prompt,
             "gen_ai.usage.output_tokens": usage.completion,
             "gen_ai.usage.cache_read.input_tokens": usage.cached,
+            "gen_ai.usage.reasoning.output_tokens": usage.reasoning,
             "genai_server.device": account.device,
         }
+        ttft = account.answers[0].timings().ttft
+        if account.is_streamed and ttft is not None:
+            found["gen_ai.response.time_to_first_chunk"] = ttft
+    return found
+
+
+def _of_request(account: Account) -> Mapping[str, AttributeValue]:
+    """What was asked for; what has no effect is left out."""
+    found: dict[str, AttributeValue] = {"gen_ai.request.stream": account.is_streamed}
+    if account.num_per_prompt > 1:
+        found["gen_ai.request.choice.count"] = account.num_per_prompt
+    if account.max_tokens is not None:
+        found["gen_ai.request.max_tokens"] = account.max_tokens
+    asked = account.asked
+    if asked is None:
+        return found
+    found["gen_ai.request.temperature"] = asked.temperature
+    if asked.temperature > 0:
+        found["gen_ai.request.top_p"] = asked.top_p
+        if asked.top_k:
+            found["gen_ai.request.top_k"] = asked.top_k
+        if asked.seed is not None:
+            found["gen_ai.request.seed"] = asked.seed
+    for name in ("frequency_penalty", "presence_penalty"):
+        if value := getattr(asked, name):
+            found[f"gen_ai.request.{name}"] = value
     return found
 
 

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 import msgspec
@@ -43,9 +44,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     form.add_argument("--html", type=Path, metavar="FILE", help="write a page to look at in a browser")
     report.set_defaults(run=run_report)
     trace = commands.add_parser("trace", help="merge a session's files into one trace for https://ui.perfetto.dev")
-    trace.add_argument("source", type=Path, metavar="DIR", help="a folder or file of profiles")
+    trace.add_argument("source", metavar="DIR|URL", help="a folder or file of profiles, or a server's address")
     trace.add_argument("out", type=Path, metavar="OUT.json")
     trace.add_argument("--session", metavar="ID", help="which session of them (default: the last one)")
+    trace.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY")
     trace.set_defaults(run=run_trace)
 
 
@@ -70,32 +72,55 @@ def run_report(arguments: argparse.Namespace) -> int:
 def run_trace(arguments: argparse.Namespace) -> int:
     """Write the trace; status 1 if there is no such profile. Raises ConfigurationError."""
     try:
-        profile = read_profile(arguments.source, arguments.session)
-        if arguments.out.exists() and any(arguments.out.samefile(profile.folder / one.file) for one in profile.passes):
-            raise ConfigurationError(f"{arguments.out} is one of the profiles")
-        with arguments.out.open("wb") as out:
-            events = write_trace(profile, out)
+        size = _write_trace(arguments)
     except ProfileNotFound as error:
         return _fail("trace", error.message)
     except OSError as error:
         raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
-    print(f"{arguments.out}: {len(profile.passes)} passes, {events} events; open it with https://ui.perfetto.dev")
+    print(f"{arguments.out}: {size}; open it with https://ui.perfetto.dev")
     return 0
+
+
+def _write_trace(arguments: argparse.Namespace) -> str:
+    """Write the trace of a folder, or the one that a server gives; returns how much that is. Raises ProfileNotFound,
+    ConfigurationError and OSError.
+    """
+    if _is_server(arguments.source):
+        return f"{arguments.out.write_bytes(_answer(arguments, 'trace'))} bytes"
+    profile = read_profile(Path(arguments.source), arguments.session)
+    if arguments.out.exists() and any(arguments.out.samefile(profile.folder / one.file) for one in profile.passes):
+        raise ConfigurationError(f"{arguments.out} is one of the profiles")
+    with arguments.out.open("wb") as out:
+        events = write_trace(profile, out)
+    return f"{len(profile.passes)} passes, {events} events"
 
 
 def _report(arguments: argparse.Namespace) -> Report:
     """The report on a folder, or the one that a server gives. Raises ProfileNotFound and ConfigurationError."""
-    if not arguments.source.startswith(("http://", "https://")):
+    if not _is_server(arguments.source):
         return analyse(read_profile(Path(arguments.source), arguments.session), arguments.slow)
+    try:
+        return msgspec.json.decode(_answer(arguments, f"report?slow={arguments.slow}"), type=Report)
+    except msgspec.DecodeError as error:
+        raise ProfileNotFound(f"{arguments.source}: {error}") from None
+
+
+def _is_server(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def _answer(arguments: argparse.Namespace, what: str) -> bytes:
+    """What a server says of a session. Raises ProfileNotFound."""
     session = urllib.parse.quote(arguments.session or "latest", safe="")
-    url = f"{arguments.source.rstrip('/')}/v1/admin/profiles/{session}/report?slow={arguments.slow}"
+    url = f"{arguments.source.rstrip('/')}/v1/admin/profiles/{session}/{what}"
     headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_PATIENCE) as response:
-            return msgspec.json.decode(response.read(), type=Report)
+            told: bytes = response.read()
+            return told
     except urllib.error.HTTPError as error:
         raise ProfileNotFound(_reason(error)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise ProfileNotFound(f"{arguments.source}: {error}") from None
 
 

@@ -96,7 +96,7 @@ def serve(
         profiles,
         state_file=Path(spec.state_file),
         max_rows=spec.profile_max_rows,
-        about=about_engine(spec.device, Path(spec.model_dir), spec.threads),
+        about=about_engine(spec.device, Path(spec.model_dir), spec.threads, spec.options),
     )
     loop = EngineLoop(
         runners,

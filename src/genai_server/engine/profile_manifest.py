@@ -19,14 +19,18 @@ from msgspec.structs import replace
 from genai_server import __version__
 from genai_server.engine.cores import usable_cores
 from genai_server.engine.sequence import Sequence
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.options.session import SPINNING, THREADS
 from genai_server.profile_plan import Profiled, ProfilePlan
 from genai_server.profiles.manifest import DECODE, PREFILL, SUFFIX, End, Line, PassRecord, Session, encode_line
 
 _LIBRARIES = "onnxruntime"
 
 
-def about_engine(device: str, model_dir: Path, threads: int) -> Session:
-    """What the manifests say of every session of an engine; `threads` 0 means the usable cores."""
+def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> Session:
+    """What the manifests say of every session of an engine; `threads` 0 means the usable cores, and the options' number
+    goes before it.
+    """
     libraries = {each.name: each.version for each in distributions() if each.name and each.name.startswith(_LIBRARIES)}
     versions = {"genai-server": __version__, "python": platform.python_version(), "platform": platform.platform()}
     cores = usable_cores()
@@ -36,8 +40,9 @@ def about_engine(device: str, model_dir: Path, threads: int) -> Session:
         started=0,
         device=device,
         model=model_dir.resolve().name,
-        threads=threads or cores,
+        threads=int(options.session.get(THREADS, "0")) or threads or cores,
         cores=cores,
+        spins=options.entries.get(SPINNING) != "0",
         versions=versions | libraries,
     )
 

@@ -186,6 +186,7 @@ class RuntimeOptionState:
         self._manifest.end_others((), reason)
         self.set_profiling("0", sequences, whole_device=True)
         self._stopped = reason
+        log.warning("profiling has stopped: %s", reason)
 
     def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
         """The state for the operator."""

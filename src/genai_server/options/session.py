@@ -9,6 +9,7 @@ from genai_server.options.table import Reach, Row
 from genai_server.options.values import anything, arenas, choice, flag, number, text
 
 THREADS = "intra_op_num_threads"
+SPINNING = "session.intra_op.allow_spinning"
 LEVEL = "graph_optimization_level"
 MODE = "execution_mode"
 ARENA = "enable_cpu_mem_arena"
@@ -59,7 +60,7 @@ _FLAGS = (
     "session.fail_on_suboptimal_compiled_model",
     "session.strict_shape_type_inference",
     "session.prepack.enable_parallel",
-    "session.intra_op.allow_spinning",
+    SPINNING,
     "session.inter_op.allow_spinning",
     "session.force_spinning_stop",
     "session.qdqisint8allowed",

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from genai_server.profiles.manifest import PREFILL, Session
 from genai_server.profiles.report import PhaseTime, SlowToken
 
-# Below this share of its threads, others have the cores: ONNX Runtime's threads wait by spinning, which counts as work.
+# Below this share of its threads, others have the cores: ONNX Runtime's threads wait by spinning, which counts as work,
+# unless it is told that they shall not.
 _STARVED = 0.7
 _MOST_OTHER = 0.3
 _MOST_PREFILL = 0.4
@@ -32,11 +33,12 @@ def _of_session(session: Session, phases: Sequence[PhaseTime]) -> Iterator[str]:
     if session.device != "cpu":
         return
     if session.threads < session.cores:
-        yield f"operators run on {session.threads} of {session.cores} cores: GENAI_THREADS is {session.threads}"
+        set_by = "GENAI_THREADS, or intra_op_num_threads,"
+        yield f"operators run on {session.threads} of {session.cores} cores: {set_by} is {session.threads}"
     measured = [(phase.cores, phase.total_us) for phase in phases if phase.cores is not None]
     weight = sum(time for _, time in measured)
     at_work = sum(cores * time for cores, time in measured) / weight if weight else None
-    if at_work is not None and at_work < _STARVED * session.threads:
+    if session.spins and at_work is not None and at_work < _STARVED * session.threads:
         yield f"only {at_work:.2f} cores were at work where {session.threads} could be: others had them meanwhile"
 
 

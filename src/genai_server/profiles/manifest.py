@@ -18,8 +18,8 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 class Session(Struct, frozen=True, tag="session"):
-    """What was profiled with what: `threads` of an operator, on so many `cores`, 0 where unknown. `plan` is None where
-    the runtime option was switched by hand.
+    """What was profiled with what: `threads` of an operator, on so many `cores`, 0 where unknown; with `spins` a
+    thread that waits seems to work. `plan` is None where the runtime option was switched by hand.
     """
 
     id: str
@@ -29,6 +29,7 @@ class Session(Struct, frozen=True, tag="session"):
     model: str = ""
     threads: int = 0
     cores: int = 0
+    spins: bool = True
     versions: dict[str, str] = {}
     plan: ProfilePlan | None = None
 
