@@ -17,11 +17,16 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def _sized(value: bytes) -> bytes:
+    """A value of less than 16 KiB after its length, as protobuf writes it."""
+    size = len(value)
+    return bytes([size] if size < 0x80 else [size & 0x7F | 0x80, size >> 7]) + value
+
+
 def _external(name: str) -> bytes:
     """A reference to an external file, as protobuf writes it."""
-    value = name.encode()
-    entry = b"\x0a\x08location\x12" + bytes([len(value)]) + value
-    return b"\x6a" + bytes([len(entry)]) + entry + b"\x6a\x0b\x0a\x06offset\x12\x010"
+    entry = b"\x0a\x08location\x12" + _sized(name.encode())
+    return b"\x6a" + _sized(entry) + b"\x6a\x0b\x0a\x06offset\x12\x010"
 
 
 @pytest.fixture
@@ -166,11 +171,11 @@ def test_each_external_file_is_found_once(tmp_path: Path) -> None:
     assert external_files(path) == ["a.data", "b.data", "folder/c.bin", "gewicht-é"]
 
 
-@pytest.mark.parametrize("length", [1, 10, 13, 127])
-def test_a_name_may_have_any_length_that_fits_a_byte(tmp_path: Path, length: int) -> None:
+@pytest.mark.parametrize("length", [1, 10, 13, 127, 128, 300, 4096])
+def test_a_name_may_have_any_length_that_a_path_may_have(tmp_path: Path, length: int) -> None:
     # 10 and 13 are line ends where a length is read as text.
     path = tmp_path / "model.onnx"
-    path.write_bytes(b"\x0a\x08location\x12" + bytes([length]) + b"n" * length + b"\x6a\x03abc")
+    path.write_bytes(b"\x0a\x08location\x12" + _sized(b"n" * length) + b"\x6a\x03abc")
     assert external_files(path) == ["n" * length]
 
 
@@ -264,7 +269,7 @@ def test_an_option_of_sessions_that_names_a_file_elsewhere_is_refused(directory:
         check_model_directory(directory)
 
 
-@pytest.mark.parametrize("name", ["../weights", "/dev/zero"])
+@pytest.mark.parametrize("name", ["../weights", "/dev/zero", "./" * 90 + "../weights"])
 def test_weights_elsewhere_are_refused(directory: Path, name: str) -> None:
     (directory / "model.onnx").write_bytes(_external(name))
     with pytest.raises(ModelDirectoryError, match="model.onnx names a file outside the model directory"):
@@ -277,6 +282,18 @@ def test_a_model_directory_brings_no_code(directory: Path) -> None:
     (directory / "genai_config.json").write_text(json.dumps(config))
     with pytest.raises(ModelDirectoryError, match="names a library to load: custom_ops_library"):
         check_model_directory(directory)
+
+
+def test_what_stands_twice_in_a_configuration_is_refused_for_the_library_obeys_both(directory: Path) -> None:
+    twice = '"session_options": {"custom_ops_library": "ops.so"}, "session_options": {}, "filename"'
+    (directory / "genai_config.json").write_text(json.dumps(CONFIG).replace('"filename"', twice))
+    assert "it has 'session_options' twice in one object" in _refusal(directory)
+
+
+@pytest.mark.parametrize("name", ["genai_config.json", "tokenizer_config.json"])
+def test_a_file_that_is_nested_without_end_is_refused(directory: Path, name: str) -> None:
+    (directory / name).write_text('{"a":' + "[" * 200_000 + "]" * 200_000 + "}")
+    assert f"{name} cannot be read: it is nested too deep" in _refusal(directory)
 
 
 @pytest.mark.parametrize("prefix", ["/tmp/x", "../x", "a/b", "a\\b", ".x", "x" * 65, True])

@@ -25,8 +25,8 @@ _LFS_POINTER = b"version https://git-lfs"
 _FROM_THE_ORIGINAL = "copy it from the model that this one was made of"
 _FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, genai-server export)"
 # How a tensor's external file stands in an ONNX file: a StringStringEntryProto (onnx.proto3) of key "location" and the
-# file's name, whose length takes one byte as names are short.
-_EXTERNAL_FILE = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])")
+# file's name, whose length takes one byte or two, seven bits in each.
+_EXTERNAL_FILE = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?)([\x01-\x7f])")
 
 
 def check_model_directory(directory: Path) -> ModelInfo:
@@ -160,8 +160,12 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
 def external_files(onnx_file: Path) -> list[str]:
     """The names of the weight files that an ONNX file refers to."""
     data = onnx_file.read_bytes()
-    found = (data[match.end() : match.end() + match[1][0]] for match in _EXTERNAL_FILE.finditer(data))
+    found = (data[match.end() : match.end() + _length(match)] for match in _EXTERNAL_FILE.finditer(data))
     return sorted({name.decode(errors="replace") for name in found})
+
+
+def _length(match: re.Match[bytes]) -> int:
+    return match[2][0] if not match[1] else match[1][0] - 0x80 + (match[2][0] << 7)
 
 
 def weight_bytes(directory: Path) -> int:
@@ -172,13 +176,28 @@ def weight_bytes(directory: Path) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
     except FileNotFoundError:
         raise ModelDirectoryError(
             f"model directory {path.parent} is incomplete: {path.name} is missing; {remedy(path.name)}"
         ) from None
     except (OSError, ValueError) as error:
         raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise ModelDirectoryError(f"{path} cannot be read: it is nested too deep") from None
     if not isinstance(value, dict):
         raise ModelDirectoryError(f"{path} cannot be read: it is not a JSON object")
     return value
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ: of one that stands twice Python sees the last, and onnxruntime-genai obeys both.
+
+    Raises ValueError.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it has {double!r} twice in one object")
+    return found
