@@ -1,6 +1,7 @@
 """A model directory is checked before it is loaded, and what is wrong with it is named."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,22 @@ def _set_context(config: dict[str, Any]) -> None:
     config["model"]["context_length"] = "long"
 
 
+def _set_negative_context(config: dict[str, Any]) -> None:
+    config["model"]["context_length"] = -1
+
+
+def _set_infinite_context(config: dict[str, Any]) -> None:
+    config["model"]["context_length"] = math.inf
+
+
+def _set_huge_vocabulary(config: dict[str, Any]) -> None:
+    config["model"]["vocab_size"] = 2**31
+
+
+def _set_huge_eos(config: dict[str, Any]) -> None:
+    config["model"]["eos_token_id"] = [2, 10**40]
+
+
 def _set_eos(config: dict[str, Any]) -> None:
     config["model"]["eos_token_id"] = None
 
@@ -150,7 +167,20 @@ def _set_temperature(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [_set_model, _set_context, _set_eos, _set_decoder, _set_search, _set_temperature], ids=lambda f: f.__name__
+    "spoil",
+    [
+        _set_model,
+        _set_context,
+        _set_negative_context,
+        _set_infinite_context,
+        _set_huge_vocabulary,
+        _set_huge_eos,
+        _set_eos,
+        _set_decoder,
+        _set_search,
+        _set_temperature,
+    ],
+    ids=lambda f: f.__name__,
 )
 def test_a_value_of_the_wrong_kind_is_refused_with_the_files_name(
     directory: Path, spoil: Callable[[dict[str, Any]], None]
@@ -255,6 +285,13 @@ def test_a_configuration_that_names_a_file_elsewhere_is_refused(directory: Path,
     (directory / "genai_config.json").write_text(json.dumps(config))
     with pytest.raises(ModelDirectoryError, match="names a file outside the model directory"):
         check_model_directory(directory)
+
+
+@pytest.mark.parametrize("name", ["model\0.onnx", "m" * 5000], ids=["with a null byte", "too long"])
+def test_a_name_that_no_file_can_have_is_refused(directory: Path, name: str) -> None:
+    config = {"model": {**CONFIG["model"], "decoder": {"filename": name}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    assert str(directory) in _refusal(directory)
 
 
 @pytest.mark.parametrize(

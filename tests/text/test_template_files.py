@@ -62,3 +62,18 @@ def test_the_limit_of_a_prompt_holds_for_each(tmp_path: Path) -> None:
     assert templates["default"].render({}) == "short"
     with pytest.raises(InvalidField, match="more than 5 characters"):
         templates["tool_use"].render({})
+
+
+@pytest.mark.parametrize(
+    "value", [5, True, [5], [{}], [{"name": "default"}], [{"name": "default", "template": 5}], {"default": "x"}]
+)
+def test_what_can_be_no_template_is_refused_with_its_file(tmp_path: Path, value: object) -> None:
+    with pytest.raises(ModelDirectoryError, match="chat_template in .*tokenizer_config.json must be a text, or a list"):
+        load_chat_templates(_directory(tmp_path, {"chat_template": value}))
+
+
+def test_a_template_that_is_no_utf_8_is_refused_with_its_name(tmp_path: Path) -> None:
+    folder = _directory(tmp_path, {}, chat_template="x")
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelDirectoryError, match="chat_template.jinja cannot be read"):
+        load_chat_templates(folder)

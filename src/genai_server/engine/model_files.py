@@ -20,6 +20,9 @@ _FILE = re.compile(r"(?<!pro)file|path|folder|director|(^|[._])dir($|[._])")
 _CODE = "library"
 # ONNX Runtime would write its profiles wherever this says.
 _PROFILING = "enable_profiling"
+# What a number of tokens and a token's id are to the library.
+_MOST_TOKENS = 2**31
+_MOST_SHOWN = 100
 # What Git leaves in the place of a large file without its extension LFS.
 _LFS_POINTER = b"version https://git-lfs"
 _FROM_THE_ORIGINAL = "copy it from the model that this one was made of"
@@ -40,7 +43,7 @@ def check_model_directory(directory: Path) -> ModelInfo:
     try:
         info = model_info(config)
         decoder = str(config["model"]["decoder"]["filename"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ModelDirectoryError(f"{directory / CONFIG} lacks or has a wrong value for {error}") from None
     _check_names(directory, config)
     for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
@@ -75,9 +78,9 @@ def is_lfs_pointer(path: Path) -> bool:
 
 def _check_present(directory: Path, name: str, lack: str) -> None:
     path = directory / name
-    if not path.is_file():
-        raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}{lack}; {remedy(name)}")
     try:
+        if not path.is_file():
+            raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}{lack}; {remedy(name)}")
         is_pointer = is_lfs_pointer(path)
     except OSError as error:
         raise ModelDirectoryError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
@@ -112,7 +115,12 @@ def _check_inside(directory: Path, name: str, named_in: str) -> None:
     """See that a name stands for something in the directory itself."""
     if PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or ".." in re.split(r"[/\\]", name):
         raise ModelDirectoryError(f"{directory / named_in} names a file outside the model directory: {name!r}")
-    target = (directory / name).resolve()
+    try:
+        target = (directory / name).resolve()
+    except (OSError, ValueError):  # it has a null byte, say
+        raise ModelDirectoryError(
+            f"{directory / named_in} names what cannot be a file: {name[:_MOST_SHOWN]!r}"
+        ) from None
     # Hugging Face's cache has the files of all snapshots in one folder beside them, and links to them.
     caches = [parent.parent / "blobs" for parent in directory.absolute().parents if parent.name == "snapshots"]
     if not any(target.is_relative_to(root.resolve()) for root in (directory, *caches)):
@@ -137,16 +145,22 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
     """Read `genai_config.json`, whose `search` section holds the model's own sampling defaults.
 
     `do_sample` false and `top_k` 1 both say no more than greedy; a request that gives a temperature shall get samples.
-    Raises KeyError or TypeError if the file lacks what onnxruntime-genai itself requires.
+    Raises KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai itself requires.
     """
     model, search = config["model"], config.get("search", {})
     eos = model["eos_token_id"]
+    eos_token_ids = [int(token) for token in (eos if isinstance(eos, list) else [eos])]
+    sizes = {name: int(model[name]) for name in ("context_length", "vocab_size")}
+    wrong = [name for name, size in sizes.items() if not 0 < size < _MOST_TOKENS]
+    if any(abs(token) >= _MOST_TOKENS for token in eos_token_ids):
+        wrong.append("eos_token_id")
+    if wrong:
+        raise ValueError(repr(wrong[0]))
     top_k = int(search.get("top_k", 0))
     greedy = top_k == 1 or not search.get("do_sample", False)
     return ModelInfo(
-        context_length=int(model["context_length"]),
-        vocab_size=int(model["vocab_size"]),
-        eos_token_ids=[int(token) for token in (eos if isinstance(eos, list) else [eos])],
+        **sizes,
+        eos_token_ids=eos_token_ids,
         defaults=Sampling(
             temperature=0.0 if greedy else float(search.get("temperature", 1.0)),
             top_k=0 if top_k == 1 else top_k,

@@ -21,7 +21,7 @@ def load_chat_templates(model_dir: Path, *, max_characters: int = MAX_CHARACTERS
     ModelDirectoryError if there is no default one or one is not valid.
     """
     config = json.loads((model_dir / _TOKENIZER_CONFIG).read_text(encoding="utf-8"))
-    sources = _from_files(model_dir) or _from_config(config.get("chat_template"))
+    sources = _from_files(model_dir) or _from_config(model_dir, config.get("chat_template"))
     if DEFAULT not in sources:
         raise ModelDirectoryError(f"model directory {model_dir} has no chat template")
     special_tokens = _special_tokens(config)
@@ -34,13 +34,31 @@ def _from_files(model_dir: Path) -> dict[str, str]:
     files = {path.stem: path for path in sorted((model_dir / _MORE_FILES).glob("*.jinja"))}
     if (model_dir / _FILE).is_file():
         files[DEFAULT] = model_dir / _FILE
-    return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    return {name: _read(path) for name, path in files.items()}
 
 
-def _from_config(value: Any) -> dict[str, str]:
-    if isinstance(value, str):
-        return {DEFAULT: value}
-    return {one["name"]: one["template"] for one in value or []}
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
+
+
+def _from_config(model_dir: Path, value: Any) -> dict[str, str]:
+    match value:
+        case None | "":
+            return {}
+        case str():
+            return {DEFAULT: value}
+        case [*several] if all(_is_named(one) for one in several):
+            return {one["name"]: one["template"] for one in several}
+    raise ModelDirectoryError(
+        f"chat_template in {model_dir / _TOKENIZER_CONFIG} must be a text, or a list of objects with name and template"
+    )
+
+
+def _is_named(one: Any) -> bool:
+    return isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("template"), str)
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
