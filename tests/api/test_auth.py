@@ -10,6 +10,7 @@ from pathlib import Path
 import anthropic
 import httpx
 import openai
+import psutil
 import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -226,11 +227,11 @@ def test_a_listed_origins_page_may_read_answers_and_errors(locked: RunningServer
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_file_of_keys_is_read_again_on_sighup(tmp_path: Path, workers: str) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_file_of_keys_is_read_again_on_sighup(tmp_path: Path, workers: int) -> None:
     file = tmp_path / "keys"
     file.write_text(line_of("alice", ALICE))
-    settings = {"GENAI_DEVICE": "scripted", "GENAI_API_KEY_FILE": str(file), "WORKERS": workers}
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_API_KEY_FILE": str(file), "WORKERS": str(workers)}
 
     def statuses() -> set[tuple[int, int]]:
         """What Alice and Bob get, over several connections and so of several processes."""
@@ -245,20 +246,27 @@ def test_the_file_of_keys_is_read_again_on_sighup(tmp_path: Path, workers: str) 
         return found
 
     with run_server(tmp_path, settings=settings) as server:
+        wait_until(lambda: server.log().count("Application startup complete") == workers)
         assert statuses() == {(200, 401)}
+        processes = psutil.Process(server.process.pid).children(recursive=True)
         file.write_text(line_of("bob", BOB))
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: statuses() == {(401, 200)})
+        # No process was started anew: what runs goes on.
+        assert psutil.Process(server.process.pid).children(recursive=True) == processes
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
-def test_a_wrong_file_of_keys_leaves_them_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_wrong_file_of_keys_leaves_them_as_they_are(tmp_path: Path, workers: int) -> None:
     file = tmp_path / "keys"
     file.write_text(line_of("alice", ALICE))
-    with run_server(tmp_path, "--device", "scripted", "--api-key-file", str(file)) as server:
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_API_KEY_FILE": str(file), "WORKERS": str(workers)}
+    with run_server(tmp_path, settings=settings) as server:
+        wait_until(lambda: server.log().count("Application startup complete") == workers)
         file.write_text(f"alice {ALICE}")
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "the API keys stay as they were" in server.log())
+        wait_until(lambda: server.log().count("the API keys stay as they were") == workers)
         assert "line 1 must be NAME sha256:HASH" in server.log()
         assert ALICE not in server.log()
         assert server.client.get("/v1/models", headers=bearer(ALICE)).status_code == 200

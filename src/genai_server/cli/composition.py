@@ -93,10 +93,13 @@ def _stop_signals(drain: Drain, folder: Path) -> StopSignals:
 
 
 def _live_keys(settings: Settings) -> ApiKeys:
-    """The API keys, whose file SIGHUP has this process read again."""
+    """The API keys, whose file SIGHUP has this process read again; one of several has no other use for the signal."""
     keys = load_keys(settings)
-    if settings.api_key_file and hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGHUP, lambda *_: keys.reread())
+    if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
+        if settings.api_key_file:
+            signal.signal(signal.SIGHUP, lambda *_: keys.reread())
+        elif multiprocessing.parent_process() is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return keys
 
 

@@ -1,5 +1,7 @@
 """uvicorn's parent processes of API processes, taught how a drain is ended early."""
 
+import os
+import sys
 import time
 from signal import Signals
 from socket import socket
@@ -9,6 +11,9 @@ from uvicorn import Config, Server
 from uvicorn.server import HANDLED_SIGNALS as STOP_SIGNALS
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.statreload import StatReload
+
+if sys.platform != "win32":
+    from signal import SIGHUP
 
 # Signals until the API processes themselves are killed: they drain, they end what runs, they have not ended.
 _LAST_ORDER = 3
@@ -35,6 +40,14 @@ class Workers(Multiprocess):
     def exit_statuses(self) -> list[int | None]:
         """How those that have ended did."""
         return [process.exitcode for process in self.processes]
+
+    def handle_hup(self) -> None:
+        """Hand SIGHUP on: uvicorn would start all anew, after a drain each, and obey no other signal meanwhile."""
+        if sys.platform != "win32":
+            for process in self.processes:
+                if process.process.is_alive() and process.pid is not None:
+                    # One that has no handler yet ends of it, and the next one reads the file.
+                    os.kill(process.pid, SIGHUP)
 
     def join_all(self) -> None:
         orders, patience_ends = 1, time.monotonic() + self._patience
