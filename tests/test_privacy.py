@@ -46,11 +46,15 @@ def test_no_key_prompt_or_answer_is_in_the_log(tmp_path: Path, device: str) -> N
                 for key in (KEY, ADMIN, WRONG):
                     headers = {"authorization": f"Bearer {key}", "x-request-id": "sword fish"}
                     assert client.post(path, json=content, headers=headers).status_code in (200, 400, 401, 500)
+            client.get("/v1/models?key=swordfish", headers={"x-api-key": KEY})
+            client.get("/swordfish", headers={"x-api-key": KEY})
             client.post(
                 "/v1/chat", content=b'{"swordfish', headers={"x-api-key": KEY, "content-type": "application/json"}
             )
             client.post(
                 "/v1/admin/runtime_options", json={"enable_profiling": "a/swordfish"}, headers={"x-api-key": ADMIN}
             )
-        wait_until(lambda: '"POST /apply-template HTTP/1.1" 200' in server.log())  # it does log, at this level
+        # It does log, at this level.
+        wait_until(lambda: "method=POST path=/v1/admin/runtime_options" in server.log())
+        assert "method=GET path=/v1/models status=200" in server.log()
     assert "swordfish" not in server.log()

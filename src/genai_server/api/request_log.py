@@ -9,10 +9,13 @@ log = logging.getLogger(__name__)
 
 
 def log_request(account: Account) -> None:
-    """Write the line: at level info, or debug for who has only looked."""
+    """Write the line: at level info, or debug for who has only looked; while debugging with the client's address."""
     level = logging.DEBUG if account.is_look else logging.INFO
     if log.isEnabledFor(level):
-        log.log(level, "request", extra={"fields": fields_of(account)})
+        fields = fields_of(account)
+        if log.isEnabledFor(logging.DEBUG) and account.scope.get("client"):
+            fields["client"] = account.scope["client"][0]
+        log.log(level, "request", extra={"fields": fields})
 
 
 def fields_of(account: Account) -> dict[str, Any]:

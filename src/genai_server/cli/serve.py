@@ -168,7 +168,9 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         reload_dirs=str(Path(genai_server.__file__).parent) if settings.reload else None,
         log_config=None,
         log_level=settings.log_level,
-        access_log=settings.log_level == "debug",
+        # It tells of whole URLs, in whose queries a stranger may write anything, a key among it; api/request_log.py
+        # has a line for each request.
+        access_log=False,
         # A partial, unlike a class made here, reaches the processes of WORKERS.
         http=cast(type[asyncio.Protocol], partial(GuardedProtocol, stall_timeout=settings.stall_timeout)),
         ws="none",
