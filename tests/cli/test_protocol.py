@@ -95,6 +95,22 @@ def test_a_head_that_is_too_large_is_refused_with_limit_and_size(hasty: RunningS
     assert "at most 4096 bytes (GENAI_MAX_HEADER_BYTES), given " in error["message"]
 
 
+@pytest.mark.parametrize(
+    "head", [b"nonsense\r\n\r\n", b"GET /\0 HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"x" * 5000]
+)
+def test_what_is_refused_before_it_is_a_request_has_the_form_of_all_errors_and_binds_browsers_too(
+    hasty: RunningServer, head: bytes
+) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(head)
+        lines, _, content = read_to_end(sock).partition(b"\r\n\r\n")
+    assert lines.split()[1] in (b"400", b"431")
+    assert set(json.loads(content)["error"]) == {"message", "type", "param", "code"}
+    assert b"\r\nx-content-type-options: nosniff" in lines
+    assert b"\r\ncache-control: no-store" in lines
+    assert b"\r\ncontent-security-policy: frame-ancestors 'none'" in lines
+
+
 def test_a_head_within_the_limit_is_taken(hasty: RunningServer) -> None:
     assert hasty.client.get("/healthz", headers={"x": "x" * 3500}).status_code == 200
 
@@ -215,9 +231,9 @@ def test_the_client_of_a_proxy_that_is_believed_is_in_the_log(tmp_path: Path, be
     with run_server(tmp_path, settings=settings) as server:
         forwarded = {"x-forwarded-for": "203.0.113.9"}
         assert server.client.get("/v1/models", headers=forwarded).status_code == 200
-        wait_until(lambda: '"GET /v1/models HTTP/1.1" 200' in server.log())
-        (line,) = [line for line in server.log().splitlines() if '"GET /v1/models' in line]
-        assert f" {client}:" in line
+        wait_until(lambda: "path=/v1/models status=200" in server.log())
+        (line,) = [line for line in server.log().splitlines() if "path=/v1/models" in line]
+        assert f" client={client}" in line
         # Whoever it is for, it is no local program's own.
         assert server.client.get("/v1/admin/runtime_options", headers=forwarded).status_code == 403
 

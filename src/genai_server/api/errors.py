@@ -39,6 +39,13 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }
+# Headers of every response: nobody guesses at a kind of content, keeps an answer that may be private, or shows /docs in
+# a frame of his own.
+FOR_BROWSERS = {
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+    "content-security-policy": "frame-ancestors 'none'",
+}
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _MOST_SHOWN = 100
 # A value of which only the size is wrong has the type that is meant, which of a union's members is then clear.
@@ -134,7 +141,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         response = error_response(GenaiServerError("internal error; the server's log has more"), request.scope)
         # This handler runs outside the middleware that names the request.
-        response.headers.update(request_id_headers(request.scope))
+        response.headers.update(FOR_BROWSERS | request_id_headers(request.scope))
         return response
 
 

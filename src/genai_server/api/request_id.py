@@ -6,15 +6,9 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.api.errors import request_id_headers
+from genai_server.api.errors import FOR_BROWSERS, request_id_headers
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# Nobody guesses at a kind of content, keeps an answer that may be private, or shows /docs in a frame of his own.
-_FOR_BROWSERS = {
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-store",
-    "content-security-policy": "frame-ancestors 'none'",
-}
 
 
 class RequestId:
@@ -33,7 +27,7 @@ class RequestId:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_FOR_BROWSERS | request_id_headers(scope))
+                MutableHeaders(scope=message).update(FOR_BROWSERS | request_id_headers(scope))
             await send(message)
 
         await self.app(scope, receive, send_named)

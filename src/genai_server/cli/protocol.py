@@ -6,9 +6,12 @@ uvicorn's own parser takes heads of any size, and waits for ever for the first o
 import asyncio
 import json
 import logging
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from genai_server.api.errors import FOR_BROWSERS
 
 log = logging.getLogger(__name__)
 
@@ -86,19 +89,27 @@ class GuardedProtocol(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             self.transport.abort()
         elif not self._head_size:
-            super().send_400_response(msg)
+            self._refuse(HTTPStatus.BAD_REQUEST, "invalid_http", "what was sent is no request of HTTP/1.1")
         else:
             message = (
                 f"the head of a request may have at most {self._most_head} bytes (GENAI_MAX_HEADER_BYTES), "
                 f"given {self._head_size} or more"
             )
-            error = {"message": message, "type": "invalid_request_error", "param": None, "code": "head_too_large"}
-            body = json.dumps({"error": error}).encode()
-            self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-                b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-            )
-            self.transport.close()
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message)
+
+    def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
+        """Answer what never reaches the app, as the app would, and close the connection."""
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        body = json.dumps({"error": error}).encode()
+        headers = {
+            **FOR_BROWSERS,
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+        }
+        lines = [f"HTTP/1.1 {status:d} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()

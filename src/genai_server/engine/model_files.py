@@ -159,7 +159,8 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
     top_k = int(search.get("top_k", 0))
     greedy = top_k == 1 or not search.get("do_sample", False)
     return ModelInfo(
-        **sizes,
+        context_length=sizes["context_length"],
+        vocab_size=sizes["vocab_size"],
         eos_token_ids=eos_token_ids,
         defaults=Sampling(
             temperature=0.0 if greedy else float(search.get("temperature", 1.0)),
