@@ -152,7 +152,7 @@ def test_a_reader_who_does_not_read_holds_up_the_end_for_seconds_only(own_folder
         fields = {"stream": True, "logprobs": True, "top_logprobs": 20}
         content = json.dumps(body("count 900", **fields)).encode()
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"content-length: {len(content)}\r\n\r\n"
         )
         with socket.socket() as idle:

@@ -57,13 +57,10 @@ def test_without_a_key_a_local_program_may(scripted: RunningServer) -> None:
         ("x-forwarded-for", "10.0.0.1", "forwarded"),
         ("forwarded", "for=10.0.0.1", "forwarded"),
         ("x-real-ip", "10.0.0.1", "forwarded"),
-        ("host", "evil.example", "Host"),
-        ("host", "127.0.0.1.evil.example", "Host"),
         ("origin", "https://evil.example", "Origin"),
         ("origin", "null", "Origin"),
         ("origin", "http://localhost:1", "Origin"),
         ("origin", "http://[", "Origin"),
-        ("host", "[", "Host"),
         ("x-forwarded-server", "proxy", "forwarded"),
         ("cf-connecting-ip", "10.0.0.1", "forwarded"),
     ],
@@ -75,6 +72,35 @@ def test_without_a_key_proxies_and_web_pages_may_not(
     assert response.status_code == 403
     assert says in response.json()["error"]["message"]
     assert "GENAI_ADMIN_API_KEY" in response.json()["error"]["message"]
+
+
+OTHER_NAMES = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "["]
+
+
+@pytest.mark.parametrize("host", OTHER_NAMES)
+def test_without_keys_who_calls_the_server_by_another_name_is_a_web_page_and_refused(
+    scripted: RunningServer, host: str
+) -> None:
+    for path in ("/v1/models", PATH):
+        response = scripted.client.get(path, headers={"host": host})
+        assert response.status_code == 401
+        assert "GENAI_INSECURE" in response.json()["error"]["message"]
+    healthz = scripted.client.get("/healthz", headers={"host": host})
+    assert set(healthz.json()) == {"status", "devices"}  # as strangers see it
+
+
+def test_with_insecure_it_may_have_any_name_but_not_for_operators(tmp_path: Path) -> None:
+    with run_server(tmp_path, "--device", "scripted", "--insecure") as server:
+        for host in OTHER_NAMES:
+            assert server.client.get("/v1/models", headers={"host": host}).status_code == 200
+            response = server.client.get(PATH, headers={"host": host})
+            assert response.status_code == 403
+            assert "the Host header names another machine" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.8.0.1:80", "[::1]", "[::1]:8002"])
+def test_without_keys_this_machine_has_several_names(scripted: RunningServer, host: str) -> None:
+    assert scripted.client.get("/v1/models", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])

@@ -120,8 +120,8 @@ def test_a_head_within_the_limit_is_taken(hasty: RunningServer) -> None:
     [
         (b"", b"x" * 65_536),
         (b"GET /healthz HTTP/1.1\r\nx: ", b"x" * 65_536),
-        (b"POST /v1/chat HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n" * 10_000),
-        (b"POST /v1/chat HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1;", b"x" * 65_536),
+        (b"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n" * 10_000),
+        (b"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1;", b"x" * 65_536),
     ],
     ids=["method", "header", "trailers", "a chunk's extension"],
 )
@@ -139,7 +139,7 @@ def test_what_never_becomes_a_request_is_cut_off_by_its_size(
 def test_a_body_that_does_not_come_in_time_is_a_408(hasty: RunningServer, sent: bytes) -> None:
     with connect(hasty) as sock:
         sock.sendall(
-            b"POST /v1/chat HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
+            b"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
         )
         sock.sendall(sent)
         answer = read_to_end(sock)
@@ -151,7 +151,7 @@ def test_a_body_that_does_not_come_in_time_is_a_408(hasty: RunningServer, sent: 
 def test_a_client_that_reads_nothing_is_cut_off_and_its_request_cancelled(hasty: RunningServer) -> None:
     wanted = body("count 9999", stream=True, logprobs=True, top_logprobs=20)
     content = json.dumps(wanted).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
     with connect(hasty, receive_buffer=4096) as sock:
         sock.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + content)
         wait_until(lambda: not hasty.idle("scripted"))

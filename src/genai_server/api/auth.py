@@ -25,8 +25,8 @@ _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
 _NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
 _WRONG_KEY = "this server does not know the API key that was given"
 _NO_KEYS = (
-    "this server has no API keys and serves programs on its own machine only; set GENAI_API_KEYS, or GENAI_INSECURE to "
-    "serve whoever can reach it"
+    "this server has no API keys and serves programs on its own machine only, which call it by a name of this machine "
+    "(Host: localhost, or its address); set GENAI_API_KEYS, or GENAI_INSECURE to serve whoever can reach it"
 )
 
 
@@ -42,8 +42,9 @@ class Gate:
     """Lets in who has a key, if one is required, within the limits of that key; plain ASGI, before the body is read.
 
     Leaves the access, None for a stranger at one of the open paths, in the scope's state. `admin_key` opens everything.
-    If nobody knows who can reach the server (`on_loopback`), and nothing says that it does not matter (`insecure`), a
-    server without keys serves its own machine only.
+    Unless nothing matters (`insecure`), a server without keys serves its own machine only: one that listens to that
+    alone (`on_loopback`), whoever calls it by a name of this machine, and one that does not know, who comes from there,
+    too. A web page can have its own name mean this machine (DNS rebinding), but not send another Host.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class Gate:
         self._limits = limits
         self._admin = None if admin_key is None else hash_key(admin_key)
         self._open_paths = open_paths
-        self._everybody = on_loopback or insecure
+        self._on_loopback = on_loopback
+        self._insecure = insecure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,7 +95,8 @@ class Gate:
             return None if key is None else Access(key)
         client = scope.get("client")
         is_near = client is not None and is_loopback(client[0]) and forwarded_by(headers) is None
-        return Access() if self._everybody or is_near else None
+        is_own = _names_this_machine(headers) and (self._on_loopback or is_near)
+        return Access() if self._insecure or is_own else None
 
 
 def given_key(headers: Mapping[str, str]) -> str:
@@ -143,7 +146,7 @@ def _not_local(request: Request, services: Services) -> str | None:
     if (name := forwarded_by(request.headers)) is not None:
         return f"the request was forwarded ({name})"
     host = request.headers.get("host", "")
-    if not is_loopback(_host_name(f"//{host}")):
+    if not host or not _names_this_machine(request.headers):
         return "the Host header names another machine"
     origin = request.headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
@@ -152,6 +155,12 @@ def _not_local(request: Request, services: Services) -> str | None:
     if request.method == "POST" and not is_json:
         return "the body is not application/json"
     return None
+
+
+def _names_this_machine(headers: Mapping[str, str]) -> bool:
+    """Whether the Host header, which no web page can choose, is a name of this machine, or is not there."""
+    host = headers.get("host", "")
+    return not host or is_loopback(_host_name(f"//{host}"))
 
 
 def _makes_work(scope: Scope) -> bool:
