@@ -124,7 +124,6 @@ def test_a_regular_expression_matches_as_a_whole() -> None:
     [
         (grammar.json_schema({"type": "object", "if": {}}), "if"),
         (grammar.json_schema({"type": "strin"}), "strin"),
-        (grammar.json_schema({"$ref": "https://example.com/schema"}), "not present"),
         (grammar.regex("(?=a)b"), "look-around"),
         (grammar.regex("("), "unclosed group"),
         (grammar.lark("start: nowhere"), "nowhere"),
@@ -311,6 +310,51 @@ def test_a_schema_within_lark_cannot_hide_a_multiple() -> None:
 def test_usual_multiples_are_taken(schema: dict[str, Any]) -> None:
     properties = {f"p{n}": schema | {"title": str(n)} for n in range(9)}
     grammar.validate(grammar.json_schema({"type": "object", "properties": properties}), param="x")
+
+
+def _pattern(number: int) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^(a|b)*a(a|b){{{number}}}b(a|b)*$"}
+
+
+def _chain(links: list[Any], last: Any) -> dict[str, Any]:
+    """Definitions of which each has the one after the next in the place of "next"."""
+    texts = [json.dumps(link).replace('"next"', f'"#/$defs/a{n + 1}"') for n, link in enumerate(links)]
+    found = {f"a{n}": json.loads(text) for n, text in enumerate(texts)}
+    return {"$ref": "#/$defs/a0", "$defs": {**found, f"a{len(links)}": last}}
+
+
+JOINED = {
+    "all of them": {"allOf": [_pattern(n) for n in range(24)]},
+    "one after another": _chain([{"$ref": "next", **_pattern(n)} for n in range(24)], {}),
+    "in properties": {"allOf": [{"properties": {"a": _pattern(n)}} for n in range(24)]},
+    "again and again": _chain([{"allOf": [{"$ref": "next"}] * 3}] * 20, {"type": "string"}),
+    "far away": _chain([{"$ref": "next"}] * 300, {}),
+    "by a name": {"allOf": [{"$ref": "#b"}] * 2, "$defs": {"b": {"$anchor": "b"}}},
+    "elsewhere": {"$ref": "https://example.com/schema"},
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_schema_that_joins_what_cannot_be_compiled_in_time_is_refused(name: str) -> None:
+    with pytest.raises(InvalidField, match="join|references|is no reference"):
+        grammar.json_schema(JOINED[name])
+    with pytest.raises(InvalidField, match="join|references|is no reference") as caught:
+        grammar.check_lark(f"start: a\na: %json {json.dumps(JOINED[name])}", param="g")
+    assert caught.value.param == "g"
+
+
+def test_many_patterns_that_are_not_joined_and_what_refers_to_itself_are_fine() -> None:
+    node = {"type": "object", "properties": {str(n): _pattern(n % 7) | {"maxLength": n} for n in range(99)}}
+    node["properties"]["next"] = {"$ref": "#/$defs/node"}  # type: ignore[index]
+    schema = {"$ref": "#/$defs/node", "title": "Node", "$defs": {"node": node}}
+    grammar.validate(grammar.json_schema(schema), param="g")
+    grammar.check_lark(f"start: %json {json.dumps(schema)}", param="g")
+
+
+def test_a_schema_in_lark_that_cannot_be_looked_through_is_refused() -> None:
+    for schema in ('{"allOf": [], "allOf": []}', '{"a": '):
+        with pytest.raises(InvalidField, match="must be JSON without doubles"):
+            grammar.check_lark(f"start: %json {schema}", param="g")
 
 
 def test_an_object_with_too_many_properties_is_refused_wherever_it_stands() -> None:

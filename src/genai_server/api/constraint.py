@@ -47,6 +47,7 @@ def structure(wanted: StructuredOutputs | None) -> Constraint | None:
             return Constraint(grammar.choice(wanted.choice), f"{_STRUCTURE}.choice", "must be texts to choose from")
         if wanted.grammar is not None:
             rule = "must be a grammar in llguidance's dialect of Lark"
+            grammar.check_lark(wanted.grammar, param=f"{_STRUCTURE}.grammar")
             return Constraint(grammar.lark(wanted.grammar), f"{_STRUCTURE}.grammar", rule)
         return Constraint(
             grammar.json_schema(_schema(wanted.json_), param=f"{_STRUCTURE}.json"), f"{_STRUCTURE}.json", _SCHEMA

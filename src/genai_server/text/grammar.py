@@ -66,6 +66,25 @@ def lark(source: str) -> str:
     return _grammars({"lark_grammar": source})
 
 
+def check_lark(source: str, *, param: str) -> None:
+    """See that the schemas in a grammar of Lark are none that take too long. Raises InvalidField."""
+    for place in re.finditer(r"%json\s*(?=\{)", source):
+        try:
+            schema, _ = _SCHEMAS.raw_decode(source, place.end())
+        except (ValueError, RecursionError):
+            raise InvalidField(f"{param}: the schemas in a grammar must be JSON without doubles", param=param) from None
+        check_schema(schema, param=param)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError
+    return found
+
+
+_SCHEMAS = json.JSONDecoder(object_pairs_hook=_without_doubles)
+
+
 def tool_calls(
     tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
 ) -> str:

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from genai_server.errors import InvalidField
+from genai_server.text.schema_joins import Joins
 
 # The compiler's time grows with the square of one object's properties: 0.15 s for so many, 4.5 s for 5000.
 MOST_PROPERTIES = 1000
@@ -34,7 +35,11 @@ def check_cost(grammar: str, *, param: str) -> None:
 
 
 def check_schema(schema: Any, *, param: str) -> None:
-    """Raise InvalidField if an object of a JSON schema has too many properties."""
+    """Raise InvalidField if an object of a JSON schema has too many properties, or what is joined is too much."""
+    try:
+        Joins(schema, param=param)
+    except RecursionError:
+        raise InvalidField("the schema is nested too deeply") from None
     waiting = [schema]
     while waiting:
         value = waiting.pop()
