@@ -107,6 +107,8 @@ class Guidance:
         try:
             assert self._tokenizer is not None
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+            # The first mask may take a second, too; what is learned for it comes along with each copy.
+            matcher.compute_bitmask()
         except BaseException as error:  # a panic of the library is no Exception, and somebody waits
             return str(error)
         return _reason(matcher) if matcher.is_error() else matcher
