@@ -1,6 +1,7 @@
 """Commands to the supervisor over a real socket."""
 
 from collections.abc import Iterator
+from multiprocessing.connection import Client
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_who_does_not_know_the_secret_is_not_heard(tmp_path: Path, control: Cont
     write_board(tmp_path, Board("secret", [], [], control.address))
     send_command(tmp_path, WantModel("a"))
     assert obeyed == [WantModel("a")]
+
+
+def test_closing_does_not_wait_for_a_listener_that_has_left(control: Control) -> None:
+    control._closing.set()
+    Client(control.address).close()
+    control._thread.join(10)
+    control.close()
+    assert not control._thread.is_alive()
 
 
 def test_a_supervisor_that_has_left_takes_no_command(tmp_path: Path, control: Control) -> None:
