@@ -4,9 +4,9 @@ that is read.
 
 import math
 
-# A chunk of prompt may take so many times what the round's decoding took. A running stream's tokens then take at most
+# A chunk of prompt may take so many times what the round's decoding took. A running stream's tokens then take about
 # four times as long, and the prompt 4/3 of its time alone, and what small chunks cost besides.
-PROMPT_SHARE = 3.0
+PROMPT_SHARE = 3.2
 # Smaller chunks cost a prompt more than they give the others, for each pass reads all weights; a lone stream waits
 # about 50 ms for one with a model of 0.4 B parameters on two cores.
 LEAST_CHUNK = 16
