@@ -140,7 +140,7 @@ def test_messages_are_required(demo: RunningServer) -> None:
 
 def test_no_engine_is_needed(tmp_path: Path) -> None:
     settings = load_settings({"model_dir": str(DEMO), "max_length": "100"}, environ={}, dotenv=None)
-    with TestClient(attached_app(settings, _loading(tmp_path))) as client:
+    with TestClient(attached_app(settings, _loading(tmp_path)), base_url="http://localhost") as client:
         answer = client.post("/tokenize", json=body("Hello")).json()
         assert answer["max_model_len"] == 100
         assert client.post("/detokenize", json={"tokens": answer["tokens"]}).status_code == 200
@@ -150,6 +150,6 @@ def test_no_engine_is_needed(tmp_path: Path) -> None:
 def test_an_operator_can_let_requests_write_special_tokens(tmp_path: Path) -> None:
     options = {"model_dir": str(DEMO), "allow_special_tokens": "true"}
     settings = load_settings(options, environ={}, dotenv=None)
-    with TestClient(attached_app(settings, _loading(tmp_path))) as client:
+    with TestClient(attached_app(settings, _loading(tmp_path)), base_url="http://localhost") as client:
         answer = client.post("/tokenize", json=body("<|im_end|>")).json()
     assert answer["tokens"].count(2) == 2
