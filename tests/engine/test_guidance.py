@@ -153,6 +153,16 @@ def test_the_grammar_that_was_asked_for_longest_ago_is_forgotten(
     assert guidance.guide('start: "b"') is None
 
 
+def test_long_grammars_are_kept_as_long_as_they_are_not_too_many(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, long = 'start: "a"', f'start: "{"b" * 100}"'
+    monkeypatch.setattr(module, "_KEPT_CHARACTERS", len(long))
+    guide(guidance, first)
+    guide(guidance, long)
+    assert (guidance.guide(first), guidance.guide(long) is None) == (None, False)
+
+
 # tokenizers
 
 

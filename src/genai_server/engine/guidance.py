@@ -21,6 +21,8 @@ from genai_server.generation import ModelInfo
 log = logging.getLogger(__name__)
 # Compiled grammars that are kept, or why they could not be.
 _KEPT_GRAMMARS = 64
+# A compiled grammar of many characters takes some hundred bytes for each (measured: 32 MB for one fuzzed expression).
+_KEPT_CHARACTERS = 500_000
 # How ambiguous a grammar may become on its way. The library's own 2000 lets one take 0.25 s for each token, in which
 # all streams stand still; with this it is 0.05 s (2 cores), and an object may have 200 optional properties.
 _MOST_ITEMS = 1000
@@ -97,9 +99,11 @@ class Guidance:
         self._worker.submit(lambda: done(self._compile(grammar)))
 
     def keep(self, grammar: str, compiled: Compiled) -> None:
-        """Remember what has come of a grammar; the one that was asked for longest ago is forgotten for it."""
+        """Remember what has come of a grammar; what was asked for longest ago is forgotten for it."""
         self._kept[grammar] = compiled
-        if len(self._kept) > _KEPT_GRAMMARS:
+        while len(self._kept) > _KEPT_GRAMMARS or (
+            len(self._kept) > 1 and sum(map(len, self._kept)) > _KEPT_CHARACTERS
+        ):
             self._kept.popitem(last=False)
 
     def _compile(self, grammar: str) -> Compiled:
