@@ -163,6 +163,31 @@ def test_long_grammars_are_kept_as_long_as_they_are_not_too_many(
     assert (guidance.guide(first), guidance.guide(long) is None) == (None, False)
 
 
+def test_a_grammar_that_many_tokens_went_along_is_compiled_anew(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = "start: /[a-z]+/"
+    monkeypatch.setattr(module, "_MOST_FOLLOWED", 4)
+    follow(guide(guidance, grammar), "ab")
+    way = guidance.guide(grammar)
+    assert way is not None
+    follow(way, "ab")
+    assert follow(guide(guidance, grammar), "abc").may_end
+    assert follow(way, "cdefgh").may_end
+
+
+def test_an_answer_that_fails_leaves_nothing_for_the_next_one(guidance: Guidance) -> None:
+    with pytest.raises(GrammarFailed):
+        guide(guidance, "start: /[0-2]+/").commit(ord("x"))
+    assert allowed(guide(guidance, "start: /[0-2]+/")) == "012"
+
+
+def test_an_expression_that_would_take_seconds_fails_its_answer_before_a_token(guidance: Guidance) -> None:
+    way = guide(guidance, LLMatcher.grammar_from_regex("(a{1000}){1000}"))
+    with pytest.raises(GrammarFailed, match="too many expressions"):
+        follow(way, "aaa")
+
+
 # tokenizers
 
 

@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,16 @@ from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import ModelInfo
 
 log = logging.getLogger(__name__)
-# Compiled grammars that are kept, or why they could not be.
-_KEPT_GRAMMARS = 64
-# A compiled grammar of many characters takes some hundred bytes for each (measured: 32 MB for one fuzzed expression).
-_KEPT_CHARACTERS = 500_000
+# Compiled grammars that are kept, or why they could not be. One of many characters takes some hundred bytes for each,
+# and is forgotten as soon as another is kept.
+_KEPT_GRAMMARS = 32
+_KEPT_CHARACTERS = 50_000
+# The copies of a compiled grammar share what its lexer learns, which only grows (350 bytes for each state) and has a
+# limit (250,000 states), behind which none of them works any more. So after these tokens it is compiled anew.
+_MOST_FOLLOWED = 20_000
+# What may be spent on the lexer of a grammar. The library's own 1,000,000 lets one take 4 s and 170 MB, with this it is
+# 0.5 s and 50 MB (2 cores), and a schema may have 1,200 dates.
+_LEXER_FUEL = 300_000
 # How ambiguous a grammar may become on its way. The library's own 2000 lets one take 0.25 s for each token, in which
 # all streams stand still; with this it is 0.05 s (2 cores), and an object may have 200 optional properties.
 _MOST_ITEMS = 1000
@@ -30,10 +37,19 @@ _MOST_ITEMS = 1000
 Compiled = LLMatcher | str
 
 
+@dataclass
+class Kept:
+    """What has come of a grammar, and how many tokens of answers have gone along it."""
+
+    compiled: Compiled
+    followed: int = 0
+
+
 class Guide:
     """One answer's way through its grammar."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, kept: Kept, matcher: LLMatcher, vocab_size: int) -> None:
+        self._kept = kept
         self._matcher = matcher
         self._vocab_size = vocab_size
 
@@ -49,6 +65,7 @@ class Guide:
     def commit(self, token: int) -> None:
         """Go on behind a token. Raises GrammarFailed if it does not fit, or when the grammar becomes too complex."""
         self._matcher.consume_token(token)
+        self._kept.followed += 1
         self._check()
 
     @property
@@ -63,6 +80,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._kept.followed = _MOST_FOLLOWED  # the next answer shall not fail for what this one has left
             raise GrammarFailed(f"the answer's grammar cannot be followed any further: {_reason(self._matcher)}")
 
 
@@ -76,7 +94,7 @@ class Guidance:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._reason = reason
-        self._kept: OrderedDict[str, Compiled] = OrderedDict()
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="guidance")
 
     def guide(self, grammar: str) -> Guide | None:
@@ -86,13 +104,13 @@ class Guidance:
         """
         if self._tokenizer is None:
             raise InvalidField(f"answers of this model cannot be guided by a grammar: {self._reason}", param="grammar")
-        compiled = self._kept.get(grammar)
-        if compiled is None:
+        kept = self._kept.get(grammar)
+        if kept is None or kept.followed >= _MOST_FOLLOWED:
             return None
         self._kept.move_to_end(grammar)
-        if isinstance(compiled, str):
-            raise InvalidField(f"the grammar is wrong: {compiled}", param="grammar")
-        return Guide(compiled.deep_copy(), self._vocab_size)
+        if isinstance(kept.compiled, str):
+            raise InvalidField(f"the grammar is wrong: {kept.compiled}", param="grammar")
+        return Guide(kept, kept.compiled.deep_copy(), self._vocab_size)
 
     def compile(self, grammar: str, done: Callable[[Compiled], None]) -> None:
         """Compile a grammar, which may take a second; `done` is called in another thread with what to `keep`."""
@@ -100,14 +118,15 @@ class Guidance:
 
     def keep(self, grammar: str, compiled: Compiled) -> None:
         """Remember what has come of a grammar; what was asked for longest ago is forgotten for it."""
-        self._kept[grammar] = compiled
+        self._kept[grammar] = Kept(compiled)
+        self._kept.move_to_end(grammar)
         while len(self._kept) > _KEPT_GRAMMARS or (
             len(self._kept) > 1 and sum(map(len, self._kept)) > _KEPT_CHARACTERS
         ):
             self._kept.popitem(last=False)
 
     def _compile(self, grammar: str) -> Compiled:
-        limits = LLParserLimits(max_items_in_row=_MOST_ITEMS, verbose_errors=False)
+        limits = LLParserLimits(max_items_in_row=_MOST_ITEMS, initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False)
         try:
             assert self._tokenizer is not None
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
