@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import read_decoder_graph
+from genai_server.engine.decoder_session import open_session
 from genai_server.engine.guidance import model_guidance
 from genai_server.engine.inbox import Connected, Inbox
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import Interrupted, Logits, Opening
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState

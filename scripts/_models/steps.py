@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.decoder_session import open_session
 from genai_server.engine.guidance import model_guidance
 from genai_server.engine.inbox import Connected, Inbox
 from genai_server.engine.loop import EngineLoop
@@ -22,7 +23,7 @@ from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import ExportingRunner
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.decoder_graph import read_decoder_graph
-from genai_server.engine.runners.batched import open_session
+from genai_server.engine.decoder_session import open_session
 from genai_server.engine.runners.generator import GeneratorRunner
 from tests.running_server import DEMO
 

@@ -11,10 +11,11 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from genai_server.engine.decoder_graph import read_decoder_graph
+from genai_server.engine.decoder_session import open_session
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.runners.base import Opening
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from tests.running_server import DEMO
 

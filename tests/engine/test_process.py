@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.engine import process
+from genai_server.engine import decoder_session, process
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, read_decoder_graph
+from genai_server.engine.decoder_session import open_session
 from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.runners import batched, buffers
+from genai_server.engine.runners import buffers
 from genai_server.engine.runners.base import Opening, Runner
-from genai_server.engine.runners.batched import BatchedRunner, open_session
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.device_buffers import Place
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
@@ -126,7 +127,7 @@ def test_a_batch_on_a_device_has_its_memory_there_and_a_row_less_than_fits(monke
         opened.append(options)
         return open_session(graph, threads, optimized=False)
 
-    monkeypatch.setattr(batched, "open_session", on_the_cpu)
+    monkeypatch.setattr(decoder_session, "open_session", on_the_cpu)
     made: list[Place] = []
 
     def place(device_type: str, device_id: int, provider: str) -> Place:

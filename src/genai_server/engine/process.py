@@ -223,7 +223,8 @@ def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
 
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
     """The batched runner. Raises DoesNotFit if it is not wanted or cannot run the model."""
-    from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+    from genai_server.engine.decoder_session import open_session
+    from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
     from genai_server.engine.runners.buffers import buffers_on
 
     if (why := _never_batched(spec)) is not None:

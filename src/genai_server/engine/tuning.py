@@ -9,10 +9,11 @@ from pathlib import Path
 import onnx
 
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.decoder_session import open_session
 from genai_server.engine.model_files import check_model_directory, read_config
 from genai_server.engine.prepacked import prepacked_model
 from genai_server.engine.runners.base import Opening, Runner
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.session_options import with_found_libraries
 from genai_server.options.device import DeviceOptions

@@ -14,7 +14,8 @@ import pytest
 
 from genai_server.config import disable_telemetry
 from genai_server.engine.decoder_graph import read_decoder_graph
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.decoder_session import open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner

@@ -13,9 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph, read_decoder_graph
+from genai_server.engine.decoder_session import open_session
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.runners.base import Opening
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.buffers import BatchBuffers, MakeBuffers, buffers_on
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.device_buffers import DeviceBuffers, Place

@@ -10,8 +10,9 @@ import onnx
 import pytest
 
 from genai_server.engine.decoder_graph import read_decoder_graph
+from genai_server.engine.decoder_session import open_session
 from genai_server.engine.runners.base import Opening
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.scheduler import Pass
