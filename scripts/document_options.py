@@ -78,15 +78,21 @@ Nothing here has run on one, and nothing is measured. What is built:
   but the CPU does (`GENAI_SCHEDULER=auto`). Options that reach only the batched session are refused there.
 - `GENAI_SCHEDULER=batched` with `GENAI_KV_CACHE_BYTES` has `cuda` and `tensorrt` batch. Keys and values stay in the
   device's memory, are bound there and are moved there between slots; what is free of that memory is not known, so the
-  setting must be given. The logits of each token come to the CPU, where they are sampled. The weights are there twice,
-  for onnxruntime-genai's model is loaded, too. Shown on the CPU, with the same class bit for bit:
+  setting must be given. The weights are there twice, for onnxruntime-genai's model is loaded, too. Shown on the CPU,
+  with the same class bit for bit:
   `tests/engine/runners/test_device_buffers.py::test_a_batch_on_them_answers_bit_for_bit_as_on_the_cpus`; on CUDA
   `::test_a_batch_on_cuda_answers_as_one_whose_buffers_are_the_cpus`, which skips without one and says so.
+- In such a batch the 64 best tokens of each row are chosen on the device, and only they leave it where nobody in the
+  pass needs more: greedy answers, and sampled ones with `top_k` from 1 to 64. Answers without `top_k`, and those with
+  penalties, biases, a grammar, log probabilities or `min_tokens` have the logits of all tokens come for the pass. Shown
+  on the CPU: `tests/engine/runners/test_device_buffers.py::test_the_best_are_those_of_all_in_any_order_of_passes`,
+  `::test_a_token_is_the_same_whether_chosen_from_the_best_or_from_all`; on CUDA
+  `::test_the_best_on_cuda_are_those_of_all`, which skips likewise.
 - CUDA graphs (`enable_cuda_graph`) are onnxruntime-genai's own, on its model; the warm-up before `/readyz` runs the
   passes that they are captured in. In a batch they are refused: a captured graph is replayed whatever the shapes, and
   those of a batch change from pass to pass.
 
-What is not built: sampling on the device, and a runner over `og.Engine`, onnxruntime-genai's own batching. What it has
+What is not built: a runner over `og.Engine`, onnxruntime-genai's own batching. What it has
 beyond our batch is paged attention, for CUDA and WebGPU only, which could not be run here; on a CPU it forms a fixed
 batch of four. And it gives tokens that it has chosen itself, without logits (0.18), so this server's sampling could not
 be had with it. A model with paged attention is not taken into a batch (`batching.reason`); whether onnxruntime-genai's

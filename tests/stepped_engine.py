@@ -19,7 +19,7 @@ from genai_server.engine.guidance import model_guidance
 from genai_server.engine.inbox import Connected, Inbox
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import ProfileFolder
-from genai_server.engine.runners.base import Interrupted, Logits, Opening
+from genai_server.engine.runners.base import Interrupted, Logits, Opening, Scores
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
@@ -63,13 +63,13 @@ class Overheard(RunnerPair):
         self.heard: dict[str, list[Logits]] = defaultdict(list)
         self.passes: Counter[str] = Counter()
 
-    def forward(self, step: Pass) -> Logits:
-        logits = super().forward(step)
+    def forward(self, step: Pass) -> list[Scores]:
+        scores = super().forward(step)
         self.passes["batch" if step.sequences[0].batched else "generator"] += 1
-        for sequence, row in zip(step.sequences, logits, strict=True):  # of each sequence all positions, or the last
+        for sequence, found in zip(step.sequences, scores, strict=True):
             if sequence.num_unread == 0:
-                self.heard[sequence.request.request_id].append(row[-1].copy())
-        return logits
+                self.heard[sequence.request.request_id].append(found.last.copy())
+        return scores
 
 
 class SteppedEngine:

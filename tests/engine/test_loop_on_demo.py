@@ -20,7 +20,7 @@ from genai_server.engine.guidance import Guidance, model_guidance
 from genai_server.engine.inbox import Connected, Inbox
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import ProfileFolder
-from genai_server.engine.runners.base import Logits, Opening
+from genai_server.engine.runners.base import Logits, Opening, Scores
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
@@ -261,12 +261,10 @@ def test_an_answers_log_probabilities_are_the_log_softmax_of_what_the_model_gave
     forward = runners.forward
     given: list[Logits] = []
 
-    def noted(step: Pass) -> Logits:
-        logits = forward(step)
-        given.extend(
-            positions[-1].copy() for s, positions in zip(step.sequences, logits, strict=True) if not s.num_unread
-        )
-        return logits
+    def noted(step: Pass) -> list[Scores]:
+        scores = forward(step)
+        given.extend(found.last.copy() for s, found in zip(step.sequences, scores, strict=True) if not s.num_unread)
+        return scores
 
     monkeypatch.setattr(runners, "forward", noted)
     sampling = Sampling(1.2, seed=1, frequency_penalty=0.5, repetition_penalty=1.1, logit_bias={300: 5.0})

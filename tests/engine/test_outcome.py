@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from genai_server.engine.guidance import Compiled, bytes_guidance
 from genai_server.engine.logprobs import token_logprob
 from genai_server.engine.outcome import Outcome, next_outcome, prompt_logprobs
-from genai_server.engine.runners.base import Logits
+from genai_server.engine.runners.base import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Sampling, TokenLogprob
@@ -42,10 +42,18 @@ def likeliest(*tokens: int) -> Logits:
 
 
 def step(sequence: Sequence, *tokens: int) -> Outcome:
-    return next_outcome(sequence, likeliest(*tokens), EOS)
+    return next_outcome(sequence, Scores(likeliest(*tokens)[np.newaxis]), EOS)
 
 
 # without a grammar
+
+
+def test_of_the_best_alone_it_is_the_token_that_is_chosen_not_its_place() -> None:
+    best = Scores(np.array([[9, 8, 7]], np.float32), np.array([40, 70, 10]))
+    assert next_outcome(sequence(), best, EOS).tokens == [40]
+    found = sequence(sampling=Sampling(1.0, top_k=3, seed=1))
+    tokens = [token for _ in range(30) for token in next_outcome(found, best, EOS).tokens]
+    assert set(tokens) == {40, 70, 10}
 
 
 def test_a_token_is_taken_and_told() -> None:
@@ -96,7 +104,7 @@ def test_a_token_comes_with_the_models_log_probability_whatever_was_done_to_it()
     sampling = Sampling(0.01, repetition_penalty=1.5, logit_bias={65: 50.0}, presence_penalty=1.0)
     found = sequence("start: /[A-C]+/", sampling=sampling, top_logprobs=3)
     logits = likeliest(90, 66, 65)
-    outcome = next_outcome(found, logits, EOS)
+    outcome = next_outcome(found, Scores(logits[np.newaxis]), EOS)
     assert outcome.tokens == [65]
     assert outcome.logprobs == [token_logprob(logits, 65, 3)]
     assert [token for token, _ in outcome.logprobs[0].top] == [90, 66, 65]

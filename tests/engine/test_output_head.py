@@ -10,7 +10,15 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from genai_server.engine.output_head import FIRST_POSITION, narrow_head
+from genai_server.engine.output_head import (
+    BEST_LOGITS,
+    BEST_TOKENS,
+    FIRST_POSITION,
+    NUM_BEST,
+    narrow_head,
+    offer_best,
+)
+from genai_server.engine.sampler import top_tokens
 from tests.running_server import DEMO
 
 HIDDEN, VOCABULARY, POSITIONS = 4, 6, 5
@@ -79,3 +87,25 @@ def test_the_demo_models_head_is_found() -> None:
     graph = onnx.load(str(Path(DEMO) / "model.onnx"), load_external_data=False).graph
     assert narrow_head(graph, "logits")
     assert [value.name for value in graph.input if value.name == FIRST_POSITION] == [FIRST_POSITION]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_the_best_are_offered_highest_first_and_of_equals_the_lowest_token_first(kind: Any) -> None:
+    given = np.random.default_rng(3).integers(-50, 50, (2, 3, 500)).astype(kind)
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["given"], ["logits"])],
+        "decoder",
+        [helper.make_tensor_value_info("given", element, ["rows", "positions", 500])],
+        [helper.make_tensor_value_info("logits", element, None)],
+    )
+    offer_best(graph, "logits")
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    whole, best, tokens = session.run(["logits", BEST_LOGITS, BEST_TOKENS], {"given": given})
+    assert np.array_equal(whole, given)
+    assert (best.dtype, tokens.dtype) == (np.float32, np.int64)
+    for row, position in np.ndindex(2, 3):
+        expected = top_tokens(given[row, position].astype(np.float32), NUM_BEST)
+        assert np.array_equal(tokens[row, position], expected)
+        assert np.array_equal(best[row, position], given[row, position][expected])

@@ -125,6 +125,7 @@ def test_a_batch_on_a_device_has_its_memory_there_and_a_row_less_than_fits(monke
 
     def on_the_cpu(graph: DecoderGraph, threads: int, *, options: DeviceOptions, **named: Any) -> Any:
         opened.append(options)
+        assert named["offers_best"]
         return open_session(graph, threads, optimized=False)
 
     monkeypatch.setattr(decoder_session, "open_session", on_the_cpu)

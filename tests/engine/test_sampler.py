@@ -316,6 +316,21 @@ def test_presence_penalty_counts_once() -> None:
 # the highest, and the nucleus
 
 
+@pytest.mark.parametrize(
+    ("sampling", "choices"),
+    [
+        (Sampling(), 1),
+        (Sampling(0.0, top_k=5, top_p=0.5), 1),
+        (Sampling(1.0, top_k=5, top_p=0.5), 5),
+        (Sampling(1.0, top_p=0.5, min_p=0.1), 0),
+        (Sampling(logit_bias={1: 1.0}), 0),
+        (Sampling(presence_penalty=1.0), 0),
+    ],
+)
+def test_what_a_token_is_chosen_among_is_known_where_it_is_few(sampling: Sampling, choices: int) -> None:
+    assert Sampler(sampling, [1, 2]).num_choices == choices
+
+
 @given(st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=300), st.integers(1, 20))
 def test_the_top_tokens_are_those_of_a_stable_sort_but_for_what_is_ruled_out(values: list[float], k: int) -> None:
     expected = sorted((token for token, value in enumerate(values) if value > -np.inf), key=lambda t: -values[t])

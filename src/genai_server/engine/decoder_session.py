@@ -5,7 +5,7 @@ from typing import Any
 import onnx
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.output_head import narrow_head
+from genai_server.engine.output_head import narrow_head, offer_best
 from genai_server.engine.session_options import open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
@@ -19,15 +19,16 @@ def open_session(
     threads: int,
     *,
     optimized: bool,
+    offers_best: bool = False,
     options: DeviceOptions = DEFAULT_OPTIONS,
     profile_prefix: str = "",
 ) -> Any:
     """An ONNX Runtime session with a device's options.
 
-    Its head reads chosen positions only, where that can be had (engine/output_head.py). `threads` 0 takes the physical
-    cores that the process may use. `optimized` says that the graph has been optimized already. With a `profile_prefix`,
-    ONNX Runtime profiles the session from its load to its end. Raises ConfigurationError for what the options name and
-    is not there.
+    Its head reads chosen positions only, where that can be had, and with `offers_best` chooses among what it makes
+    (engine/output_head.py). `threads` 0 takes the physical cores that the process may use. `optimized` says that the
+    graph has been optimized already. With a `profile_prefix`, ONNX Runtime profiles the session from its load to its
+    end. Raises ConfigurationError for what the options name and is not there.
     """
     found = session_options(options, threads, optimized=optimized)
     if graph.takes_adapters:
@@ -35,7 +36,10 @@ def open_session(
     if profile_prefix:
         found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     model = onnx.load(str(graph.path), load_external_data=False)
-    if graph.gives_last_logits_only or not narrow_head(model.graph, graph.logits):
+    is_changed = not graph.gives_last_logits_only and narrow_head(model.graph, graph.logits)
+    if offers_best:
+        offer_best(model.graph, graph.logits)
+    if not (is_changed or offers_best):
         return open_with(graph.path, found, options)
     found.add_session_config_entry(_EXTERNAL_DATA, str(graph.path.parent))
     return open_with(model.SerializeToString(), found, options)

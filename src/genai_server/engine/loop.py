@@ -19,7 +19,7 @@ from genai_server.engine.operator import Operator
 from genai_server.engine.outbox import Outbox
 from genai_server.engine.outcome import next_outcome, prompt_logprobs
 from genai_server.engine.reception import Reception
-from genai_server.engine.runners.base import Interrupted, Logits, Terminated
+from genai_server.engine.runners.base import Interrupted, Scores, Terminated
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
@@ -202,12 +202,12 @@ class EngineLoop:
                 sequence.start()
                 self._options.before_pass(sequence)
             with self._ending_in_time(step):
-                logits = self._runners.forward(step)
+                scores = self._runners.forward(step)
             for sequence in step.sequences:
                 self._options.after_pass(sequence, self._ledger.accepted)
-            for sequence, positions in zip(step.sequences, logits, strict=True):
+            for sequence, found in zip(step.sequences, scores, strict=True):
                 with self._failing([sequence]):
-                    self._advance(sequence, positions)
+                    self._advance(sequence, found)
             seconds = self._clock() - started
             self._scheduler.observe(step, seconds)
             self._options.sessions.observe(step, seconds)
@@ -243,15 +243,15 @@ class EngineLoop:
             log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
             self._ledger.fail(sequences, RunnerFailed("internal error; the server's log has more"))
 
-    def _advance(self, sequence: Sequence, positions: Logits) -> None:
-        """Tell what the logits [positions, vocab_size] of a pass make of a sequence."""
+    def _advance(self, sequence: Sequence, scores: Scores) -> None:
+        """Tell what the logits of a pass make of a sequence."""
         connection, key = sequence.origin
-        if scored := prompt_logprobs(sequence, positions):
+        if scored := prompt_logprobs(sequence, scores.logits):
             self._tell(connection, PromptLogprobs(key, scored))
         if sequence.request.progress and not sequence.num_produced:
             self._tell(connection, Progress(key, sequence.num_read, sequence.num_cached))
         if sequence.num_unread == 0:
-            outcome = next_outcome(sequence, positions[-1], self._model.eos_token_ids)
+            outcome = next_outcome(sequence, scores, self._model.eos_token_ids)
             if outcome.tokens:
                 self._meter.produced(sequence)
                 self._tell(connection, Tokens(key, outcome.tokens, outcome.logprobs))

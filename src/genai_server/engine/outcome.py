@@ -4,7 +4,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from genai_server.engine.logprobs import token_logprob, token_logprobs
-from genai_server.engine.runners.base import Logits
+from genai_server.engine.runners.base import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed
 from genai_server.generation import FinishReason, TokenLogprob
@@ -19,8 +19,8 @@ class Outcome:
     reason: FinishReason | None = None
 
 
-def next_outcome(sequence: Sequence, logits: Logits, eos: Tokens[int]) -> Outcome:
-    """Take a sequence whose tokens have all been read one further, by the logits [vocab_size] after the last of them.
+def next_outcome(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> Outcome:
+    """Take a sequence whose tokens have all been read one further, by the logits after the last of them.
 
     A token of `eos` ends the answer and is not part of it, unless the request ignores them. With a grammar the answer
     ends as soon as nothing more can come. Raises GrammarFailed and InvalidField, which end it, too.
@@ -28,14 +28,14 @@ def next_outcome(sequence: Sequence, logits: Logits, eos: Tokens[int]) -> Outcom
     if sequence.num_left == 0:
         return Outcome(reason=FinishReason.LENGTH)  # no token at all was wanted
     request, guide = sequence.request, sequence.guide
-    token = _choose(sequence, logits, eos)
+    token = _choose(sequence, scores, eos)
     if token is None or (token in eos and not request.ignore_eos):
         return Outcome(reason=FinishReason.STOP)
     sequence.append(token)
     if guide is not None:
         guide.commit(token)
     wanted = request.top_logprobs is not None
-    logprobs = [token_logprob(logits, token, request.top_logprobs or 0)] if wanted else []
+    logprobs = [token_logprob(scores.last, token, request.top_logprobs or 0)] if wanted else []
     if guide is not None and guide.is_complete:
         return Outcome([token], logprobs, FinishReason.STOP)
     return Outcome([token], logprobs, FinishReason.LENGTH if sequence.num_left == 0 else None)
@@ -55,12 +55,12 @@ def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]
     return token_logprobs(told, tokens, sequence.request.top_logprobs or 0)
 
 
-def _choose(sequence: Sequence, logits: Logits, eos: Tokens[int]) -> int | None:
+def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     """The next token; None if the grammar lets the answer only end."""
     request, guide = sequence.request, sequence.guide
     too_early = sequence.num_produced < request.min_tokens
     if guide is None:
-        return sequence.sampler.sample(logits, banned=eos if too_early else ())
+        return scores.token(sequence.sampler.sample(scores.last, banned=eos if too_early else ()))
     allowed = guide.allowed()
     if too_early or request.ignore_eos:
         allowed[list(eos)] = False
@@ -68,4 +68,4 @@ def _choose(sequence: Sequence, logits: Logits, eos: Tokens[int]) -> int | None:
         if guide.may_end:
             return None
         raise GrammarFailed("the answer's grammar has come to a place where no token of the model fits")
-    return sequence.sampler.sample(logits, allowed=allowed)
+    return sequence.sampler.sample(scores.last, allowed=allowed)

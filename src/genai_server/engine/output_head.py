@@ -2,6 +2,9 @@
 
 A small model with a large vocabulary has a third of its weights there, and a prompt needs logits after its last token
 only. So the graph that a session runs gets one more input: from which position on the head reads.
+
+Where the logits lie in a device's memory, most answers need few of them: the best one, or the best `top_k`. So such a
+graph gets two more outputs: the best logits, and the tokens that they are of.
 """
 
 import onnx
@@ -13,6 +16,10 @@ _POSITIONS = 1  # of states [rows, positions, hidden_size]
 _PRODUCTS = {"MatMul", "MatMulNBits"}
 # What the model builder puts between the product and the logits: types, scales and Gemma's soft cap.
 _ELEMENTWISE = {"Cast", "Div", "Mul", "Tanh"}
+# The outputs for the best NUM_BEST of a position: float32 [rows, positions, NUM_BEST], highest first, of equals the
+# lowest token first (ONNX's operator TopK), and the tokens, int64 of the same shape.
+NUM_BEST = 64
+BEST_LOGITS, BEST_TOKENS = "genai_server.best_logits", "genai_server.best_tokens"
 
 
 def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
@@ -38,3 +45,13 @@ def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
     graph.input.append(onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, [1]))
     graph.node.insert(index, onnx.helper.make_node("Slice", [states, FIRST_POSITION, ends, axes], [_STATES]))
     return True
+
+
+def offer_best(graph: onnx.GraphProto, logits: str) -> None:
+    """Add the outputs BEST_LOGITS and BEST_TOKENS, which are chosen from the output `logits` where that is made."""
+    count, as_floats = f"{BEST_LOGITS}.count", f"{BEST_LOGITS}.floats"
+    graph.initializer.append(onnx.helper.make_tensor(count, onnx.TensorProto.INT64, [1], [NUM_BEST]))
+    graph.node.append(onnx.helper.make_node("Cast", [logits], [as_floats], to=onnx.TensorProto.FLOAT))
+    graph.node.append(onnx.helper.make_node("TopK", [as_floats, count], [BEST_LOGITS, BEST_TOKENS]))
+    for name, kind in ((BEST_LOGITS, onnx.TensorProto.FLOAT), (BEST_TOKENS, onnx.TensorProto.INT64)):
+        graph.output.append(onnx.helper.make_tensor_value_info(name, kind, ["rows", "positions", NUM_BEST]))

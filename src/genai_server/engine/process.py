@@ -251,6 +251,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         graph,
         spec.threads,
         optimized=model_dir != Path(spec.model_dir),
+        offers_best=not _on_cpu(spec),
         options=spec.options,
         profile_prefix=f"{prefix}_batch" if prefix else "",
     )

@@ -31,6 +31,13 @@ class Sampler:
         self._bias = Bias(sampling.logit_bias) if sampling.logit_bias else None
         self._penalties = Penalties(sampling, prompt) if penalizes(sampling) else None
 
+    @property
+    def num_choices(self) -> int:
+        """How many of the highest logits, as the model gives them, a token is chosen among; 0 if it may be any."""
+        if self._bias is not None or self._penalties is not None:
+            return 0
+        return 1 if self._sampling.temperature == 0.0 else self._sampling.top_k
+
     def sample(self, logits: Logits, *, allowed: NDArray[np.bool_] | None = None, banned: Sequence[int] = ()) -> int:
         """The next token id, from float32 logits of shape [vocab_size]; they are left as they are.
 

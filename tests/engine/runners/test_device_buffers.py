@@ -3,7 +3,7 @@
 The tests on CUDA are skipped where ONNX Runtime was built without it or no card answers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,19 @@ from numpy.typing import NDArray
 from genai_server.engine.decoder_graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.decoder_session import open_session
 from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.runners.base import Opening
+from genai_server.engine.outcome import next_outcome
+from genai_server.engine.output_head import NUM_BEST
+from genai_server.engine.runners.base import Opening, Scores
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.buffers import BatchBuffers, MakeBuffers, buffers_on
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.device_buffers import DeviceBuffers, Place
+from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.sampler import top_tokens
+from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.sequence import Sequence as EngineSequence
+from genai_server.generation import GenerationRequest, Sampling
 from genai_server.options.check import check_device, on_providers
 from genai_server.options.device import DEFAULT_OPTIONS
 from tests.running_server import DEMO
@@ -158,6 +166,110 @@ def test_a_batch_on_them_answers_bit_for_bit_as_on_the_cpus(graph: DecoderGraph,
     assert np.array_equal(logits, expected_logits)
 
 
+# the best tokens
+
+
+@pytest.fixture(scope="module")
+def offering(graph: DecoderGraph) -> Any:
+    return open_session(graph, 0, optimized=False, offers_best=True)
+
+
+def on_a_device(graph: DecoderGraph, session: Any) -> BatchedRunner:
+    """Up to its border: the memory is the CPU's."""
+    make = partial(DeviceBuffers, ON_CPU)
+    return BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make)
+
+
+def test_the_best_are_those_of_all_in_any_order_of_passes(graph: DecoderGraph, session: Any, offering: Any) -> None:
+    plain, runner = on_a_device(graph, session), on_a_device(graph, offering)
+    assert (plain.num_best, runner.num_best) == (0, NUM_BEST)
+    tokens = [5, 6, 7]
+    for number in range(3):
+        for one in (plain, runner):
+            one.open(number, [10 + number, 20], Opening(128))
+            one.prefill(number, [10 + number, 20])
+    for step in range(9):
+        numbers = [0, 1, 2] if step % 2 else [0, 2]
+        reading = [tokens[number] for number in numbers]
+        whole = plain.decode(numbers, reading)
+        if step % 3 == 1:
+            assert np.array_equal(runner.decode(numbers, reading), whole)
+        else:
+            for scores, row in zip(runner.decode_best(numbers, reading), whole, strict=True):
+                assert scores.tokens is not None
+                assert np.array_equal(scores.tokens, top_tokens(row, NUM_BEST))
+                assert np.array_equal(scores.last, row[scores.tokens])
+        for number, row in zip(numbers, whole, strict=True):
+            tokens[number] = int(row.argmax())
+
+
+GREEDY = Sampling()
+WANTED: list[dict[str, Any]] = [
+    {"sampling": GREEDY},
+    {"sampling": Sampling(0.9, top_k=20, top_p=0.9, seed=1)},
+    {"sampling": Sampling(1.3, top_k=NUM_BEST, min_p=0.01, seed=2)},
+    {"sampling": Sampling(1.0, seed=3)},
+    {"sampling": Sampling(0.8, top_k=NUM_BEST + 1, seed=4)},
+    {"sampling": Sampling(0.0, frequency_penalty=1.0)},
+    {"sampling": Sampling(0.0, logit_bias={40: 3.0})},
+    {"sampling": GREEDY, "top_logprobs": 2},
+    {"sampling": GREEDY, "min_tokens": 5},
+]
+
+
+def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
+    """The answers to one prompt in these ways, side by side, and of how many passes only the best left the device."""
+    runner, generator = on_a_device(graph, session), GeneratorRunner(DEMO, "cpu", 0)
+    num_best_only = 0
+    decode_best = runner.decode_best
+
+    def counted(sequences: Sequence[int], tokens: Sequence[int]) -> list[Scores]:
+        nonlocal num_best_only
+        num_best_only += 1
+        return decode_best(sequences, tokens)
+
+    runner.decode_best = counted  # type: ignore[method-assign]
+    pair = RunnerPair(generator, runner)
+    scheduler = Scheduler(max_running=4, max_waiting=9, prefill_chunk=32)
+    running = [
+        EngineSequence(number, (0, number), GenerationRequest("r", [11, 12, 13], 12, 128, **how), lambda: 0.0)
+        for number, how in enumerate(wanted)
+    ]
+    for sequence in running:
+        scheduler.add(sequence)
+    for sequence in scheduler.admit():
+        pair.open(sequence)
+    while running[0].num_left and (step := scheduler.next_pass()) is not None:
+        for sequence, scores in zip(step.sequences, pair.forward(step), strict=True):
+            if sequence.num_unread == 0:
+                next_outcome(sequence, scores, ())
+    for sequence in running:
+        pair.close(sequence)
+    return [sequence.tokens for sequence in running], num_best_only
+
+
+@pytest.mark.parametrize("how", WANTED, ids=str)
+def test_a_token_is_the_same_whether_chosen_from_the_best_or_from_all(
+    graph: DecoderGraph, session: Any, offering: Any, how: dict[str, Any]
+) -> None:
+    (expected, never), (found, best_only) = (told(graph, one, [how]) for one in (session, offering))
+    assert found == expected
+    assert never == 0
+    assert best_only == (11 if WANTED.index(how) < 3 else 7 if "min_tokens" in how else 0)
+
+
+def test_one_who_needs_them_all_has_them_come_for_the_whole_pass(
+    graph: DecoderGraph, session: Any, offering: Any
+) -> None:
+    both = [WANTED[1], WANTED[3]]
+    expected, _ = told(graph, session, both)
+    assert told(graph, offering, both) == (expected, 1)  # the first is alone while the other's prompt is read
+    assert told(graph, offering, WANTED[:2])[1] > 1
+
+
+# what ONNX Runtime has
+
+
 def test_a_device_that_onnx_runtime_lacks_is_named(graph: DecoderGraph) -> None:
     if has_cuda():
         pytest.skip("there is a CUDA device")
@@ -185,6 +297,26 @@ def test_the_buffers_lie_on_the_number_of_the_devices_provider(
 def test_the_cpus_buffers_are_its_own() -> None:
     assert buffers_on("cpu", DEFAULT_OPTIONS) is CpuBuffers
     assert buffers_on("cpu:1", DEFAULT_OPTIONS) is CpuBuffers
+
+
+@on_cuda
+def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
+    options = on_providers(DEFAULT_OPTIONS, "cuda")
+    session = open_session(graph, 0, optimized=False, offers_best=True, options=options)
+    make = buffers_on("cuda", options)
+    runner = BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make)
+    found: list[list[int]] = []
+    for best in (True, False):
+        runner.open(2, [10, 11, 12], Opening(128, reuse=False))
+        runner.prefill(2, [10, 11])
+        if best:
+            (scores,) = runner.decode_best([2], [12])
+            assert scores.tokens is not None
+            found.append(scores.tokens.tolist())
+        else:
+            found.append(top_tokens(runner.decode([2], [12])[0], NUM_BEST).tolist())
+        runner.close(2)
+    assert found[0] == found[1]
 
 
 @on_cuda

@@ -44,9 +44,9 @@ class Engine:
         """One pass, of whoever has the turn."""
         step = self.scheduler.next_pass()
         assert step is not None
-        for sequence, row in zip(step.sequences, self.runners.forward(step), strict=True):
+        for sequence, scores in zip(step.sequences, self.runners.forward(step), strict=True):
             if sequence.num_unread == 0:
-                sequence.append(int(row.argmax()))
+                sequence.append(int(scores.last.argmax()))
 
     def run(self, sequence: Sequence, produced: int) -> None:
         while sequence.num_produced < produced:

@@ -65,7 +65,7 @@ def answer(runner: Any, tokens: list[int], steps: int = STEPS) -> list[int]:
     runner.open(99, tokens, Opening(MAX_LENGTH))
     found = [int(runner.prefill(99, tokens).argmax())]
     while len(found) < steps:
-        found.append(int(runner.decode([99], found[-1:])[0].argmax()))
+        found.append(int(runner.decode([99], found[-1:])[0].last.argmax()))
     runner.close(99)
     return found
 
@@ -126,7 +126,7 @@ def test_one_that_comes_back_from_a_generator_reads_its_tokens_anew(
     for change, until in ((lambda _: None, 1), (pair.to_generator, returned), (pair.to_batch, STEPS)):
         change(sequence)
         while sequence.num_produced < until:
-            sequence.append(int(pair.forward(Pass([sequence], sequence.num_unread))[0].argmax()))
+            sequence.append(int(pair.forward(Pass([sequence], sequence.num_unread))[0].last.argmax()))
     assert sequence.batched
     assert sequence.tokens[len(prompt) :] == answer(generator, prompt)
     pair.close(sequence)
@@ -141,7 +141,7 @@ def test_an_exact_one_that_comes_back_takes_none_of_its_answer_from_a_prompt(
     sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH, exact=exact), lambda: 0.0)
     pair.open(sequence)
     while sequence.num_produced < 8:
-        sequence.append(int(pair.forward(Pass([sequence], sequence.num_unread))[0].argmax()))
+        sequence.append(int(pair.forward(Pass([sequence], sequence.num_unread))[0].last.argmax()))
     pair.to_generator(sequence)
     other = Sequence(2, (0, 2), GenerationRequest("o", sequence.tokens, 1, MAX_LENGTH, cache_prompt=False), lambda: 0.0)
     pair.open(other)

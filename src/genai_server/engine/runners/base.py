@@ -14,6 +14,26 @@ Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class Scores:
+    """What a pass tells of a sequence: the logits [positions, vocab_size] after its last tokens; or the best of them
+    only, [1, count], highest first, of equals the lowest token first, and the `tokens` [count] that they are of.
+    """
+
+    logits: Logits
+    tokens: NDArray[np.int64] | None = None
+
+    @property
+    def last(self) -> Logits:
+        """The logits after the last token."""
+        last: Logits = self.logits[-1]
+        return last
+
+    def token(self, index: int) -> int:
+        """The token that an index into the logits stands for."""
+        return index if self.tokens is None else int(self.tokens[index])
+
+
+@dataclass(frozen=True)
 class Opening:
     """How a sequence is begun: tokens that it can grow to, whether a past that began alike may be used again, and
     whether its answer must be bit for bit the same in any company. An `adapter` is what the runner has loaded.

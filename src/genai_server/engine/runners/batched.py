@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_slots import KvSlots
-from genai_server.engine.output_head import FIRST_POSITION
-from genai_server.engine.runners.base import Interrupted, Logits, Opening
+from genai_server.engine.output_head import BEST_LOGITS, BEST_TOKENS, FIRST_POSITION, NUM_BEST
+from genai_server.engine.runners.base import Interrupted, Logits, Opening, Scores
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.session_options import node_shares
@@ -66,6 +66,7 @@ class BatchedRunner:
         self._exact: set[int] = set()
         self._max_rows = limits.num_slots
         self._chooses_positions = FIRST_POSITION in {value.name for value in session.get_inputs()}
+        self._offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
@@ -98,6 +99,11 @@ class BatchedRunner:
             self._exact.add(sequence)
         return self.slots.acquire(sequence, prompt, reuse=how.reuse, exact=how.exact)
 
+    @property
+    def num_best(self) -> int:
+        """How many tokens of a sequence `decode_best` tells of; 0 where all logits are at hand, and it is not used."""
+        return NUM_BEST if self._offers_best else 0
+
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         if positions and self._graph.gives_last_logits_only and len(tokens) > 1:
             raise RunnerFailed(f"the model's graph gives logits for 1 of {len(tokens)} tokens of a prompt")
@@ -110,6 +116,26 @@ class BatchedRunner:
         return wanted
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        ids, lengths, indices = self._next_rows(sequences, tokens)
+        logits = self._run(ids, 0, lengths)
+        self._append(sequences, tokens)
+        return logits[indices, -1]
+
+    def decode_best(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[Scores]:
+        """As `decode`, but of each sequence the best logits alone, for which the others need not leave the device."""
+        ids, lengths, indices = self._next_rows(sequences, tokens)
+        shape = (len(ids), 1, NUM_BEST)
+        logits, best = np.empty(shape, np.float32), np.empty(shape, np.int64)
+        self._pass(ids, 0, lengths, 1, {BEST_LOGITS: logits, BEST_TOKENS: best})
+        self._append(sequences, tokens)
+        return [Scores(logits[index], best[index, 0]) for index in indices]
+
+    def _next_rows(
+        self, sequences: Sequence[int], tokens: Sequence[int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+        """The input [rows, 1] of a pass that reads one more token of each sequence, the lengths of its rows after it,
+        and which of them are the sequences'.
+        """
         for sequence in sequences:
             if self.slots.index(sequence) >= self.slots.num_decoding:
                 self.slots.start_decoding(sequence)
@@ -123,10 +149,11 @@ class BatchedRunner:
         lengths = np.ones(rows, np.int64)
         for index, slot in enumerate(self.slots.slots[:rows]):
             lengths[index] += len(slot.tokens)
-        logits = self._run(ids, 0, lengths)
+        return ids, lengths, indices
+
+    def _append(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
         for sequence, token in zip(sequences, tokens, strict=True):
             self.slots.append(sequence, [token], prefilled=False)
-        return logits[indices, -1]
 
     @property
     def present_names(self) -> tuple[str, ...]:
@@ -199,6 +226,21 @@ class BatchedRunner:
         Returns the logits [rows, positions, vocab_size] after all positions, or after the last ones.
         """
         rows, new = ids.shape
+        told = self._positions(new, every=all_positions)
+        logits = np.empty((rows, told, self._model.vocab_size), self._graph.logits_type)
+        self._pass(ids, first, lengths, told, {self._graph.logits: logits})
+        return logits.astype(np.float32, copy=False)
+
+    def _pass(
+        self,
+        ids: NDArray[np.int64],
+        first: int,
+        lengths: NDArray[np.int64],
+        told: int,
+        wanted: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Run a pass whose head tells so many positions, and have it write the wanted outputs."""
+        rows, new = ids.shape
         binding = self._binding(first, rows)
         width = int(lengths.max())
         mask = self._mask[: rows * width].reshape(rows, width)
@@ -207,11 +249,14 @@ class BatchedRunner:
         binding.bind_cpu_input(self._graph.attention_mask, mask)
         if self._graph.position_ids is not None:
             binding.bind_cpu_input(self._graph.position_ids, lengths[:, None] - new + np.arange(new))
-        told = self._positions(new, every=all_positions)
         if self._chooses_positions:
             binding.bind_cpu_input(FIRST_POSITION, np.array([-told]))
-        logits = np.empty((rows, told, self._model.vocab_size), self._graph.logits_type)
-        binding.bind_output(self._graph.logits, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
+        # All of them each time, for a binding that is left as it was would be written to.
+        for name in (self._graph.logits, *((BEST_LOGITS, BEST_TOKENS) if self._offers_best else ())):
+            if (array := wanted.get(name)) is None:
+                self._buffers.keep(binding, name)
+            else:
+                binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
@@ -227,7 +272,6 @@ class BatchedRunner:
             raise RunnerFailed(f"onnxruntime: {error}") from error
         finally:
             self._reading = None
-        return logits.astype(np.float32, copy=False)
 
     def _positions(self, new: int, *, every: bool) -> int:
         """Of how many positions a pass over `new` ones tells the logits: all, or the last with its group."""

@@ -26,6 +26,10 @@ class BatchBuffers(Buffers, Protocol):
         """Bind the slots `first` to `first + rows` as past and as present."""
         ...
 
+    def keep(self, binding: Any, output: str) -> None:
+        """Have an output of a pass stay where the buffers are, for nobody reads it."""
+        ...
+
     def write(self, slot: int, present: str, values: NDArray[Any]) -> None:
         """Put keys or values [1, kv_heads, tokens, head_size] of the first tokens into a slot."""
         ...

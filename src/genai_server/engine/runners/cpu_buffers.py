@@ -55,6 +55,10 @@ class CpuBuffers:
             binding.bind_input(past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
             binding.bind_output(present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
 
+    def keep(self, binding: Any, output: str) -> None:
+        """Have an output of a pass stay where it is made."""
+        binding.bind_output(output, "cpu")
+
     def write(self, slot: int, present: str, values: np.ndarray[Any, Any]) -> None:
         """Put keys or values of the first tokens into a slot."""
         index = next(i for i, (_, name) in enumerate(self._names) if name == present)

@@ -69,6 +69,10 @@ class DeviceBuffers:
             binding.bind_input(past, *self._part(value, first, rows))
             binding.bind_output(present, *self._part(value, first, rows))
 
+    def keep(self, binding: Any, output: str) -> None:
+        """Have an output of a pass stay on the device."""
+        binding.bind_output(output, self._place.device_type, self._place.device_id)
+
     def write(self, slot: int, present: str, values: NDArray[Any]) -> None:
         """Put keys or values of the first tokens into a slot, from the CPU's memory."""
         index = next(i for i, (_, name) in enumerate(self._names) if name == present)

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from genai_server.engine.adapters import Adapters
-from genai_server.engine.runners.base import ExportingRunner, Logits, Opening, Runner
+from genai_server.engine.runners.base import ExportingRunner, Opening, Runner, Scores
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import Batching
@@ -64,8 +62,8 @@ class RunnerPair:
             return True
         return self.batched.lone_row_is_exact or not sequence.request.exact
 
-    def forward(self, step: Pass) -> Logits:
-        """Run a pass; returns the logits [sequences, positions, vocab_size] after the last token of each.
+    def forward(self, step: Pass) -> list[Scores]:
+        """Run a pass; returns what the logits are after the last token of each sequence.
 
         Of a sequence that wants the positions of its prompt it is those after each of the tokens. The sequences'
         `num_read` goes on only if it succeeds. Raises what runners raise.
@@ -75,12 +73,21 @@ class RunnerPair:
         if step.sequences[0].is_prefilling:
             (sequence,) = step.sequences
             logits = runner.prefill(sequence.id, reading[0], positions=sequence.wants_positions)
-            logits = logits.reshape(1, -1, logits.shape[-1])
+            scores = [Scores(logits.reshape(-1, logits.shape[-1]))]
         else:
-            logits = runner.decode([s.id for s in step.sequences], [tokens[0] for tokens in reading])[:, np.newaxis]
+            scores = self._decode(runner, step.sequences, [tokens[0] for tokens in reading])
         for sequence, tokens in zip(step.sequences, reading, strict=True):
             sequence.num_read += len(tokens)
-        return logits
+        return scores
+
+    def _decode(self, runner: Runner, sequences: list[Sequence], tokens: list[int]) -> list[Scores]:
+        """Where the logits are on a device, those of all tokens come from it only if somebody needs them."""
+        ids = [sequence.id for sequence in sequences]
+        if self.batched is not None and runner is self.batched:
+            num_best = self.batched.num_best
+            if all(0 < sequence.num_choices <= num_best for sequence in sequences):
+                return self.batched.decode_best(ids, tokens)
+        return [Scores(row[None]) for row in runner.decode(ids, tokens)]
 
     def to_generator(self, sequence: Sequence) -> None:
         """Go on where runtime options work; the sequence's tokens are read anew, pass by pass."""
