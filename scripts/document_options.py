@@ -91,12 +91,15 @@ Nothing here has run on one, and nothing is measured. What is built:
 - CUDA graphs (`enable_cuda_graph`) are onnxruntime-genai's own, on its model; the warm-up before `/readyz` runs the
   passes that they are captured in. In a batch they are refused: a captured graph is replayed whatever the shapes, and
   those of a batch change from pass to pass.
-
-What is not built: a runner over `og.Engine`, onnxruntime-genai's own batching. What it has
-beyond our batch is paged attention, for CUDA and WebGPU only, which could not be run here; on a CPU it forms a fixed
-batch of four. And it gives tokens that it has chosen itself, without logits (0.18), so this server's sampling could not
-be had with it. A model with paged attention is not taken into a batch (`batching.reason`); whether onnxruntime-genai's
-Generator runs it, that says when it loads.
+- Models with paged attention (the model builder's `use_paged_attention=true`, for CUDA and WebGPU) run in
+  onnxruntime-genai's own batch, `og.Engine`; `GENAI_SCHEDULER=library` has any other model run there, too. It chooses
+  the tokens itself and tells no logits: `exact`, `logprobs`, `logit_bias`, `min_p`, frequency and presence penalties,
+  and grammars of several parts are refused by name; temperature, `top_k`, `top_p`, the repetition penalty,
+  `min_tokens`, schemas, `seed` (where it batches dynamically) and everything that ends an answer are honoured. A
+  cancelled answer is a `cancel_turn`. Profiles are made on a Generator, where the model runs on one, else they are
+  refused with the library's reason. Without paged attention the library forms batches of at most four that nobody
+  joins, which is all that runs on a CPU; there it was tried: `tests/engine/runners/test_library_batch.py`,
+  `tests/test_library_batch.py`.
 
 ## Session options
 

@@ -113,10 +113,10 @@ class Phases(Struct, frozen=True):
 class Batching(Struct, frozen=True):
     """How an engine runs several sequences.
 
-    `scheduler` is "batched" or "generator", `reason` why it is the latter. `num_slots` run at once. `exact` says
-    whether a sequence alone gives bit for bit what it gives in a batch as it is; None where nothing is batched. `nodes`
-    says how many nodes of the graph each execution provider runs, in the order of their share, or None for each where
-    the library does not tell.
+    `scheduler` is "batched", "library" or "generator", `reason` why it is the last. `num_slots` run at once. `exact`
+    says whether a sequence alone gives bit for bit what it gives in a batch as it is; None where nothing is batched.
+    `nodes` says how many nodes of the graph each execution provider runs, in the order of their share, or None for each
+    where the library does not tell.
     """
 
     scheduler: str = "generator"

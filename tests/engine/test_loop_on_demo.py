@@ -1,13 +1,9 @@
 """The loop on the demo model, in the batch and on Generators: what requests may ask for beyond plain answers."""
 
-import asyncio
 import json
 import re
-import time
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -17,26 +13,18 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import read_decoder_graph
 from genai_server.engine.guidance import Guidance, model_guidance
-from genai_server.engine.inbox import Connected, Inbox
-from genai_server.engine.loop import EngineLoop
-from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.base import Logits, Opening, Scores
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runtime_options import RuntimeOptionState
-from genai_server.engine.scheduler import Pass, Scheduler
-from genai_server.engine.wire import Wire
-from genai_server.generation import FinishReason, GenerationRequest, Sampling, TokenLogprob
-from genai_server.messages.frames import ToApi
-from genai_server.messages.generation import Failed, Finished, PromptLogprobs, Submit, Tokens
+from genai_server.engine.scheduler import Pass
+from genai_server.generation import FinishReason, GenerationRequest, Sampling
+from genai_server.messages.generation import Finished, PromptLogprobs, Submit
 from genai_server.messages.operator import SetRuntimeOption, StartProfile
 from genai_server.profile_plan import ProfilePlan, SlowTokens
-from genai_server.text.codec import load_text_codec
+from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
 from tests.running_server import DEMO
 
-API = 1
-MAX_LENGTH = 512
 PERSON = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}, "count": {"type": "integer", "maximum": 99}},
@@ -51,15 +39,6 @@ GRAMMARS = {
 }
 
 
-@cache
-def prompt(text: str) -> list[int]:
-    return asyncio.run(load_text_codec(DEMO, "cpu").encode_chat([{"role": "user", "content": text}]))
-
-
-def decoded(tokens: list[int]) -> str:
-    return load_text_codec(DEMO, "cpu").decoder().decode(tokens)
-
-
 @pytest.fixture(scope="module")
 def batched(generator: GeneratorRunner, session: Any) -> BatchedRunner:
     limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
@@ -71,57 +50,6 @@ def guidance(generator: GeneratorRunner) -> Guidance:
     return model_guidance(DEMO, generator.model)
 
 
-class Device:
-    """A loop, and what it has sent about each request."""
-
-    def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path) -> None:
-        self.inbox: Inbox = SimpleQueue()
-        self.sent: list[ToApi] = []
-        self.scheduler = Scheduler(max_running=6, max_waiting=6, prefill_chunk=24)
-        folders = ProfileFolder(folder, "cpu", max_files=100, max_bytes=10**8)
-        self.loop = EngineLoop(
-            runners,
-            self.scheduler,
-            RuntimeOptionState(runners, folders),
-            guidance,
-            Wire(self.inbox, lambda _, messages: self.sent.extend(messages)),
-        )
-        self.inbox.put((API, Connected()))
-
-    def submit(self, key: int, text: str, **fields: Any) -> None:
-        values: dict[str, Any] = {"request_id": f"r{key}", "max_tokens": 60, "max_length": MAX_LENGTH} | fields
-        self.inbox.put((API, Submit(key, GenerationRequest(prompt=prompt(text), **values))))
-
-    def step(self) -> None:
-        if self.inbox.empty() and self.scheduler.is_idle:
-            time.sleep(0.001)  # a grammar is being compiled, and a step would block
-        else:
-            self.loop.run_one_step()
-
-    def run(self, *keys: int) -> None:
-        end = time.monotonic() + 30
-        while not set(keys) <= {m.key for m in self.sent if isinstance(m, Finished | Failed)}:
-            assert time.monotonic() < end
-            self.step()
-
-    def tokens(self, key: int) -> list[int]:
-        return [token for m in self.sent if isinstance(m, Tokens) and m.key == key for token in m.tokens]
-
-    def logprobs(self, key: int) -> list[TokenLogprob]:
-        return [logprob for m in self.sent if isinstance(m, Tokens) and m.key == key for logprob in m.logprobs]
-
-    def prompt_logprobs(self, key: int) -> list[TokenLogprob]:
-        return [logprob for m in self.sent if isinstance(m, PromptLogprobs) and m.key == key for logprob in m.logprobs]
-
-    def text(self, key: int) -> str:
-        return decoded(self.tokens(key))
-
-    def reason(self, key: int) -> FinishReason:
-        (end,) = [m for m in self.sent if isinstance(m, Finished | Failed) and m.key == key]
-        assert isinstance(end, Finished), end
-        return end.reason
-
-
 @pytest.fixture(params=["batch", "generators"])
 def device(
     request: pytest.FixtureRequest,
@@ -129,8 +57,8 @@ def device(
     batched: BatchedRunner,
     guidance: Guidance,
     tmp_path: Path,
-) -> Iterator[Device]:
-    device = Device(RunnerPair(generator, batched if request.param == "batch" else None), guidance, tmp_path)
+) -> Iterator[DemoDevice]:
+    device = DemoDevice(RunnerPair(generator, batched if request.param == "batch" else None), guidance, tmp_path)
     yield device
     assert batched.slots.num_running == 0
     assert generator._generators == {}
@@ -149,14 +77,16 @@ def fits(kind: str, text: str) -> bool:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5, seed=3), Sampling(1.0, top_k=5, top_p=0.9, seed=4)])
 @pytest.mark.parametrize("kind", GRAMMARS)
-def test_an_answer_fits_its_grammar_and_stops_where_that_ends(device: Device, kind: str, sampling: Sampling) -> None:
+def test_an_answer_fits_its_grammar_and_stops_where_that_ends(
+    device: DemoDevice, kind: str, sampling: Sampling
+) -> None:
     device.submit(1, "What is the capital of Italy?", grammar=GRAMMARS[kind], sampling=sampling)
     device.run(1)
     assert device.reason(1) == FinishReason.STOP
     assert fits(kind, device.text(1)), device.text(1)
 
 
-def test_rows_with_and_without_grammars_do_not_disturb_each_other(device: Device) -> None:
+def test_rows_with_and_without_grammars_do_not_disturb_each_other(device: DemoDevice) -> None:
     texts = ["Count from 1 to 12.", "What is the capital of Norway?", "Hello!"]
     alone = {}
     for key, text in enumerate(texts):
@@ -184,7 +114,7 @@ def test_grammar_penalties_and_log_probabilities_go_with_a_request_that_is_profi
         "sampling": Sampling(0.8, seed=5, frequency_penalty=1.0, repetition_penalty=1.2),
         "top_logprobs": 2,
     }
-    device = Device(RunnerPair(generator, batched), guidance, tmp_path)
+    device = DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
     device.submit(1, "What is the capital of Italy?", **fields)
     device.run(1)
     device.submit(2, "What is the capital of Italy?", **fields)
@@ -214,7 +144,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_answers_have_the_same_tokens_while_a_session_profiles_them(device: Device, name: str) -> None:
+def test_answers_have_the_same_tokens_while_a_session_profiles_them(device: DemoDevice, name: str) -> None:
     texts = ("What is the capital of Italy?", "Count from 1 to 12.", "How are you today?")
     for key, text in enumerate(texts):
         device.submit(key, text)
@@ -255,7 +185,7 @@ def positions(generator: GeneratorRunner, tokens: list[int]) -> NDArray[np.float
 
 
 def test_an_answers_log_probabilities_are_the_log_softmax_of_what_the_model_gave(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    device: DemoDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runners = device.loop._runners
     forward = runners.forward
@@ -280,7 +210,7 @@ def test_an_answers_log_probabilities_are_the_log_softmax_of_what_the_model_gave
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_prompts_log_probabilities_are_those_of_one_piece_however_it_is_read(
-    device: Device, generator: GeneratorRunner, others: int
+    device: DemoDevice, generator: GeneratorRunner, others: int
 ) -> None:
     text = "What is the capital of Italy? " * 7
     if others:
@@ -306,7 +236,7 @@ def test_a_prompts_log_probabilities_are_those_of_one_piece_however_it_is_read(
 # how much is produced
 
 
-def test_an_answer_that_would_end_goes_on_up_to_its_least_tokens(device: Device) -> None:
+def test_an_answer_that_would_end_goes_on_up_to_its_least_tokens(device: DemoDevice) -> None:
     device.submit(1, "What is the capital of Italy?")
     device.run(1)
     least = len(device.tokens(1)) + 5
@@ -317,14 +247,14 @@ def test_an_answer_that_would_end_goes_on_up_to_its_least_tokens(device: Device)
     assert 2 not in device.tokens(2)
 
 
-def test_a_prompt_of_one_token_may_be_only_read(device: Device) -> None:
+def test_a_prompt_of_one_token_may_be_only_read(device: DemoDevice) -> None:
     device.inbox.put((API, Submit(1, GenerationRequest("r", [100], 0, MAX_LENGTH, prompt_logprobs=True))))
     device.run(1)
     assert device.reason(1) == FinishReason.LENGTH
     assert (device.tokens(1), device.prompt_logprobs(1)) == ([], [])
 
 
-def test_a_prompt_that_was_only_read_is_in_the_cache(device: Device) -> None:
+def test_a_prompt_that_was_only_read_is_in_the_cache(device: DemoDevice) -> None:
     text = "How are you today? " * 5
     device.submit(1, text, max_tokens=0)
     device.run(1)

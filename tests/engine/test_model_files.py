@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.model_files import check_model_directory, external_files, model_info, session_profile
+from genai_server.engine.model_files import check_model_directory, external_files, is_paged, model_info, session_profile
 from genai_server.errors import ModelDirectoryError
 from genai_server.generation import Sampling
 
@@ -385,3 +385,11 @@ def test_the_links_of_hugging_faces_cache_are_fine(directory: Path, tmp_path_fac
         file.rename(cache / "blobs" / str(number))
         (snapshot / file.name).symlink_to(f"../../../blobs/{number}")
     assert check_model_directory(snapshot).context_length == 64
+
+
+def test_a_decoder_that_takes_a_table_of_blocks_is_paged(tmp_path: Path) -> None:
+    inputs = {"input_ids": "input_ids", "block_table": "block_table"}
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"inputs": inputs}}}))
+    assert is_paged(tmp_path)
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {}}}))
+    assert not is_paged(tmp_path)

@@ -1,5 +1,6 @@
 """What an engine process loads; what it does with it is tested with the supervisor and the server."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.device_buffers import Place
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
-from genai_server.generation import GenerationRequest
+from genai_server.generation import Batching, GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions, ProviderOptions, unreachable
@@ -66,6 +67,37 @@ def test_the_memory_for_keys_and_values_bounds_the_slots_and_a_full_queue_names_
         scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
     with pytest.raises(QueueFull, match=named):
         scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "pages", "found"),
+    [("library", False, True), ("auto", True, True), ("auto", False, False), ("batched", True, False)],
+)
+def test_the_librarys_batch_is_for_who_asks_and_for_paged_models(
+    tmp_path: Path, scheduler: str, pages: bool, found: bool
+) -> None:
+    inputs = {"input_ids": "input_ids"} | ({"block_table": "block_table"} if pages else {})
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"inputs": inputs}}}))
+    given = msgspec.structs.replace(spec(128), scheduler=scheduler, model_dir=str(tmp_path))
+    assert process._by_library(given) is found
+
+
+def test_the_librarys_batch_bounds_what_runs_and_a_full_queue_names_it() -> None:
+    given = msgspec.structs.replace(spec(128, max_queue=0), scheduler="library", max_batch_size=9)
+    runners = process.load_runners(given)
+    assert runners.batching == Batching("library", None, 4, False, {"cpu": None})
+    scheduler = process.make_scheduler(given, runners.batching.num_slots)
+    for number in range(4):
+        scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+    with pytest.raises(QueueFull, match="the batch of onnxruntime-genai lets 4 run"):
+        scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+
+
+def test_an_option_of_the_batched_session_does_not_reach_the_librarys_batch() -> None:
+    options = check_device({"session": {"execution_mode": "parallel"}}, "cpu")
+    given = msgspec.structs.replace(spec(128), model_dir=str(DEMO), options=options, scheduler="library")
+    with pytest.raises(ConfigurationError, match="execution_mode .*onnxruntime-genai's own batch"):
+        process.load_runners(given)
 
 
 def test_memory_for_no_slot_at_all_is_too_little() -> None:

@@ -86,14 +86,14 @@ def test_a_model_is_known_to_score_prompts_by_trying_it() -> None:
     assert scores_prompts(runners, 128)
     assert scores_prompts(RunnerPair(runners.generator, reason="alone"), 128)
     assert scores_prompts(RunnerPair(ScriptedRunner(), reason="scripted"), 128)
-    assert runners.batched is not None
+    assert isinstance(runners.batched, BatchedRunner)
     assert runners.batched.slots.num_running == 0
 
 
 def test_a_graph_with_a_pruned_head_scores_no_prompts_on_either_runner(tmp_path: Path) -> None:
     make_pruned_model(tmp_path / "model")
     runners = load_runners(msgspec.structs.replace(spec(128), model_dir=str(tmp_path / "model")))
-    assert runners.batched is not None
+    assert isinstance(runners.batched, BatchedRunner)
     assert not scores_prompts(runners, 128)
     assert not scores_prompts(RunnerPair(runners.generator, reason="alone"), 128)
     assert runners.batched.slots.num_running == 0

@@ -152,7 +152,7 @@ def measure(settings: Settings, seconds: float, show: Show) -> Measured:
     from genai_server.engine.tuning import Tuned, decode_rate, prefill_rate
 
     found, options = Measured(), _options(settings)
-    batched = settings.scheduler != "generator"
+    batched = settings.scheduler in ("auto", "batched")
     tuned = Tuned(Path(settings.model_dir), settings.cache_path, options, settings.max_length, batched)
     length = min(settings.max_length, check_model_directory(tuned.model_dir).context_length)
     for threads in _threads():

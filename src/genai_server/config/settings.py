@@ -90,9 +90,10 @@ class Settings(BaseModel):
     scheduler: str = Field(
         "auto",
         alias="GENAI_SCHEDULER",
-        pattern="^(auto|batched|generator)$",
-        description="`batched`, `generator` (one request after another, token by token), or `auto`: batched on CPUs if "
-        "it can.",
+        pattern="^(auto|batched|generator|library)$",
+        description="`batched`, `generator` (one request after another, token by token), `library` "
+        "(onnxruntime-genai's own batch), or `auto`: the library's for models with paged attention, else batched on "
+        "CPUs if it can.",
     )
     kv_cache_bytes: int = Field(
         0,

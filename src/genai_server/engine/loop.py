@@ -67,9 +67,7 @@ class EngineLoop:
         self._clock = clock
         self._options = options
         self._model = runners.generator.model
-        self._reception = Reception(
-            scheduler, options, guidance, runners.adapters, self._model, clock, self._on_compiled
-        )
+        self._reception = Reception(scheduler, options, guidance, runners, clock, self._on_compiled)
         self._outbox = Outbox(wire.send)
         self._tell = self._outbox.tell
         self._ledger = Ledger(scheduler, runners, self._reception, self._outbox)

@@ -132,6 +132,11 @@ def read_config(directory: Path) -> dict[str, Any]:
     return _read_json(directory / CONFIG)
 
 
+def is_paged(directory: Path) -> bool:
+    """Whether the decoder's keys and values lie in pages, which only onnxruntime-genai's own batch hands out."""
+    return "block_table" in read_config(directory)["model"]["decoder"].get("inputs", {})
+
+
 def session_profile(directory: Path) -> str:
     """The name with which the files begin in which ONNX Runtime profiles the model's whole session, or "".
 

@@ -6,7 +6,7 @@ from genai_server.engine.ledger import Ledger
 from genai_server.engine.profile_session import ProfileSession
 from genai_server.engine.profiling import DEFAULT_PREFIX
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runtime_options import NOT_EXACT, PROFILING, TERMINATE, RuntimeOptionState
+from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GenaiServerError, Unavailable
@@ -126,8 +126,8 @@ class Operator:
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
         """Switch profiling; returns why not, if it cannot be."""
-        if value != "0" and not whole_device and not all(map(self._runners.can_profile, sequences)):
-            return NOT_EXACT
+        if value != "0" and (why := self._runners.no_profile(*([] if whole_device else sequences))):
+            return why
         if (value if value != "1" else DEFAULT_PREFIX) in self._options.sessions.prefixes:
             return f"prefix {value!r} is that of an open profile session: give another, or end the session"
         try:

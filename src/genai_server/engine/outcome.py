@@ -58,6 +58,8 @@ def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     """The next token; None if the grammar lets the answer only end."""
     request, guide = sequence.request, sequence.guide
+    if (token := scores.chosen) is not None:
+        return token
     too_early = sequence.num_produced < request.min_tokens
     if guide is None:
         return scores.token(sequence.sampler.sample(scores.last, banned=eos if too_early else ()))

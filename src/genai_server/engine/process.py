@@ -20,7 +20,7 @@ from genai_server.engine.guidance import Guidance, bytes_guidance, model_guidanc
 from genai_server.engine.lifeline import Lifeline, ignore_group_signals
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.memory import free_memory
-from genai_server.engine.model_files import session_profile
+from genai_server.engine.model_files import is_paged, session_profile
 from genai_server.engine.profile_manifest import about_engine
 from genai_server.engine.profiling import ProfileFolder
 from genai_server.engine.runners.pair import RunnerPair
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from genai_server.engine.runners.batched import BatchedRunner
 
 log = logging.getLogger(__name__)
+_LIBRARY = "requests run in onnxruntime-genai's own batch"
 # Prompt tokens read at once while nobody waits for a token.
 IDLE_CHUNK = 256
 
@@ -140,13 +141,14 @@ def _session_profile(spec: EngineSpec) -> str:
 
 def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
     """The scheduler for as many running sequences as the runners have room for."""
+    limited_by = "the batch of onnxruntime-genai" if _by_library(spec) else "GENAI_KV_CACHE_BYTES"
     return Scheduler(
         max_running=max_running,
         max_waiting=spec.max_queue,
         max_waiting_tokens=spec.max_queue_tokens,
         prefill_chunk=spec.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
-        limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.max_batch_size else "GENAI_KV_CACHE_BYTES",
+        limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.max_batch_size else limited_by,
     )
 
 
@@ -175,6 +177,12 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     generator = GeneratorRunner(
         model_dir, spec.device, spec.threads, spec.options, profile_prefix=_session_profile(spec)
     )
+    if _by_library(spec):
+        from genai_server.engine.runners.library_batch import LibraryBatch
+
+        _check_reach(spec, Reach.GENERATOR, _LIBRARY)
+        log.info("device %s: %s", spec.device, _LIBRARY)
+        return RunnerPair(generator, LibraryBatch(generator, spec.max_batch_size), nodes=generator.nodes)
     try:
         batched = load_batched(spec, model_dir, generator.model)
     except DoesNotFit as reason:
@@ -202,6 +210,8 @@ def _never_batched(spec: EngineSpec) -> str | None:
 
     if spec.scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
+    if spec.scheduler == "library":
+        return _LIBRARY
     kind = spec.device.partition(":")[0]
     if kind not in MEMORY:
         return f"a batch runs on {', '.join(MEMORY)}, not on {kind}"
@@ -210,6 +220,12 @@ def _never_batched(spec: EngineSpec) -> str | None:
     if kind != CPU and not spec.kv_cache_bytes:
         return f"what is free of the memory of {spec.device} is not known, so GENAI_KV_CACHE_BYTES must be given"
     return None
+
+
+def _by_library(spec: EngineSpec) -> bool:
+    if spec.device.startswith("scripted"):
+        return False
+    return spec.scheduler == "library" or (spec.scheduler == "auto" and is_paged(Path(spec.model_dir)))
 
 
 def _on_cpu(spec: EngineSpec) -> bool:

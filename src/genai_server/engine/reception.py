@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Collection
 
-from genai_server.engine.adapters import Adapters
 from genai_server.engine.guidance import Compiled, Guidance
+from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, SessionTerminated
-from genai_server.generation import GenerationRequest, ModelInfo
+from genai_server.generation import GenerationRequest
 from genai_server.messages.generation import Submit
 from genai_server.timing import Clock
 
@@ -27,16 +27,15 @@ class Reception:
         scheduler: Scheduler,
         options: RuntimeOptionState,
         guidance: Guidance,
-        adapters: Adapters,
-        model: ModelInfo,
+        runners: RunnerPair,
         clock: Clock,
         on_compiled: OnCompiled,
     ) -> None:
         self._scheduler = scheduler
         self._options = options
         self._guidance = guidance
-        self._adapters = adapters
-        self._vocab_size = model.vocab_size
+        self._runners = runners
+        self._vocab_size = runners.generator.model.vocab_size
         self._clock = clock
         self._on_compiled = on_compiled
         self._compiling: dict[tuple[int, int], Sequence] = {}
@@ -61,7 +60,7 @@ class Reception:
         sequence = self._compiling.pop(origin, None)
         self._check(request)
         if sequence is None:
-            adapter = self._adapters.find(request.adapter)
+            adapter = self._runners.adapters.find(request.adapter)
             sequence = Sequence(self._next_id, origin, request, self._clock, adapter=adapter)
             self._next_id += 1
         if request.grammar is not None:
@@ -91,4 +90,5 @@ class Reception:
             raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to go on')
         if strange := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
             raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="logit_bias")
+        self._runners.check(request)
         self._scheduler.require_room(len(request.prompt), self._compiling.values())

@@ -24,7 +24,6 @@ from genai_server.timing import Clock
 log = logging.getLogger(__name__)
 TERMINATE = "terminate_session"
 PROFILING = "enable_profiling"
-NOT_EXACT = "an exact request cannot be profiled with this model: alone, as it would run, a row rounds otherwise"
 
 
 class Kept(Struct, frozen=True):
@@ -115,8 +114,8 @@ class RuntimeOptionState:
         named = [s for s in sequences if plan.request_id in (None, s.request.request_id)]
         if plan.request_id is not None and not named:
             raise RequestNotFound(f"no request {plan.request_id!r} is running or waiting", param="request_id")
-        if plan.request_id is not None and not all(map(self._runners.can_profile, named)):
-            raise InvalidField(NOT_EXACT, param="request_id")
+        if why := self._runners.no_profile(*([] if plan.request_id is None else named)):
+            raise InvalidField(why, param="device" if plan.request_id is None else "request_id")
         self._folder.prepare()
         self._folder.remove_old()
         if reached := self._folder.make_room(self._manifest.open_sessions):
@@ -138,7 +137,7 @@ class RuntimeOptionState:
                 free -= 1
 
     def _is_able(self, sequence: Sequence) -> bool:
-        return sequence.profile == "0" and not sequence.left_out and self._runners.can_profile(sequence)
+        return sequence.profile == "0" and not sequence.left_out and self._runners.no_profile(sequence) is None
 
     def _prefix_for(self, sequence: Sequence) -> str:
         return self.sessions.prefix_for(sequence) if self._kept.profile == "0" else self._kept.profile

@@ -30,9 +30,15 @@ def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
     if runners.batched is None:
         _run(runners.generator, 1, chunk, length)
     else:
-        _run(runners.generator, 1, _SHORT, length)
+        try:
+            _run(runners.generator, 1, _SHORT, length)
+        except RunnerFailed as error:
+            if not runners.batched.chooses:
+                raise
+            runners.do_without_generator(error.message)  # so it may be with paged attention
         _run(runners.batched, 1, chunk, length)
-        _run(runners.batched, runners.batched.max_rows, _SHORT, length)
+        if not runners.batched.chooses:  # else all but the first might wait for its end
+            _run(runners.batched, runners.batched.max_rows, _SHORT, length)
     runners.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
 

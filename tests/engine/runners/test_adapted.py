@@ -17,7 +17,7 @@ from genai_server.engine.decoder_graph import read_decoder_graph
 from genai_server.engine.decoder_session import open_session
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.pair import NOT_EXACT, RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
@@ -158,7 +158,7 @@ def test_one_with_an_adapter_is_profiled_where_it_is_and_stays_there(
 ) -> None:
     sequence = engine.begin_with(1, question(FRANCE), loaded["lively"], exact=True)
     engine.run(sequence, 3)
-    assert engine.runners.can_profile(sequence)
+    assert engine.runners.no_profile(sequence) is None
     read = sequence.num_read
     engine.runners.to_generator(sequence)
     engine.runners.set_runtime_option(sequence, "enable_profiling", str(tmp_path / "adapted"))
@@ -174,8 +174,8 @@ def test_one_with_an_adapter_is_profiled_where_it_is_and_stays_there(
 def test_with_an_adapter_exact_ones_can_be_profiled_also_where_others_cannot() -> None:
     pair = RunnerPair(ScriptedRunner(), cast(BatchedRunner, SimpleNamespace(lone_row_is_exact=False)))
     request = GenerationRequest("r", [1], 10, 20, exact=True)
-    assert not pair.can_profile(Sequence(1, (0, 1), request, lambda: 0.0))
-    assert pair.can_profile(Sequence(2, (0, 2), request, lambda: 0.0, adapter=b"any"))
+    assert pair.no_profile(Sequence(1, (0, 1), request, lambda: 0.0)) == NOT_EXACT
+    assert pair.no_profile(Sequence(2, (0, 2), request, lambda: 0.0, adapter=b"any")) is None
 
 
 def test_an_adapter_that_nobody_names_any_more_is_there_for_who_has_it(

@@ -3,7 +3,7 @@
 The tests on CUDA are skipped where ONNX Runtime was built without it or no card answers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from genai_server.engine.decoder_session import open_session
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.outcome import next_outcome
 from genai_server.engine.output_head import NUM_BEST
-from genai_server.engine.runners.base import Opening, Scores
+from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.buffers import BatchBuffers, MakeBuffers, buffers_on
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
@@ -182,7 +182,6 @@ def on_a_device(graph: DecoderGraph, session: Any) -> BatchedRunner:
 
 def test_the_best_are_those_of_all_in_any_order_of_passes(graph: DecoderGraph, session: Any, offering: Any) -> None:
     plain, runner = on_a_device(graph, session), on_a_device(graph, offering)
-    assert (plain.num_best, runner.num_best) == (0, NUM_BEST)
     tokens = [5, 6, 7]
     for number in range(3):
         for one in (plain, runner):
@@ -195,7 +194,7 @@ def test_the_best_are_those_of_all_in_any_order_of_passes(graph: DecoderGraph, s
         if step % 3 == 1:
             assert np.array_equal(runner.decode(numbers, reading), whole)
         else:
-            for scores, row in zip(runner.decode_best(numbers, reading), whole, strict=True):
+            for scores, row in zip(runner.advance(numbers, reading, [NUM_BEST] * len(numbers)), whole, strict=True):
                 assert scores.tokens is not None
                 assert np.array_equal(scores.tokens, top_tokens(row, NUM_BEST))
                 assert np.array_equal(scores.last, row[scores.tokens])
@@ -221,14 +220,6 @@ def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tup
     """The answers to one prompt in these ways, side by side, and of how many passes only the best left the device."""
     runner, generator = on_a_device(graph, session), GeneratorRunner(DEMO, "cpu", 0)
     num_best_only = 0
-    decode_best = runner.decode_best
-
-    def counted(sequences: Sequence[int], tokens: Sequence[int]) -> list[Scores]:
-        nonlocal num_best_only
-        num_best_only += 1
-        return decode_best(sequences, tokens)
-
-    runner.decode_best = counted  # type: ignore[method-assign]
     pair = RunnerPair(generator, runner)
     scheduler = Scheduler(max_running=4, max_waiting=9, prefill_chunk=32)
     running = [
@@ -240,7 +231,9 @@ def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tup
     for sequence in scheduler.admit():
         pair.open(sequence)
     while running[0].num_left and (step := scheduler.next_pass()) is not None:
-        for sequence, scores in zip(step.sequences, pair.forward(step), strict=True):
+        found = pair.forward(step)
+        num_best_only += all(scores.tokens is not None for scores in found)
+        for sequence, scores in zip(step.sequences, found, strict=True):
             if sequence.num_unread == 0:
                 next_outcome(sequence, scores, ())
     for sequence in running:
@@ -310,7 +303,7 @@ def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
         runner.open(2, [10, 11, 12], Opening(128, reuse=False))
         runner.prefill(2, [10, 11])
         if best:
-            (scores,) = runner.decode_best([2], [12])
+            (scores,) = runner.advance([2], [12], [1])
             assert scores.tokens is not None
             found.append(scores.tokens.tolist())
         else:

@@ -1,6 +1,6 @@
 """What the engine's loop asks of a runner: the one place that drives a model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.generation import ModelInfo
+from genai_server.errors import RunnerFailed
+from genai_server.generation import GenerationRequest, ModelInfo
 
 Logits = NDArray[np.float32]
 
@@ -16,17 +17,26 @@ Logits = NDArray[np.float32]
 @dataclass(frozen=True)
 class Scores:
     """What a pass tells of a sequence: the logits [positions, vocab_size] after its last tokens; or the best of them
-    only, [1, count], highest first, of equals the lowest token first, and the `tokens` [count] that they are of.
+    only, [1, count], highest first, of equals the lowest token first, and the `tokens` [count] that they are of. One
+    alone has been chosen already. With a `failure` there is nothing to go on with.
     """
 
     logits: Logits
     tokens: NDArray[np.int64] | None = None
+    failure: str = ""
 
     @property
     def last(self) -> Logits:
         """The logits after the last token."""
         last: Logits = self.logits[-1]
         return last
+
+    @property
+    def chosen(self) -> int | None:
+        """The token that was chosen where the model runs, if it was. Raises RunnerFailed with the failure."""
+        if self.failure:
+            raise RunnerFailed(self.failure)
+        return int(self.tokens[0]) if self.tokens is not None and len(self.tokens) == 1 else None
 
     def token(self, index: int) -> int:
         """The token that an index into the logits stands for."""
@@ -36,13 +46,15 @@ class Scores:
 @dataclass(frozen=True)
 class Opening:
     """How a sequence is begun: tokens that it can grow to, whether a past that began alike may be used again, and
-    whether its answer must be bit for bit the same in any company. An `adapter` is what the runner has loaded.
+    whether its answer must be bit for bit the same in any company. An `adapter` is what the runner has loaded. The
+    `request` tells a runner that chooses tokens itself how.
     """
 
     max_length: int
     reuse: bool = True
     exact: bool = False
     adapter: object | None = None
+    request: GenerationRequest | None = None
 
 
 class Terminated(Exception):
@@ -115,4 +127,56 @@ class ExportingRunner(Runner, Protocol):
 
     def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Copies of these outputs [1, …] of a sequence's last pass, by name."""
+        ...
+
+
+class Batch(Runner, Protocol):
+    """A runner of many sequences in one pass, beside one that runs each alone."""
+
+    @property
+    def name(self) -> str:
+        """What the API calls this way of running them."""
+        ...
+
+    @property
+    def nodes(self) -> Mapping[str, int | None]:
+        """How many nodes of the graph each provider runs, None where that is not known."""
+        ...
+
+    @property
+    def lone_row_is_exact(self) -> bool:
+        """Whether a sequence alone gives bit for bit what it gives in company."""
+        ...
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it chooses the tokens itself, from the answer's first one on."""
+        ...
+
+    @property
+    def takes_past(self) -> bool:
+        """Whether `adopt` can be used."""
+        ...
+
+    @property
+    def present_names(self) -> tuple[str, ...]:
+        """The graph's outputs that hold keys and values."""
+        ...
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raises InvalidField for what a request wants and cannot have here."""
+        ...
+
+    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Sequence[int]) -> list[Scores]:
+        """As `decode`; each next token will be chosen among so many of the best, or among all where that is 0."""
+        ...
+
+    def adopt(
+        self, sequence: int, read: list[int], num_prefilled: int, past: dict[str, NDArray[Any]], *, exact: bool = False
+    ) -> None:
+        """Go on with a sequence whose keys and values [1, kv_heads, …, head_size] another runner has made."""
+        ...
+
+    def forget(self) -> int:
+        """Forget the past of all sequences that have ended; returns how many had left one."""
         ...

@@ -23,7 +23,7 @@ from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.session_options import node_shares
 from genai_server.errors import RunnerFailed
-from genai_server.generation import ModelInfo
+from genai_server.generation import GenerationRequest, ModelInfo
 
 _INTERRUPTED_MESSAGE = "terminate flag"
 # Prompt and rows of the trial at the start.
@@ -76,6 +76,9 @@ class BatchedRunner:
         self._take_memory(limits.num_slots + -limits.num_slots % row_group, limits.max_length)
         self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
 
+    name = "batched"
+    chooses = False
+
     @property
     def lone_row_is_exact(self) -> bool:
         """Whether a row gives bit for bit the same alone and in any batch."""
@@ -99,10 +102,11 @@ class BatchedRunner:
             self._exact.add(sequence)
         return self.slots.acquire(sequence, prompt, reuse=how.reuse, exact=how.exact)
 
-    @property
-    def num_best(self) -> int:
-        """How many tokens of a sequence `decode_best` tells of; 0 where all logits are at hand, and it is not used."""
-        return NUM_BEST if self._offers_best else 0
+    def check(self, request: GenerationRequest) -> None:
+        """There is nothing that a request cannot have here."""
+
+    def forget(self) -> int:
+        return self.slots.forget()
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         if positions and self._graph.gives_last_logits_only and len(tokens) > 1:
@@ -121,8 +125,10 @@ class BatchedRunner:
         self._append(sequences, tokens)
         return logits[indices, -1]
 
-    def decode_best(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[Scores]:
-        """As `decode`, but of each sequence the best logits alone, for which the others need not leave the device."""
+    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Sequence[int]) -> list[Scores]:
+        """As `decode`; where the logits are on a device, the best alone leave it if nobody needs others."""
+        if not (self._offers_best and all(0 < number <= NUM_BEST for number in num_choices)):
+            return [Scores(row[np.newaxis]) for row in self.decode(sequences, tokens)]
         ids, lengths, indices = self._next_rows(sequences, tokens)
         shape = (len(ids), 1, NUM_BEST)
         logits, best = np.empty(shape, np.float32), np.empty(shape, np.int64)

@@ -67,11 +67,11 @@ class GeneratorRunner:
             onnxruntime.preload_dlls(cuda=True, cudnn=True)
         import onnxruntime_genai
 
-        self._library: Any = onnxruntime_genai
+        self.library: Any = onnxruntime_genai
         self._info = check_model_directory(model_dir)
-        self._model_dir = model_dir
+        self.model_dir = model_dir
         with _advised():
-            self._model = self._library.Model(self._configure(model_dir, threads, profile_prefix))
+            self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
         self._generators: dict[int, Any] = {}
@@ -79,6 +79,11 @@ class GeneratorRunner:
     @property
     def model(self) -> ModelInfo:
         return self._info
+
+    @property
+    def library_model(self) -> Any:
+        """The library's own."""
+        return self._model
 
     @property
     def max_rows(self) -> int:
@@ -89,9 +94,9 @@ class GeneratorRunner:
 
         Beyond what is checked, a short prompt is read with it: how its weights go together, only the graph knows.
         """
-        check_adapter_file(path, adapter_inputs(self._model_dir))
+        check_adapter_file(path, adapter_inputs(self.model_dir))
         try:
-            adapters = self._library.Adapters(self._model)
+            adapters = self.library.Adapters(self._model)
             adapters.load(str(path), _ADAPTER)
             trial = self._generator(Opening(2 * _TRIED_TOKENS, adapter=adapters))
             trial.append_tokens(np.ones(_TRIED_TOKENS, np.int32))
@@ -105,10 +110,10 @@ class GeneratorRunner:
         return 0
 
     def _generator(self, how: Opening) -> Any:
-        parameters = self._library.GeneratorParams(self._model)
+        parameters = self.library.GeneratorParams(self._model)
         # The sampler is ours; the library's only must not do work of its own.
         parameters.set_search_options(max_length=how.max_length, batch_size=1, num_beams=1, do_sample=False)
-        generator = self._library.Generator(self._model, parameters)
+        generator = self.library.Generator(self._model, parameters)
         if how.adapter is not None:
             generator.set_active_adapter(how.adapter, _ADAPTER)
         return generator
@@ -160,12 +165,12 @@ class GeneratorRunner:
 
     def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
         """The library's configuration: the file's, with this device's providers and options in place of its own."""
-        config = self._library.Config(str(model_dir))
+        config = self.library.Config(str(model_dir))
         decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
         if profile_prefix:
             decoder["session_options"]["enable_profiling"] = profile_prefix
         config.overlay(json.dumps({"model": {"decoder": decoder}}))
-        configure_providers(self._library, config, self._options)
+        configure_providers(self.library, config, self._options)
         return config
 
     def _whole_caches(self, model_dir: Path) -> dict[str, Any]:

@@ -7,16 +7,14 @@ the sequence's tokens anew; on the way back its keys and values are copied into 
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from genai_server.engine.adapters import Adapters
-from genai_server.engine.runners.base import ExportingRunner, Opening, Runner, Scores
+from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Runner, Scores
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import Batching
+from genai_server.generation import Batching, GenerationRequest
 
-if TYPE_CHECKING:
-    from genai_server.engine.runners.batched import BatchedRunner
+NOT_EXACT = "an exact request cannot be profiled with this model: alone, as it would run, a row rounds otherwise"
 
 
 class RunnerPair:
@@ -29,7 +27,7 @@ class RunnerPair:
     def __init__(
         self,
         generator: ExportingRunner,
-        batched: "BatchedRunner | None" = None,
+        batched: Batch | None = None,
         *,
         reason: str | None = None,
         nodes: Mapping[str, int | None] = MappingProxyType({}),
@@ -38,6 +36,7 @@ class RunnerPair:
         self.batched = batched
         self.adapters = Adapters(generator)
         self._reason = reason
+        self._no_generator = ""
         self._nodes = dict(nodes)
 
     @property
@@ -45,22 +44,34 @@ class RunnerPair:
         """What the API processes tell of it."""
         if self.batched is None:
             return Batching(reason=self._reason, nodes=self._nodes)
-        return Batching("batched", None, self.batched.max_rows, self.batched.lone_row_is_exact, self._nodes)
+        return Batching(self.batched.name, None, self.batched.max_rows, self.batched.lone_row_is_exact, self._nodes)
 
     def forget(self) -> int:
         """Forget the past of all sequences that have ended; returns how many slots had one."""
-        return 0 if self.batched is None else self.batched.slots.forget()
+        return 0 if self.batched is None else self.batched.forget()
 
     def open(self, sequence: Sequence) -> None:
         """Begin a sequence. Raises RunnerFailed."""
         fits_the_batch = sequence.profile == "0" and sequence.adapter is None
         self._open_on(sequence, batched=self.batched is not None and fits_the_batch)
 
-    def can_profile(self, sequence: Sequence) -> bool:
-        """Whether a sequence may go over to a Generator, where it runs alone."""
-        if self.batched is None or sequence.adapter is not None:
-            return True
-        return self.batched.lone_row_is_exact or not sequence.request.exact
+    def check(self, request: GenerationRequest) -> None:
+        """Raises InvalidField for what a request wants and cannot have where it would run."""
+        if self.batched is not None and request.adapter is None:
+            self.batched.check(request)
+
+    def no_profile(self, *sequences: Sequence) -> str | None:
+        """Why these sequences, or any at all, may not go over to a Generator, where each runs alone."""
+        if self._no_generator:
+            return f"this model's answers cannot be profiled, for it runs in a batch only: {self._no_generator}"
+        beside = [s for s in sequences if self.batched is not None and s.adapter is None]
+        if any(s.request.exact for s in beside) and self.batched is not None and not self.batched.lone_row_is_exact:
+            return NOT_EXACT
+        return None
+
+    def do_without_generator(self, reason: str) -> None:
+        """The model runs in the batch only."""
+        self._no_generator = reason
 
     def forward(self, step: Pass) -> list[Scores]:
         """Run a pass; returns what the logits are after the last token of each sequence.
@@ -75,19 +86,14 @@ class RunnerPair:
             logits = runner.prefill(sequence.id, reading[0], positions=sequence.wants_positions)
             scores = [Scores(logits.reshape(-1, logits.shape[-1]))]
         else:
-            scores = self._decode(runner, step.sequences, [tokens[0] for tokens in reading])
-        for sequence, tokens in zip(step.sequences, reading, strict=True):
-            sequence.num_read += len(tokens)
+            ids, tokens = [s.id for s in step.sequences], [tokens[0] for tokens in reading]
+            if self.batched is not None and runner is self.batched:
+                scores = self.batched.advance(ids, tokens, [s.num_choices for s in step.sequences])
+            else:
+                scores = [Scores(row[None]) for row in runner.decode(ids, tokens)]
+        for sequence, read in zip(step.sequences, reading, strict=True):
+            sequence.num_read += len(read)
         return scores
-
-    def _decode(self, runner: Runner, sequences: list[Sequence], tokens: list[int]) -> list[Scores]:
-        """Where the logits are on a device, those of all tokens come from it only if somebody needs them."""
-        ids = [sequence.id for sequence in sequences]
-        if self.batched is not None and runner is self.batched:
-            num_best = self.batched.num_best
-            if all(0 < sequence.num_choices <= num_best for sequence in sequences):
-                return self.batched.decode_best(ids, tokens)
-        return [Scores(row[None]) for row in runner.decode(ids, tokens)]
 
     def to_generator(self, sequence: Sequence) -> None:
         """Go on where runtime options work; the sequence's tokens are read anew, pass by pass."""
@@ -100,6 +106,8 @@ class RunnerPair:
         """Go on in the batch, with the keys and values that the generator has if it has kept them all."""
         if sequence.batched or self.batched is None or sequence.adapter is not None:
             return
+        if self.batched.chooses and sequence.num_produced:
+            return  # it would not go on with the same choice, and a grammar would begin anew
         if not self.batched.takes_past:
             self.close(sequence)
             self._open_on(sequence, batched=True)
@@ -138,7 +146,7 @@ class RunnerPair:
         sequence.batched = batched
         request = sequence.request
         reuse = request.cache_prompt and not request.prompt_logprobs
-        how = Opening(sequence.max_length, reuse=reuse, exact=request.exact, adapter=sequence.adapter)
+        how = Opening(sequence.max_length, reuse=reuse, exact=request.exact, adapter=sequence.adapter, request=request)
         # What an exact sequence has decoded must not come from a prompt that has the same tokens: they round otherwise.
         past = request.prompt if request.exact else sequence.tokens
         sequence.num_read = self._runner(sequence).open(sequence.id, past, how)

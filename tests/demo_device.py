@@ -1,0 +1,85 @@
+"""A device with the demo model: an engine's loop that is stepped by hand, and what it has sent."""
+
+import asyncio
+import time
+from functools import cache
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from genai_server.engine.guidance import Guidance
+from genai_server.engine.inbox import Connected, Inbox
+from genai_server.engine.loop import EngineLoop
+from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runtime_options import RuntimeOptionState
+from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.wire import Wire
+from genai_server.generation import FinishReason, GenerationRequest, TokenLogprob
+from genai_server.messages.frames import ToApi
+from genai_server.messages.generation import Failed, Finished, PromptLogprobs, Submit, Tokens
+from genai_server.text.codec import load_text_codec
+from tests.running_server import DEMO
+
+API = 1
+MAX_LENGTH = 512
+
+
+@cache
+def prompt(text: str) -> list[int]:
+    return asyncio.run(load_text_codec(DEMO, "cpu").encode_chat([{"role": "user", "content": text}]))
+
+
+def decoded(tokens: list[int]) -> str:
+    return load_text_codec(DEMO, "cpu").decoder().decode(tokens)
+
+
+class DemoDevice:
+    """A loop, and what it has sent about each request."""
+
+    def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path) -> None:
+        self.inbox: Inbox = SimpleQueue()
+        self.sent: list[ToApi] = []
+        self.scheduler = Scheduler(max_running=6, max_waiting=6, prefill_chunk=24)
+        folders = ProfileFolder(folder, "cpu", max_files=100, max_bytes=10**8)
+        self.loop = EngineLoop(
+            runners,
+            self.scheduler,
+            RuntimeOptionState(runners, folders),
+            guidance,
+            Wire(self.inbox, lambda _, messages: self.sent.extend(messages)),
+        )
+        self.inbox.put((API, Connected()))
+
+    def submit(self, key: int, text: str, **fields: Any) -> None:
+        values: dict[str, Any] = {"request_id": f"r{key}", "max_tokens": 60, "max_length": MAX_LENGTH} | fields
+        self.inbox.put((API, Submit(key, GenerationRequest(prompt=prompt(text), **values))))
+
+    def step(self) -> None:
+        if self.inbox.empty() and self.scheduler.is_idle:
+            time.sleep(0.001)  # a grammar is being compiled, and a step would block
+        else:
+            self.loop.run_one_step()
+
+    def run(self, *keys: int) -> None:
+        end = time.monotonic() + 30
+        while not set(keys) <= {m.key for m in self.sent if isinstance(m, Finished | Failed)}:
+            assert time.monotonic() < end
+            self.step()
+
+    def tokens(self, key: int) -> list[int]:
+        return [token for m in self.sent if isinstance(m, Tokens) and m.key == key for token in m.tokens]
+
+    def logprobs(self, key: int) -> list[TokenLogprob]:
+        return [logprob for m in self.sent if isinstance(m, Tokens) and m.key == key for logprob in m.logprobs]
+
+    def prompt_logprobs(self, key: int) -> list[TokenLogprob]:
+        return [logprob for m in self.sent if isinstance(m, PromptLogprobs) and m.key == key for logprob in m.logprobs]
+
+    def text(self, key: int) -> str:
+        return decoded(self.tokens(key))
+
+    def reason(self, key: int) -> FinishReason:
+        (end,) = [m for m in self.sent if isinstance(m, Finished | Failed) and m.key == key]
+        assert isinstance(end, Finished), end
+        return end.reason
