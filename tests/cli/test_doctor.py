@@ -13,6 +13,7 @@ from genai_server.cli import findings, main, model_findings
 from genai_server.cli.finding import FAIL, OK, WARN, Finding
 from genai_server.config import Settings, load_settings
 from genai_server.engine.cores import usable_cores
+from tests.model_edits import edited_config
 from tests.running_server import DEMO, free_port, run_server
 
 
@@ -268,3 +269,12 @@ def test_a_cache_that_cannot_be_written_is_warned_of(tmp_path: Path) -> None:
 def test_an_option_without_effect_is_warned_of() -> None:
     found = list(model_findings.checked_settings(settings(options="session.inter_op_num_threads = 2")))
     assert states(found) == [OK, WARN]
+
+
+def test_a_model_with_paged_attention_runs_in_the_librarys_batch(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(DEMO, directory)
+    with edited_config(directory) as config:
+        config["model"]["decoder"]["inputs"]["block_table"] = "block_table"
+    batching = list(model_findings.model(settings(model_dir=str(directory)), "onnx-genai"))[-1]
+    assert (batching.state, "onnxruntime-genai's own batch" in batching.found) == (OK, True)

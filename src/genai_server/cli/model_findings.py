@@ -9,7 +9,7 @@ from genai_server.cli.loaders import load_traces, text_loader
 from genai_server.cli.preflight import check_doors, check_processes
 from genai_server.config import Settings, device_options, unknown_variables
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
-from genai_server.engine.model_files import check_model_directory, weight_bytes
+from genai_server.engine.model_files import check_model_directory, is_paged, weight_bytes
 from genai_server.engine.model_inventory import inventory
 from genai_server.engines.supervisor import Supervisor
 from genai_server.errors import ConfigurationError, GenaiServerError, ModelDirectoryError
@@ -86,6 +86,8 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
 
 
 def _batching(subject: str, directory: Path) -> Finding:
+    if is_paged(directory):
+        return Finding(OK, subject, "its attention is paged: it runs in onnxruntime-genai's own batch, on a GPU")
     try:
         read_decoder_graph(directory)
     except DoesNotFit as reason:
