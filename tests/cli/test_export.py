@@ -9,43 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_builder import fake_builder
 from tests.local_hub import HubRepository, run_hub
-from tests.running_server import DEMO, ROOT, clean_environment
+from tests.running_server import ROOT, clean_environment
 
-# What stands for the libraries of the extra `export`, which are gigabytes: modules, and a builder by its options.
-BUILDER = f"""
-import os, shutil, sys
-arguments = sys.argv[1:]
-value = lambda name: arguments[arguments.index(name) + 1]
-print("Reading embedding layer")
-print("Reading layer 0")
-print("a line for the log only")
-print(os.environ["ORT_DISABLE_TELEMETRY"], os.environ["HF_HUB_OFFLINE"], arguments)
-if "fail=1" in arguments:
-    raise SystemExit("out of something")
-for name in os.listdir({str(DEMO)!r}):
-    if "lose=" + name not in arguments:
-        shutil.copy(os.path.join({str(DEMO)!r}, name), value("-o"))
-print("Saving ONNX model in", value("-o"))
-"""
-MODULES = {
-    "torch.py": "",
-    "transformers.py": "",
-    "onnx_ir.py": "",
-    "onnxruntime_genai/__init__.py": "",
-    "onnxruntime_genai/models/__init__.py": "",
-    "onnxruntime_genai/models/builder.py": BUILDER,
-}
 SOURCE = {"config.json": b"{}", "model.safetensors": b"w" * 100, "tokenizer.json": b'{"original": true}'}
 
 
 @pytest.fixture
 def libraries(tmp_path: Path) -> Path:
-    for name, text in MODULES.items():
-        path = tmp_path / "libraries" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return tmp_path / "libraries"
+    return fake_builder(tmp_path / "libraries")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from genai_server.cli import main
 from genai_server.cli.tune import Measured, smallest_good, table
+from tests.fake_builder import fake_builder
 from tests.running_server import DEMO
 
 
@@ -62,7 +63,7 @@ def test_the_best_is_written_into_the_file_and_all_else_stays(
     assert found.keys() == {"threads", "max_batch_size", "prefill_chunk", "port", "session"}
     printed = capsys.readouterr().out
     assert f"threads = {found['threads']} " in printed
-    assert "block size: 32; not measured" in printed
+    assert "block size: 32; others are measured with --original" in printed
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,3 +152,59 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
 def test_a_measurement_takes_some_time(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune("--dry-run", "--seconds", seconds) == 2
     assert "it must be more than 0" in capsys.readouterr().err
+
+
+# block sizes
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    folder = tmp_path / "original"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+def test_with_the_original_at_hand_each_block_size_is_built_measured_and_removed(
+    tmp_path: Path, original: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(fake_builder(tmp_path / "libraries")))
+    model = tmp_path / "models" / "mine"
+    shutil.copytree(DEMO, model)
+    arguments = ("--seconds", "0.01", "--cache-dir", "none", "--original", str(original), "--dry-run")
+    assert main(["tune", str(model), *arguments]) == 0
+    printed = capsys.readouterr()
+    rows = [line for line in printed.out.splitlines() if line.startswith("block size ")]
+    assert [row.split()[2] for row in rows] == ["32", "128"]
+    assert sum("best" in row for row in rows) == 1
+    (said,) = [line for line in printed.out.splitlines() if line.startswith("block size: 32")]
+    best = next(row.split()[2] for row in rows if "best" in row)
+    assert said.endswith("the best" if best == "32" else f"export {original} --extra block_size=128")
+    assert [path.name for path in model.parent.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_the_best_block_size_is_that_of_both_rates_together(size: int) -> None:
+    found = measured()
+    assert found.best_block is None
+    found.both_by_block = {32: (100.0, 50.0), 128: (140.0, 50.0 if size == 128 else 30.0)}
+    assert found.best_block == size
+
+
+def test_a_directory_that_is_no_original_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune("--original", str(tmp_path), "--dry-run") == 2
+    assert "config.json is not there" in capsys.readouterr().err
+
+
+def test_a_builder_that_fails_ends_with_its_last_lines(
+    tmp_path: Path, original: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = fake_builder(tmp_path / "libraries")
+    (libraries / "onnxruntime_genai" / "models" / "builder.py").write_text("raise SystemExit('out of memory')")
+    monkeypatch.setenv("PYTHONPATH", str(libraries))
+    model = tmp_path / "models" / "mine"
+    shutil.copytree(DEMO, model)
+    assert main(["tune", str(model), "--seconds", "0.01", "--cache-dir", "none", "--original", str(original)]) != 0
+    assert "out of memory" in capsys.readouterr().err

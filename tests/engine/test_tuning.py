@@ -11,7 +11,7 @@ from genai_server.engine.runners.base import Logits
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.tuning import Tuned, block_sizes, decode_rate, prefill_rate
+from genai_server.engine.tuning import Tuned, decode_rate, prefill_rate, quantized_blocks
 from genai_server.options.device import DeviceOptions
 from tests.running_server import DEMO
 
@@ -65,5 +65,5 @@ def test_what_is_measured_is_what_would_serve(tmp_path: Path, monkeypatch: pytes
     assert prefill_rate(alone, 8, 128, 0.01) > 0
 
 
-def test_block_sizes_are_read_from_the_graph() -> None:
-    assert block_sizes(DEMO) == [32]
+def test_bits_and_block_sizes_are_read_from_the_graph() -> None:
+    assert quantized_blocks(DEMO) == [(8, 32)]

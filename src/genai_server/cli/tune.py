@@ -1,24 +1,27 @@
 """`genai-server tune`: measures a model on this machine's CPU and writes the best settings into the configuration file.
 
 Threads are tried first, then with the best of them how many requests are answered at once, and how much of a prompt is
-read beside them. Measure on an idle machine: whatever else runs is measured, too.
+read beside them; with the original weights at hand, also the block size to quantize them with. Measure on an idle
+machine: whatever else runs is measured, too.
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from genai_server.cli import findings
+from genai_server.cli.block_sizes import SIZES, Original, Rates, measure_each
 from genai_server.cli.finding import WARN
 from genai_server.cli.loaders import check_library
 from genai_server.config import Settings, device_options, environment_variable, load_settings
 from genai_server.engine.cores import usable_cores
 from genai_server.engine.model_files import check_model_directory
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, ExportFailed
 from genai_server.options.device import DeviceOptions
 from genai_server.options.file import DEFAULT_FILE
 from genai_server.options.session import THREADS
@@ -42,6 +45,7 @@ class Measured:
     decode_by_threads: dict[int, float] = field(default_factory=dict)
     decode_by_batch: dict[int, float] = field(default_factory=dict)
     prefill_by_chunk: dict[int, float] = field(default_factory=dict)
+    both_by_block: dict[int, Rates] = field(default_factory=dict)
 
     def best(self) -> dict[str, int]:
         """The settings to take."""
@@ -50,6 +54,11 @@ class Measured:
             found["max_batch_size"] = smallest_good(self.decode_by_batch, _GOOD_ENOUGH["max_batch_size"])
         found["prefill_chunk"] = smallest_good(self.prefill_by_chunk, _GOOD_ENOUGH["prefill_chunk"])
         return found
+
+    @property
+    def best_block(self) -> int | None:
+        """The block size that is best for reading and decoding together, if any was tried."""
+        return max(self.both_by_block, key=lambda size: math.prod(self.both_by_block[size]), default=None)
 
     @property
     def best_threads(self) -> int:
@@ -72,6 +81,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--config", metavar="FILE", help=f"file to write (default: GENAI_CONFIG or {DEFAULT_FILE})")
     parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each measurement (default: 1)")
     parser.add_argument("--cache-dir", metavar="TEXT", help="as for serve")
+    parser.add_argument(
+        "--original", type=Path, metavar="DIR", help="in Hugging Face's form: build it with each block size, too"
+    )
+    parser.add_argument(
+        "--python", type=Path, default=Path(sys.executable), metavar="FILE", help="whose environment has PyTorch for it"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show the best settings and write nothing")
     parser.set_defaults(run=run)
 
@@ -88,24 +103,27 @@ def run(arguments: argparse.Namespace) -> int:
     )
     target = target or Path(settings.config or DEFAULT_FILE)
     check_model_directory(Path(settings.model_dir))
+    original = Original(arguments.original, arguments.python) if arguments.original else None
+    if original is not None:
+        original.check(Path(settings.model_dir))
     text = _text_to_change(target, settings, writing=not arguments.dry_run)
     for finding in findings.cores(settings):
         if finding.state == WARN and finding.subject == "cores":
             print(f"genai-server: {finding.found}, and so it is measured; {finding.remedy}", file=sys.stderr)
-    measured = _measured(settings, arguments.seconds)
+    measured = _measured(settings, arguments.seconds, original)
     best = measured.best()
     print(table(measured, best))
-    print(_blocks(Path(settings.model_dir)))
+    print(_blocks(Path(settings.model_dir), measured.best_block, original))
     if not arguments.dry_run:
         _write(target, with_settings(text, best), best)
     return 0
 
 
-def _measured(settings: Settings, seconds: float) -> Measured:
+def _measured(settings: Settings, seconds: float, original: Original | None) -> Measured:
     try:
-        with _progress() as show:
-            return measure(settings, seconds, show)
-    except ConfigurationError:
+        with _progress(steps(original)) as show:
+            return measure(settings, seconds, show, original)
+    except (ConfigurationError, ExportFailed):
         raise
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         raise ConfigurationError(
@@ -147,20 +165,23 @@ def _text_to_change(target: Path, settings: Settings, *, writing: bool) -> str:
         raise ConfigurationError(f"{target}: cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def measure(settings: Settings, seconds: float, show: Show) -> Measured:
+def measure(settings: Settings, seconds: float, show: Show, original: Original | None = None) -> Measured:
     """Try everything; `show` is told what comes next, as often as `steps` says at most."""
     from genai_server.engine.tuning import Tuned, decode_rate, prefill_rate
 
     found, options = Measured(), _options(settings)
     batched = settings.scheduler in ("auto", "batched")
     tuned = Tuned(Path(settings.model_dir), settings.cache_path, options, settings.max_length, batched)
+
+    def both(tuned: Tuned, threads: int) -> Rates:
+        runner = tuned.open(threads, 1)
+        chunk = min(_THREADS_CHUNK, length)
+        return prefill_rate(runner, chunk, length, seconds), decode_rate(runner, 1, length, seconds)
+
     length = min(settings.max_length, check_model_directory(tuned.model_dir).context_length)
     for threads in _threads():
         show(f"{threads} threads")
-        runner = tuned.open(threads, 1)
-        found.prefill_by_threads[threads] = prefill_rate(runner, min(_THREADS_CHUNK, length), length, seconds)
-        found.decode_by_threads[threads] = decode_rate(runner, 1, length, seconds)
-        del runner
+        found.prefill_by_threads[threads], found.decode_by_threads[threads] = both(tuned, threads)
     runner = tuned.open(found.best_threads, max(_BATCHES))
     for rows in (rows for rows in _BATCHES if rows <= runner.max_rows):
         show(f"{rows} at once")
@@ -168,12 +189,19 @@ def measure(settings: Settings, seconds: float, show: Show) -> Measured:
     for chunk in (chunk for chunk in _CHUNKS if chunk <= length):
         show(f"{chunk} tokens of a prompt")
         found.prefill_by_chunk[chunk] = prefill_rate(runner, chunk, length, seconds)
+    del runner
+    if original is not None:
+
+        def built(directory: Path) -> Rates:
+            return both(replace(tuned, model_dir=directory, cache_dir=None), found.best_threads)
+
+        found.both_by_block = measure_each(original, tuned.model_dir, built, show)
     return found
 
 
-def steps() -> int:
-    """How many measurements there are at most."""
-    return len(_threads()) + len(_BATCHES) + len(_CHUNKS)
+def steps(original: Original | None) -> int:
+    """How many things are done at most."""
+    return len(_threads()) + len(_BATCHES) + len(_CHUNKS) + (2 * len(SIZES) if original is not None else 0)
 
 
 def _threads() -> list[int]:
@@ -197,27 +225,33 @@ def table(measured: Measured, best: Mapping[str, int]) -> str:
         row(f"max_batch_size = {rows}", None, decode, chosen=rows == best.get("max_batch_size"))
     for chunk, prefill in measured.prefill_by_chunk.items():
         row(f"prefill_chunk = {chunk}", prefill, None, chosen=chunk == best["prefill_chunk"])
+    for size, rates in measured.both_by_block.items():
+        row(f"block size {size}", *rates, chosen=size == measured.best_block)
     return "\n".join(lines)
 
 
-def _blocks(model_dir: Path) -> str:
+def _blocks(model_dir: Path, best: int | None, original: Original | None) -> str:
     """What there is to say of the weights' block size, which only the original model can change."""
-    from genai_server.engine.tuning import block_sizes
+    from genai_server.engine.tuning import quantized_blocks
 
-    sizes = block_sizes(model_dir)
+    sizes = sorted({size for _, size in quantized_blocks(model_dir)})
     if not sizes:
         return "block size: the weights are not quantized in blocks"
     shown = f"block size: {', '.join(map(str, sizes))}"
+    if best is not None and original is not None:
+        if sizes == [best]:
+            return f"{shown}, the best"
+        return f"{shown}; build it anew with: genai-server export {original.source} --extra block_size={best}"
     if max(sizes) >= _BEST_BLOCK:
         return shown
     return (
-        f"{shown}; not measured, for the directory does not hold the original weights. On CPUs {_BEST_BLOCK} is mostly "
-        f"faster: genai-server export builds the model anew with it; then tune again"
+        f"{shown}; others are measured with --original DIR, for they need the original weights. "
+        f"On CPUs {_BEST_BLOCK} is mostly faster"
     )
 
 
 @contextmanager
-def _progress() -> Iterator[Show]:
+def _progress(total: int) -> Iterator[Show]:
     """A progress bar on a terminal, where the library for it is installed; else nothing is shown."""
     try:
         from rich.console import Console
@@ -229,10 +263,10 @@ def _progress() -> Iterator[Show]:
     console = Console(stderr=True)
     # Seldom drawn: the bar runs on the cores that are measured.
     with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=steps(), completed=-1)
+        task = progress.add_task("", total=total, completed=-1)
 
         def show(title: str) -> None:
             progress.update(task, advance=1, description=f"measuring {title}")
 
         yield show
-        progress.update(task, completed=steps())
+        progress.update(task, completed=total)

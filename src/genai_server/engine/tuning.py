@@ -100,15 +100,9 @@ def _time_of_one(act: Callable[[], object], seconds: float, clock: Clock, most: 
     return statistics.median(times)
 
 
-def block_sizes(model_dir: Path) -> list[int]:
-    """The block sizes of the quantized weights, empty if none are; the graph is read, not the weights."""
+def quantized_blocks(model_dir: Path) -> list[tuple[int, int]]:
+    """Bits and block sizes of the quantized weights, empty if none are; the graph is read, not the weights."""
     path = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
     graph = onnx.load(str(path), load_external_data=False).graph
-    found = {
-        attribute.i
-        for node in graph.node
-        if node.op_type == "MatMulNBits"
-        for attribute in node.attribute
-        if attribute.name == "block_size"
-    }
-    return sorted(found)
+    attributes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == "MatMulNBits"]
+    return sorted({(found["bits"], found["block_size"]) for found in attributes})

@@ -1,0 +1,63 @@
+"""The part of `genai-server tune` that builds a model anew with each size of its weights' blocks, and measures it.
+
+What it builds is removed again: it says only which size to export the model with.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai_server.config import builder_environment
+from genai_server.errors import ConfigurationError
+from genai_server.hub import builder
+from genai_server.hub.builder import Build
+
+SIZES = (32, 128)
+_PRECISIONS = {4: "int4", 8: "int8"}
+
+# Tokens a second of prompts, and of answers.
+Rates = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Original:
+    """A model in Hugging Face's form, and the Python whose environment can build from it."""
+
+    source: Path
+    python: Path
+
+    def check(self, model_dir: Path) -> str:
+        """The precision to build with, that of the model directory. Raises ConfigurationError."""
+        from genai_server.engine.tuning import quantized_blocks
+
+        if not (self.source / "config.json").is_file():
+            raise ConfigurationError(f"--original={self.source}: Hugging Face's config.json is not there")
+        # Of mixed weights the few that matter most have more bits.
+        bits = min((bits for bits, _ in quantized_blocks(model_dir)), default=0)
+        if bits not in _PRECISIONS:
+            raise ConfigurationError(
+                f"--original={self.source}: the weights of {model_dir} are not int4 or int8 in blocks, so there is no "
+                "size to choose"
+            )
+        builder.check_environment(self.python)
+        return _PRECISIONS[bits]
+
+
+def measure_each(
+    original: Original, model_dir: Path, measure: Callable[[Path], Rates], show: Callable[[str], None]
+) -> dict[int, Rates]:
+    """What `measure` says of the directory that is built with each size; it lies beside `model_dir` meanwhile.
+
+    Raises ConfigurationError and ExportFailed.
+    """
+    precision = original.check(model_dir)
+    found: dict[int, Rates] = {}
+    with tempfile.TemporaryDirectory(prefix=".tuned-", dir=model_dir.resolve().parent) as folder:
+        for size in SIZES:
+            show(f"the building with blocks of {size}")
+            built = Build(original.source, Path(folder) / str(size), precision, "cpu", (f"block_size={size}",))
+            builder.build(built, original.python, builder_environment(), lambda _: None)
+            show(f"blocks of {size}")
+            found[size] = measure(built.target)
+    return found
