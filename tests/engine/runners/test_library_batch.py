@@ -13,8 +13,10 @@ from llguidance import LLMatcher
 from genai_server.engine.guidance import Guidance, model_guidance
 from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.generator import GeneratorRunner
-from genai_server.engine.runners.library_batch import LibraryBatch
+from genai_server.engine.runners.library_batch import LibraryBatch, Turn
 from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.scheduler import Pass
+from genai_server.engine.sequence import Sequence
 from genai_server.engine.warm_up import scores_prompts, warm_up
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.generation import FinishReason, GenerationRequest, Sampling
@@ -319,3 +321,30 @@ def test_in_a_pass_of_several_the_failure_of_one_is_its_own(library: LibraryBatc
     assert found.chosen is not None
     for number in (1, 2):
         library.close(number)
+
+
+def test_one_whose_token_has_not_come_is_asked_again_and_the_other_goes_on(
+    generator: GeneratorRunner, library: LibraryBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if its turn waited for memory, which only a GPU's pages can lack."""
+    monkeypatch.setattr(library, "_run", lambda: None)
+    pair = RunnerPair(generator, library)
+    tokens = prompt("Hello!")
+    going, waiting = (
+        Sequence(number, (0, number), GenerationRequest("r", tokens, 20, MAX_LENGTH), lambda: 0.0) for number in (1, 2)
+    )
+    for sequence in (going, waiting):
+        sequence.batched, sequence.num_read = True, len(tokens)
+        sequence.append(7)
+        library._turns[sequence.id] = Turn(Opening(MAX_LENGTH), tokens, number=1)
+    library._turns[1].tokens.append(8)
+    first, second = pair.forward(Pass([going, waiting], 1))
+    assert (first.chosen, second.is_pending, second.chosen) == (8, True, None)
+    assert (going.num_unread, waiting.num_unread) == (0, 1)
+    library._turns[2].tokens.append(9)
+    going.append(8)
+    library._turns[1].has_ended = True
+    first, second = pair.forward(Pass([going, waiting], 1))
+    assert (first.chosen, second.chosen) == (generator.model.eos_token_ids[0], 9)
+    assert (going.num_unread, waiting.num_unread) == (0, 0)
+    library._turns.clear()

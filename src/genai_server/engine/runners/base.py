@@ -18,7 +18,8 @@ Logits = NDArray[np.float32]
 class Scores:
     """What a pass tells of a sequence: the logits [positions, vocab_size] after its last tokens; or the best of them
     only, [1, count], highest first, of equals the lowest token first, and the `tokens` [count] that they are of. One
-    alone has been chosen already. With a `failure` there is nothing to go on with.
+    alone has been chosen already; if there is none, the pass must be run again. With a `failure` there is nothing to go
+    on with.
     """
 
     logits: Logits
@@ -30,6 +31,11 @@ class Scores:
         """The logits after the last token."""
         last: Logits = self.logits[-1]
         return last
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether nothing is known yet."""
+        return self.tokens is not None and not len(self.tokens) and not self.failure
 
     @property
     def chosen(self) -> int | None:

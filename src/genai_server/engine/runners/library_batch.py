@@ -127,21 +127,21 @@ class LibraryBatch:
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
         """As every runner's; all logits are minus infinity but those of the tokens that were chosen."""
         logits = np.full((len(sequences), self.model.vocab_size), -np.inf, np.float32)
-        for row, scores in zip(logits, self.advance(sequences, tokens, ()), strict=True):
+        for row, sequence in zip(logits, sequences, strict=True):
+            while (scores := self.advance([sequence], [], ())[0]).is_pending:
+                pass
             row[scores.token(0)] = 0.0
         return logits
 
     def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Sequence[int]) -> list[Scores]:
-        """The next token of each sequence, whatever it might be chosen among; why there is none, where one failed."""
-        found: list[Scores] = []
-        for turn in (self._turns[sequence] for sequence in sequences):
-            while not (turn.tokens or turn.has_ended or turn.failure):
-                self._run()
-            try:
-                found.append(Scores(_CHOSEN, np.array([self._next(turn)])))
-            except RunnerFailed as error:
-                found.append(Scores(_CHOSEN, failure=error.message))
-        return found
+        """The next token of each sequence, whatever it might be chosen among; why there is none, where one failed.
+
+        After one run of the engine it may lack some, whose turns wait for memory, say: they are asked for again.
+        """
+        turns = [self._turns[sequence] for sequence in sequences]
+        if not all(turn.tokens or turn.has_ended or turn.failure for turn in turns):
+            self._run()
+        return [self._scores(turn) for turn in turns]
 
     def forget(self) -> int:
         """The library keeps no past of a turn that has ended."""
@@ -253,6 +253,13 @@ class LibraryBatch:
         for turn in self._turns.values():
             if turn.number and not turn.has_ended:
                 turn.failure = turn.failure or reason
+
+    def _scores(self, turn: Turn) -> Scores:
+        try:
+            token = self._next(turn)
+        except RunnerFailed as error:
+            return Scores(_CHOSEN, failure=error.message)
+        return Scores(_CHOSEN, np.array([] if token is None else [token], np.int64))
 
     def _next(self, turn: Turn) -> int | None:
         """The next token, the end of text where the turn has ended; None if it has not come. Raises RunnerFailed."""

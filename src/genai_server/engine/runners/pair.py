@@ -91,8 +91,8 @@ class RunnerPair:
                 scores = self.batched.advance(ids, tokens, [s.num_choices for s in step.sequences])
             else:
                 scores = [Scores(row[None]) for row in runner.decode(ids, tokens)]
-        for sequence, read in zip(step.sequences, reading, strict=True):
-            sequence.num_read += len(read)
+        for sequence, read, found in zip(step.sequences, reading, scores, strict=True):
+            sequence.num_read += 0 if found.is_pending else len(read)
         return scores
 
     def to_generator(self, sequence: Sequence) -> None:
