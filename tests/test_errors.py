@@ -48,3 +48,9 @@ def test_an_unknown_code_gives_the_base_error_with_the_message() -> None:
     found = from_code("of_a_newer_version", "why")
     assert type(found) is GenaiServerError
     assert (found.message, found.param) == ("why", None)
+
+
+def test_what_is_quoted_of_a_client_can_be_sent() -> None:
+    error = errors.UnknownField("a\ud800 is no field, ü is", param="a\ud800")
+    assert (error.message, error.param) == (r"a\ud800 is no field, ü is", r"a\ud800")
+    assert str(error) == error.message

@@ -50,15 +50,20 @@ class GenaiServerError(Exception):
     """Base of all errors that the server raises on purpose; `code` names the class to clients and across processes.
 
     `retry_after` are the seconds after which the same request may succeed; None where time alone changes nothing.
+    Message and parameter may quote what a client has sent: lone surrogates, which no response can hold, become escapes.
     """
 
     code: ClassVar[str] = "server_error"
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _encodable(message)
+        self.param = None if param is None else _encodable(param)
         self.retry_after = retry_after
+        super().__init__(self.message)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class ConfigurationError(GenaiServerError):

@@ -150,3 +150,10 @@ def test_only_what_may_succeed_later_says_when() -> None:
         )
     ]
     assert found == ["1", "17", "1", None, None]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat", "/v1/messages", "/v1/responses", "/v1/admin/runtime_options"])
+def test_a_field_whose_name_no_response_can_hold_is_refused_by_an_escape(scripted: RunningServer, path: str) -> None:
+    response = scripted.client.post(path, content=b'{"a\\ud800": 1}', headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
