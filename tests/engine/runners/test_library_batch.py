@@ -147,6 +147,8 @@ def test_the_length_of_an_answer_is_the_requests(device: DemoDevice) -> None:
     assert len(answer(device, "Count from 1 to 30.", max_tokens=7)) == 7
     assert device.reason(1) == FinishReason.LENGTH
     assert len(answer(device, "Hello!", 2, max_tokens=40, ignore_eos=True)) == 40
+    assert answer(device, "Hello!", 5, max_tokens=0) == []
+    assert device.reason(5) == FinishReason.LENGTH
     least = len(answer(device, "Hello!", 3)) + 3
     assert len(answer(device, "Hello!", 4, min_tokens=least)) >= least
 
@@ -201,6 +203,14 @@ def test_what_it_lacks_is_refused_by_name_before_any_work(
     (refused,) = [m for m in device.sent if isinstance(m, Refused)]
     assert refused.param == param
     assert "onnxruntime-genai's own batch" in refused.message
+
+
+def test_any_seed_is_one_of_the_librarys(library: LibraryBatch) -> None:
+    request = library._engine.create_request()
+    for seed in (-(2**63), -1, 2**63 - 1):  # which takes them only where it batches dynamically
+        wanted = GenerationRequest("r", [1], 5, 9, Sampling(1.0, seed=seed))
+        assert library._options(request, Opening(9, request=wanted), 5)
+    request.close()
 
 
 def test_what_has_no_effect_is_no_reason_to_refuse(library: LibraryBatch) -> None:

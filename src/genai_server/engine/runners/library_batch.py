@@ -178,8 +178,8 @@ class LibraryBatch:
         if turn.number:
             return True
         turn.given.extend(tokens)
-        if len(turn.given) < len(turn.prompt):
-            return False
+        if len(turn.given) < len(turn.prompt) or len(turn.given) >= turn.how.max_length:
+            return False  # more is to come, or no token is wanted, which the library takes for as many as there may be
         try:
             self._begin(turn)
         except RuntimeError as error:
@@ -207,7 +207,7 @@ class LibraryBatch:
             options.set_top_k(wanted.sampling.top_k)
             options.set_top_p(wanted.sampling.top_p)
             if wanted.sampling.seed is not None:
-                options.set_seed(wanted.sampling.seed)
+                options.set_seed(wanted.sampling.seed % 2**64)
         if wanted is not None:
             options.set_repetition_penalty(wanted.sampling.repetition_penalty)
             options.set_min_generated_tokens(most if wanted.ignore_eos else min(wanted.min_tokens, most))
