@@ -19,10 +19,11 @@ from genai_server.engine.guidance import model_guidance
 from genai_server.engine.inbox import Connected, Inbox
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling import ProfileFolder
-from genai_server.engine.runners.base import Interrupted, Logits, Opening, Scores
+from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.engine.wire import Wire

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from genai_server.engine.runners.base import Logits, Opening
+from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.scores import Logits
 
 STEPS = 24
 # A token so far below the best is never chosen, and its logit may be of any size and so of any rounding.

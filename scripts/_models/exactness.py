@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from genai_server.engine.runners.base import Logits, Opening, Runner
+from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.generation import GenerationRequest

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.engine.logprobs import token_logprob, token_logprobs
-from genai_server.engine.runners.base import Logits
+from genai_server.engine.runners.scores import Logits
 
 
 def log_softmax(logits: Logits) -> list[float]:

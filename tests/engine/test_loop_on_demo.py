@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import read_decoder_graph
 from genai_server.engine.guidance import Guidance, model_guidance
-from genai_server.engine.runners.base import Logits, Opening, Scores
+from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.scheduler import Pass
 from genai_server.generation import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.generation import Finished, PromptLogprobs, Submit

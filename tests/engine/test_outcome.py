@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from genai_server.engine.guidance import Compiled, bytes_guidance
 from genai_server.engine.logprobs import token_logprob
 from genai_server.engine.outcome import Outcome, next_outcome, prompt_logprobs
-from genai_server.engine.runners.base import Logits, Scores
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Sampling, TokenLogprob

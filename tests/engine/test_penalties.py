@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.engine.penalties import Bias, Penalties, penalizes
-from genai_server.engine.runners.base import Logits
+from genai_server.engine.runners.scores import Logits
 from genai_server.generation import Sampling
 
 VOCAB = 12

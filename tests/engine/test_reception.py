@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from genai_server.engine.inbox import Disconnected
-from genai_server.generation import FinishReason, Sampling, TokenLogprob
-from genai_server.messages.generation import Accepted, Cancel, Failed, Finished, PromptLogprobs, Refused, Tokens
+from genai_server.generation import FinishReason, GenerationRequest, Sampling, TokenLogprob
+from genai_server.messages.generation import Accepted, Cancel, Failed, Finished, PromptLogprobs, Refused, Submit, Tokens
 from genai_server.messages.operator import SetRuntimeOption
 from tests.engine.test_loop import API, OTHER_API, Bench
 
@@ -226,3 +226,12 @@ def test_a_prompt_that_a_profile_makes_read_anew_is_told_once(bench: Bench) -> N
     bench.run()
     told = [logprob for message in bench.of(1) if isinstance(message, PromptLogprobs) for logprob in message.logprobs]
     assert [logprob.token for logprob in told] == list(b"ay ab" + b"c" * 20 + b"\n\x04")
+
+
+def test_a_prompt_with_a_token_that_the_model_has_not_is_refused(bench: Bench) -> None:
+    size = bench.loop._model.vocab_size
+    bench.inbox.put((API, Submit(1, GenerationRequest("r1", [1, size, 2], 5, 100))))
+    bench.steps(1)
+    (refused,) = bench.of(1)
+    assert isinstance(refused, Refused)
+    assert (refused.param, f"token {size} is not among the model's {size}" in refused.message) == ("prompt", True)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from genai_server.engine import profile_manifest
 from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder
-from genai_server.engine.runners.base import Logits, Opening
+from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.runtime_options import RuntimeOptionState
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
@@ -360,6 +361,7 @@ class Batch:
 
     present_names = ("present.0.key",)
     takes_past = True
+    chooses = False
     max_rows = 4
 
     def __init__(self, *, lone_row_is_exact: bool = True) -> None:
@@ -374,9 +376,9 @@ class Batch:
         assert sequence in self.sequences
         return np.zeros(10, np.float32)
 
-    def decode(self, sequences: Iterable[int], tokens: Iterable[int]) -> Logits:
+    def advance(self, sequences: Iterable[int], tokens: Iterable[int], num_choices: Iterable[int]) -> list[Scores]:
         assert set(sequences) <= self.sequences
-        return np.zeros((1, 10), np.float32)
+        return [Scores(np.zeros((1, 10), np.float32)) for _ in sequences]
 
     def adopt(
         self, sequence: int, read: list[int], num_prefilled: int, past: dict[str, NDArray[Any]], *, exact: bool = False

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.engine.runners.base import Logits
+from genai_server.engine.runners.scores import Logits
 from genai_server.engine.sampler import Sampler, nucleus, top_tokens
 from genai_server.errors import InvalidField
 from genai_server.generation import Sampling

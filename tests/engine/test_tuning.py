@@ -7,9 +7,9 @@ import pytest
 
 from genai_server.engine import tuning
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.runners.base import Logits
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.tuning import Tuned, decode_rate, prefill_rate, quantized_blocks
 from genai_server.options.device import DeviceOptions

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from genai_server.engine.process import load_runners
-from genai_server.engine.runners.base import Logits, Opening
+from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.warm_up import scores_prompts, warm_up
 from genai_server.errors import RunnerFailed

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from genai_server.engine.runners.base import Logits
+from genai_server.engine.runners.scores import Logits
 from genai_server.engine.sampler import top_tokens
 from genai_server.generation import TokenLogprob
 

@@ -19,8 +19,9 @@ from genai_server.engine.operator import Operator
 from genai_server.engine.outbox import Outbox
 from genai_server.engine.outcome import next_outcome, prompt_logprobs
 from genai_server.engine.reception import Reception
-from genai_server.engine.runners.base import Interrupted, Scores, Terminated
+from genai_server.engine.runners.base import Interrupted, Terminated
 from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runtime_options import TERMINATE, RuntimeOptionState
 from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.engine.sequence import Sequence
@@ -66,7 +67,7 @@ class EngineLoop:
         self._heartbeat = heartbeat or Heartbeat()
         self._clock = clock
         self._options = options
-        self._model = runners.generator.model
+        self._model = runners.model
         self._reception = Reception(scheduler, options, guidance, runners, clock, self._on_compiled)
         self._outbox = Outbox(wire.send)
         self._tell = self._outbox.tell
@@ -195,7 +196,8 @@ class EngineLoop:
         self._has_worked = True
         with self._failing(step.sequences):
             started = self._clock()
-            self._heartbeat.beat(step.num_tokens * len(step.sequences))
+            self._heartbeat.beat(step.most_tokens)
+            is_usual = not step.reads_more
             for sequence in step.sequences:
                 sequence.start()
                 self._options.before_pass(sequence)
@@ -207,7 +209,8 @@ class EngineLoop:
                 with self._failing([sequence]):
                     self._advance(sequence, found)
             seconds = self._clock() - started
-            self._scheduler.observe(step, seconds)
+            if is_usual:
+                self._scheduler.observe(step, seconds)
             self._options.sessions.observe(step, seconds)
             self._meter.passed(step, seconds)
 
@@ -243,6 +246,8 @@ class EngineLoop:
 
     def _advance(self, sequence: Sequence, scores: Scores) -> None:
         """Tell what the logits of a pass make of a sequence."""
+        if scores.is_pending:
+            return
         connection, key = sequence.origin
         if scored := prompt_logprobs(sequence, scores.logits):
             self._tell(connection, PromptLogprobs(key, scored))

@@ -134,7 +134,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def is_paged(directory: Path) -> bool:
     """Whether the decoder's keys and values lie in pages, which only onnxruntime-genai's own batch hands out."""
-    return "block_table" in read_config(directory)["model"]["decoder"].get("inputs", {})
+    try:
+        decoder = read_config(directory)["model"]["decoder"]
+    except (ModelDirectoryError, KeyError, TypeError):
+        return False  # which is told where the directory is checked
+    return "block_table" in (decoder.get("inputs") or {})
 
 
 def session_profile(directory: Path) -> str:

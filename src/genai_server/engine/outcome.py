@@ -4,7 +4,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from genai_server.engine.logprobs import token_logprob, token_logprobs
-from genai_server.engine.runners.base import Logits, Scores
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed
 from genai_server.generation import FinishReason, TokenLogprob
@@ -58,7 +58,8 @@ def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     """The next token; None if the grammar lets the answer only end."""
     request, guide = sequence.request, sequence.guide
-    if (token := scores.chosen) is not None:
+    if (token := scores.chosen()) is not None:
+        sequence.sampler.note(token)
         return token
     too_early = sequence.num_produced < request.min_tokens
     if guide is None:

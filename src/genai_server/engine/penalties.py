@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from genai_server.engine.runners.base import Logits
+from genai_server.engine.runners.scores import Logits
 from genai_server.generation import Sampling
 
 # From here on a bias is no number any more: OpenAI's API reference says "a ban or exclusive selection".

@@ -62,7 +62,7 @@ def main() -> None:
         for adapter in spec.adapters:
             runners.adapters.load(adapter)
         warm_up(runners, spec.prefill_chunk, spec.max_length)
-        model = structs.replace(runners.generator.model, scores_prompts=scores_prompts(runners, spec.max_length))
+        model = structs.replace(runners.model, scores_prompts=scores_prompts(runners, spec.max_length))
         guidance = load_guidance(spec, model)
     except Exception as error:  # whatever the library raises: the operator must read it
         lifeline.let_go()
@@ -210,7 +210,7 @@ def _never_batched(spec: EngineSpec) -> str | None:
 
     if spec.scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
-    if spec.scheduler == "library":
+    if _by_library(spec):
         return _LIBRARY
     kind = spec.device.partition(":")[0]
     if kind not in MEMORY:

@@ -35,7 +35,7 @@ class Reception:
         self._options = options
         self._guidance = guidance
         self._runners = runners
-        self._vocab_size = runners.generator.model.vocab_size
+        self._vocab_size = runners.model.vocab_size
         self._clock = clock
         self._on_compiled = on_compiled
         self._compiling: dict[tuple[int, int], Sequence] = {}
@@ -90,5 +90,7 @@ class Reception:
             raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to go on')
         if strange := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
             raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="logit_bias")
+        if (last := max(request.prompt)) >= self._vocab_size:
+            raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prompt")
         self._runners.check(request)
         self._scheduler.require_room(len(request.prompt), self._compiling.values())

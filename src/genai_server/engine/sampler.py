@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.penalties import Bias, Penalties, penalizes
-from genai_server.engine.runners.base import Logits
+from genai_server.engine.runners.scores import Logits
 from genai_server.errors import InvalidField
 from genai_server.generation import Sampling
 
@@ -46,9 +46,13 @@ class Sampler:
         """
         logits = self._adjusted(logits, allowed, banned)
         token = int(logits.argmax()) if self._sampling.temperature == 0.0 else self._draw(logits)
+        self.note(token)
+        return token
+
+    def note(self, token: int) -> None:
+        """Count a token of the answer, whoever has chosen it."""
         if self._penalties is not None:
             self._penalties.count(token)
-        return token
 
     def _adjusted(self, logits: Logits, allowed: NDArray[np.bool_] | None, banned: Sequence[int]) -> Logits:
         """The logits with everything that comes before the temperature; minus infinity is ruled out."""

@@ -32,6 +32,17 @@ class Pass:
     num_tokens: int
     prefills: bool = False
 
+    @property
+    def reads_more(self) -> bool:
+        """Whether prompts may be read in it besides, by a runner that does so by itself."""
+        return any(sequence.by_library and not sequence.num_produced for sequence in self.sequences)
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens the model may read in it."""
+        new = [s for s in self.sequences if s.by_library and not s.num_produced]
+        return self.num_tokens * len(self.sequences) + sum(len(sequence.request.prompt) for sequence in new)
+
 
 class Scheduler:
     """Waiting sequences of one device, in order of priority and arrival, and running ones, in order of admission.

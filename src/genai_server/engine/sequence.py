@@ -19,7 +19,8 @@ class Sequence:
     `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which it is
     profiled, `num_profiled` how many of its tokens were; one that is `left_out` is not chosen when the device is
     profiled. `batched` says which of the engine's two runners has it. At `deadline`, a time of the clock, the answer
-    ends as it is. `gap` are the seconds between the last two tokens, None before the second.
+    ends as it is. One that is `by_library` has its prompt read and its tokens chosen where it runs. `gap` are the
+    seconds between the last two tokens, None before the second.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Sequence:
         self.num_cached = 0
         self.num_scored = 1
         self.batched = False
+        self.by_library = False
         self.profile = "0"
         self.active_profile = "0"
         self.profiled_from = 0
@@ -74,7 +76,7 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         """Whether more than the last produced token is unread: the prompt, or a past that a runner reads anew."""
-        return self.num_unread > 1 or self.num_produced == 0
+        return not self.by_library and (self.num_unread > 1 or self.num_produced == 0)
 
     @property
     def wants_positions(self) -> bool:

@@ -26,7 +26,7 @@ def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
     a model that cannot be run is not ready.
     """
     started = time.perf_counter()
-    length = min(max_length, runners.generator.model.context_length)
+    length = min(max_length, runners.model.context_length)
     if runners.batched is None:
         _run(runners.generator, 1, chunk, length)
     else:
@@ -35,9 +35,10 @@ def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
         except RunnerFailed as error:
             if not runners.batched.chooses:
                 raise
+            log.warning("answers cannot be profiled, for the model runs in a batch only: %s", error.message)
             runners.do_without_generator(error.message)  # so it may be with paged attention
         _run(runners.batched, 1, chunk, length)
-        if not runners.batched.chooses:  # else all but the first might wait for its end
+        if not runners.batched.chooses:  # else all but the first might wait for the first one's end
             _run(runners.batched, runners.batched.max_rows, _SHORT, length)
     runners.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)

@@ -108,8 +108,8 @@ def _prompt_logprobs(body: GenerationFields, model: ModelInfo) -> bool:
     wanted = isinstance(body, CompletionRequest) and bool(body.echo) and body.logprobs is not None
     if wanted and not model.scores_prompts:
         raise InvalidField(
-            "logprobs cannot be given with echo: this model gives none of a prompt, for its graph makes the logits of "
-            "the last token only (it was built with prune_lm_head)",
+            "logprobs cannot be given with echo: here the model gives none of a prompt: only after its last token "
+            "(it was built with prune_lm_head, say), or none at all",
             param="logprobs",
         )
     return wanted

@@ -17,9 +17,10 @@ from genai_server.config import disable_telemetry
 from genai_server.engine.decoder_graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.decoder_session import open_session
 from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.runners.base import Interrupted, Logits, Opening
+from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed

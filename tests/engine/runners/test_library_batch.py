@@ -11,19 +11,21 @@ import pytest
 from llguidance import LLMatcher
 
 from genai_server.engine.guidance import Guidance, model_guidance
-from genai_server.engine.runners.base import Interrupted, Opening
+from genai_server.engine.outcome import next_outcome
+from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.generator import GeneratorRunner
-from genai_server.engine.runners.library_batch import LibraryBatch, Turn
+from genai_server.engine.runners.library_batch import LibraryBatch
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.scheduler import Pass
+from genai_server.engine.scheduler import Pass, Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.warm_up import scores_prompts, warm_up
-from genai_server.errors import InvalidField, RunnerFailed
+from genai_server.errors import RunnerFailed
 from genai_server.generation import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.generation import Cancel, Refused
 from genai_server.messages.operator import OpenProfiles, Reply, SetRuntimeOption, StartProfile
 from genai_server.profile_plan import ProfilePlan
 from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
+from tests.fake_library import EOS, FakeLibrary, fake_generator
 
 ROWS = 4
 QUESTIONS = ("What is the capital of Italy?", "Count from 1 to 12.", "Hello!", "What is 3 plus 4?")
@@ -116,30 +118,6 @@ def test_more_than_it_has_rows_all_end(device: DemoDevice) -> None:
     assert device.tokens(5) == device.tokens(1)
 
 
-def test_a_prompt_is_given_when_all_of_its_chunks_have_come(library: LibraryBatch) -> None:
-    tokens = prompt("Hello!")
-    library.open(1, tokens, Opening(MAX_LENGTH))
-    library.prefill(1, tokens[:5])
-    assert not library._turns[1].number
-    first = library.prefill(1, tokens[5:])
-    assert (first == 0).sum() == 1
-    library.close(1)
-
-
-def test_what_was_interrupted_is_taken_once(library: LibraryBatch) -> None:
-    tokens = prompt("Count from 1 to 30.")
-    library.open(1, tokens, Opening(MAX_LENGTH))
-    token = int(library.prefill(1, tokens).argmax())
-    library.open(2, tokens, Opening(MAX_LENGTH))
-    for _ in range(3):
-        with pytest.raises(Interrupted):
-            library.prefill(2, tokens)
-    assert library._turns[2].given == tokens
-    library.close(1)
-    assert int(library.prefill(2, tokens).argmax()) == token
-    library.close(2)
-
-
 # what a request asks for
 
 
@@ -205,24 +183,8 @@ def test_what_it_lacks_is_refused_by_name_before_any_work(
     assert "onnxruntime-genai's own batch" in refused.message
 
 
-def test_any_seed_is_one_of_the_librarys(library: LibraryBatch) -> None:
-    request = library._engine.create_request()
-    for seed in (-(2**63), -1, 2**63 - 1):  # which takes them only where it batches dynamically
-        wanted = GenerationRequest("r", [1], 5, 9, Sampling(1.0, seed=seed))
-        assert library._options(request, Opening(9, request=wanted), 5)
-    request.close()
-
-
 def test_what_has_no_effect_is_no_reason_to_refuse(library: LibraryBatch) -> None:
     library.check(GenerationRequest("r", [1], 5, 9, Sampling(0.0, seed=7, min_p=0.2)))
-
-
-def test_a_longer_answer_than_its_pages_hold_is_refused(generator: GeneratorRunner) -> None:
-    library = LibraryBatch(generator, 4)
-    library._max_length = 8  # none of its own where it batches statically
-    library.check(GenerationRequest("r", [1, 2, 3], 5, 100))
-    with pytest.raises(InvalidField, match="8 tokens together .* not 9"):
-        library.check(GenerationRequest("r", [1, 2, 3], 6, 100))
 
 
 def test_no_prompt_is_scored(generator: GeneratorRunner, library: LibraryBatch) -> None:
@@ -237,7 +199,6 @@ def test_who_leaves_frees_the_place_and_the_others_go_on(device: DemoDevice, alo
     device.submit(2, "Count from 1 to 12.")
     while len(device.tokens(1)) < 5:
         device.step()
-    assert not device.tokens(2)
     device.inbox.put((API, Cancel(1)))
     device.run(2)
     assert device.tokens(2) == answer(alone, "Count from 1 to 12.", 2)
@@ -261,8 +222,11 @@ def test_terminate_session_ends_what_runs_and_recovers(device: DemoDevice) -> No
 # profiles
 
 
-def test_a_profiled_answer_goes_on_alone_and_stays_so(device: DemoDevice, alone: DemoDevice, tmp_path: Path) -> None:
-    device.submit(1, "Count from 1 to 12.")
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(repetition_penalty=1.2)], ids=["plain", "penalized"])
+def test_a_profiled_answer_goes_on_alone_and_stays_so(
+    device: DemoDevice, alone: DemoDevice, sampling: Sampling, tmp_path: Path
+) -> None:
+    device.submit(1, "Count from 1 to 12.", sampling=sampling)
     while len(device.tokens(1)) < 4:
         device.step()
     device.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p", "r1")))
@@ -271,7 +235,7 @@ def test_a_profiled_answer_goes_on_alone_and_stays_so(device: DemoDevice, alone:
     device.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "0", "r1")))
     device.run(1)
     assert len(list(tmp_path.glob("cpu/p_*.json"))) == 4
-    assert device.tokens(1) == answer(alone, "Count from 1 to 12.")
+    assert device.tokens(1) == answer(alone, "Count from 1 to 12.", sampling=sampling)
 
 
 def test_where_the_model_runs_in_the_batch_only_profiles_are_refused_with_the_librarys_reason(
@@ -301,60 +265,156 @@ def test_where_the_model_runs_in_the_batch_only_profiles_are_refused_with_the_li
 # failures
 
 
-def test_a_failed_run_fails_who_was_in_it_and_nobody_after(library: LibraryBatch) -> None:
+def test_a_failed_run_fails_who_was_in_it_and_nobody_after(library: LibraryBatch, generator: GeneratorRunner) -> None:
     good, bad = prompt("Count from 1 to 30."), [10**6]
     library.open(1, bad, Opening(MAX_LENGTH))
-    with pytest.raises(RunnerFailed, match="engine execution failure"):
-        library.prefill(1, bad)
-    library.close(1)
     library.open(2, good, Opening(MAX_LENGTH))
-    token = int(library.prefill(2, good).argmax())
-    assert library.decode([2], [token]).max() == 0
+    lost, beside = library.advance([1, 2], [0, 0], [])
+    assert "engine execution failure" in lost.failure
+    assert beside.failure
+    library.close(1)
     library.close(2)
+    library.open(3, good, Opening(MAX_LENGTH))
+    generator.open(3, good, Opening(MAX_LENGTH))
+    assert library.prefill(3, good).argmax() == generator.prefill(3, good).argmax()
+    library.close(3)
+    generator.close(3)
 
 
-def test_in_a_pass_of_several_the_failure_of_one_is_its_own(library: LibraryBatch) -> None:
-    tokens = prompt("Count from 1 to 30.")
-    firsts = []
-    for number in (1, 2):
-        library.open(number, tokens, Opening(MAX_LENGTH))
-    for number in (1, 2):
-        try:
-            firsts.append(int(library.prefill(number, tokens).argmax()))
-        except Interrupted:
-            library.close(1)
-            firsts.append(int(library.prefill(number, tokens).argmax()))
-            library.open(1, tokens, Opening(MAX_LENGTH))
-    library._turns[1].failure = "request unserviceable"
-    lost, found = library.advance([1, 2], firsts, ())
-    assert lost.failure.endswith("request unserviceable")
-    assert found.chosen is not None
-    for number in (1, 2):
-        library.close(number)
+# what only a GPU's pages would show, over a library that is none
 
 
-def test_one_whose_token_has_not_come_is_asked_again_and_the_other_goes_on(
-    generator: GeneratorRunner, library: LibraryBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if its turn waited for memory, which only a GPU's pages can lack."""
-    monkeypatch.setattr(library, "_run", lambda: None)
-    pair = RunnerPair(generator, library)
-    tokens = prompt("Hello!")
-    going, waiting = (
-        Sequence(number, (0, number), GenerationRequest("r", tokens, 20, MAX_LENGTH), lambda: 0.0) for number in (1, 2)
-    )
-    for sequence in (going, waiting):
-        sequence.batched, sequence.num_read = True, len(tokens)
-        sequence.append(7)
-        library._turns[sequence.id] = Turn(Opening(MAX_LENGTH), tokens, number=1)
-    library._turns[1].tokens.append(8)
-    first, second = pair.forward(Pass([going, waiting], 1))
-    assert (first.chosen, second.is_pending, second.chosen) == (8, True, None)
-    assert (going.num_unread, waiting.num_unread) == (0, 1)
-    library._turns[2].tokens.append(9)
-    going.append(8)
-    library._turns[1].has_ended = True
-    first, second = pair.forward(Pass([going, waiting], 1))
-    assert (first.chosen, second.chosen) == (generator.model.eos_token_ids[0], 9)
-    assert (going.num_unread, waiting.num_unread) == (0, 0)
-    library._turns.clear()
+def fake(fields: dict[str, Any] | None = None, **search: Any) -> tuple[FakeLibrary, LibraryBatch]:
+    library = FakeLibrary(**(fields or {}))
+    return library, LibraryBatch(fake_generator(library, **search), 16)
+
+
+def drive(batch: LibraryBatch, arrivals: list[int], passes: int) -> tuple[list[Sequence], list[str]]:
+    """Sequences that come before these passes, and why those that failed did."""
+    pair = RunnerPair(batch._generator, batch)
+    scheduler = Scheduler(max_running=batch.max_rows, max_waiting=99, prefill_chunk=32)
+    found: list[Sequence] = []
+    failures: list[str] = []
+    for number in range(passes):
+        for _ in range(arrivals.count(number)):
+            request = GenerationRequest("r", [7] * 8, 400, 900)
+            found.append(Sequence(len(found), (0, len(found)), request, lambda: 0.0))
+            scheduler.add(found[-1])
+        for sequence in scheduler.admit():
+            pair.open(sequence)
+        step = scheduler.next_pass()
+        if step is None:
+            continue
+        for sequence, scores in zip(step.sequences, pair.forward(step), strict=True):
+            if scores.failure:
+                failures.append(scores.failure)
+                scheduler.remove(sequence)
+                pair.close(sequence)
+            elif not scores.is_pending:
+                next_outcome(sequence, scores, [EOS])
+    return found, failures
+
+
+def test_all_that_come_together_are_read_and_answered_together() -> None:
+    library, batch = fake()
+    found, _ = drive(batch, [0] * 5, 10)
+    assert library.rows == [5] * 10
+    assert [sequence.num_produced for sequence in found] == [10] * 5
+
+
+def test_who_comes_later_joins_and_no_token_is_held_back() -> None:
+    library, batch = fake({"chunk": 4})
+    found, _ = drive(batch, [0, 5, 5, 9], 30)
+    assert max(library.rows) == 4
+    assert all(not turn.tokens for turn in batch._turns.values())
+    assert found[0].num_produced > found[1].num_produced == found[2].num_produced > found[3].num_produced > 15
+
+
+def test_a_turn_without_memory_waits_and_holds_up_nobody() -> None:
+    library, batch = fake({"memory_for": 2})
+    found, failures = drive(batch, [0, 0, 0], 200)
+    assert [sequence.num_produced for sequence in found] == [200, 200, 0]
+    assert not failures
+
+
+def test_where_no_turn_can_go_on_the_youngest_makes_room() -> None:
+    library, batch = fake({"memory_for": 0})
+    found, failures = drive(batch, [0, 0], 250)
+    assert ["memory" in failure for failure in failures] == [True, True]
+    assert not library.rows[-1]
+
+
+def test_a_prompts_tokens_count_for_who_watches_and_its_time_for_nobody() -> None:
+    _, batch = fake({"chunk": 3})
+    pair = RunnerPair(batch._generator, batch)
+    sequence = Sequence(1, (0, 1), GenerationRequest("r", [7] * 8, 9, 90), lambda: 0.0)
+    pair.open(sequence)
+    step = Pass([sequence], 1)
+    assert (sequence.is_prefilling, sequence.num_unread, sequence.num_cached) == (False, 1, 0)
+    assert (step.reads_more, step.most_tokens) == (True, 9)
+    for is_pending in (True, True, False):
+        (scores,) = pair.forward(step)
+        assert scores.is_pending is is_pending
+    next_outcome(sequence, scores, [EOS])
+    assert (step.reads_more, step.most_tokens) == (False, 1)
+
+
+def test_the_context_is_what_the_pages_hold_of_one() -> None:
+    _, batch = fake({"max_length": 300})
+    assert RunnerPair(batch._generator, batch).model.context_length == 300
+
+
+def test_a_default_that_cannot_be_had_is_none() -> None:
+    _, batch = fake(min_p=0.1, temperature=0.7)
+    assert batch.model.defaults == Sampling(temperature=0.7)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(), {"do_sample": False}),
+        (Sampling(1e-50, top_k=3), {"do_sample": False}),
+        (Sampling(1.0, top_k=1), {"do_sample": False}),
+        (Sampling(0.5, top_k=9, top_p=0.5, seed=4), {"temperature": 0.5, "top_k": 9, "top_p": 0.5, "seed": 4}),
+        (Sampling(1.0, top_k=10**6), {"top_k": 0, "top_p": 1.0}),
+    ],
+)
+def test_how_to_choose_is_told_without_contradiction(sampling: Sampling, expected: dict[str, Any]) -> None:
+    _, batch = fake()
+    batch.check(request := GenerationRequest("r", [1, 2], 5, 20, sampling, min_tokens=9))
+    batch.open(1, [1, 2], Opening(7, request=request))
+    given = batch._turns[1].request.options
+    assert given | expected == given
+    assert (given["max_generated_tokens"], given["min_generated_tokens"]) == (5, 5)
+    assert ("temperature" in given) == (expected.get("do_sample") is not False)
+
+
+def test_an_engine_that_fails_makes_way_for_a_new_one_before_that_is_made() -> None:
+    library, batch = fake()
+    batch.open(1, [1, 2], Opening(7))
+    library.fails = True
+    assert batch.advance([1], [2], [])[0].failure
+    batch.close(1)
+    batch.open(2, [1, 2], Opening(7))
+    assert batch.advance([2], [2], [])[0].chosen() == 1
+    assert library.most_alive == 1
+
+
+def test_an_engine_that_cannot_be_replaced_ends_the_process() -> None:
+    library, batch = fake()
+    batch.open(1, [1, 2], Opening(7))
+    library.fails, library.cannot_start = True, True
+    with pytest.raises(SystemExit, match="out of memory"):
+        batch.advance([1], [2], [])
+
+
+def test_a_request_that_cannot_be_closed_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    _, batch = fake()
+    batch.open(1, [1, 2], Opening(7))
+
+    def broken(number: int) -> bool:
+        raise RuntimeError("no such turn")
+
+    batch._turns[1].request.cancel_turn = broken
+    batch.close(1)
+    assert "could not be closed" in caplog.text

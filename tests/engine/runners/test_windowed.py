@@ -65,7 +65,7 @@ def answer(runner: Any, tokens: list[int], steps: int = STEPS) -> list[int]:
     runner.open(99, tokens, Opening(MAX_LENGTH))
     found = [int(runner.prefill(99, tokens).argmax())]
     while len(found) < steps:
-        found.append(int(runner.decode([99], found[-1:])[0].last.argmax()))
+        found.append(int(runner.decode([99], found[-1:])[0].argmax()))
     runner.close(99)
     return found
 

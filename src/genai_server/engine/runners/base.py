@@ -5,48 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.errors import RunnerFailed
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.generation import GenerationRequest, ModelInfo
-
-Logits = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What a pass tells of a sequence: the logits [positions, vocab_size] after its last tokens; or the best of them
-    only, [1, count], highest first, of equals the lowest token first, and the `tokens` [count] that they are of. One
-    alone has been chosen already; if there is none, the pass must be run again. With a `failure` there is nothing to go
-    on with.
-    """
-
-    logits: Logits
-    tokens: NDArray[np.int64] | None = None
-    failure: str = ""
-
-    @property
-    def last(self) -> Logits:
-        """The logits after the last token."""
-        last: Logits = self.logits[-1]
-        return last
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether nothing is known yet."""
-        return self.tokens is not None and not len(self.tokens) and not self.failure
-
-    @property
-    def chosen(self) -> int | None:
-        """The token that was chosen where the model runs, if it was. Raises RunnerFailed with the failure."""
-        if self.failure:
-            raise RunnerFailed(self.failure)
-        return int(self.tokens[0]) if self.tokens is not None and len(self.tokens) == 1 else None
-
-    def token(self, index: int) -> int:
-        """The token that an index into the logits stands for."""
-        return index if self.tokens is None else int(self.tokens[index])
 
 
 @dataclass(frozen=True)
@@ -156,7 +118,9 @@ class Batch(Runner, Protocol):
 
     @property
     def chooses(self) -> bool:
-        """Whether it chooses the tokens itself, from the answer's first one on."""
+        """Whether it reads prompts by itself, and chooses the tokens from the answer's first one on: `open` begins the
+        answer, and returns that all of the prompt but its last token need not be read.
+        """
         ...
 
     @property
@@ -174,7 +138,10 @@ class Batch(Runner, Protocol):
         ...
 
     def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Sequence[int]) -> list[Scores]:
-        """As `decode`; each next token will be chosen among so many of the best, or among all where that is 0."""
+        """As `decode`; each next token will be chosen among so many of the best, or among all where that is 0.
+
+        Of a sequence that is pending afterwards the token was not read, and is to be given again.
+        """
         ...
 
     def adopt(

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_slots import KvSlots
 from genai_server.engine.output_head import BEST_LOGITS, BEST_TOKENS, FIRST_POSITION, NUM_BEST
-from genai_server.engine.runners.base import Interrupted, Logits, Opening, Scores
+from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.session_options import node_shares
 from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest, ModelInfo
@@ -47,6 +48,9 @@ class BatchedRunner:
     Some kernels take the rows of a pass in groups, such as pairs, and round those otherwise that are left at its end.
     How large the groups are is tried at the start; a pass with an exact sequence has whole groups of rows.
     """
+
+    name = "batched"
+    chooses = False
 
     def __init__(
         self,
@@ -75,9 +79,6 @@ class BatchedRunner:
         # Whole groups, for exact rows may need companions; beyond the slots these keep nothing.
         self._take_memory(limits.num_slots + -limits.num_slots % row_group, limits.max_length)
         self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
-
-    name = "batched"
-    chooses = False
 
     @property
     def lone_row_is_exact(self) -> bool:
@@ -258,11 +259,11 @@ class BatchedRunner:
         if self._chooses_positions:
             binding.bind_cpu_input(FIRST_POSITION, np.array([-told]))
         # All of them each time, for a binding that is left as it was would be written to.
-        for name in (self._graph.logits, *((BEST_LOGITS, BEST_TOKENS) if self._offers_best else ())):
-            if (array := wanted.get(name)) is None:
-                self._buffers.keep(binding, name)
-            else:
-                binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        unread = {self._graph.logits, *((BEST_LOGITS, BEST_TOKENS) if self._offers_best else ())} - wanted.keys()
+        for name, array in wanted.items():
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name in unread:
+            self._buffers.keep(binding, name)
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
@@ -278,6 +279,8 @@ class BatchedRunner:
             raise RunnerFailed(f"onnxruntime: {error}") from error
         finally:
             self._reading = None
+            for name in unread:
+                self._buffers.keep(binding, name)  # anew, for a binding keeps what it was given as long as it lives
 
     def _positions(self, new: int, *, every: bool) -> int:
         """Of how many positions a pass over `new` ones tells the logits: all, or the last with its group."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from genai_server.engine.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model_files import check_model_directory, read_config
-from genai_server.engine.runners.base import Logits, Opening, Terminated
+from genai_server.engine.runners.base import Opening, Terminated
+from genai_server.engine.runners.scores import Logits
 from genai_server.engine.session_options import configure_providers, genai_overlay
 from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
 from genai_server.generation import ModelInfo

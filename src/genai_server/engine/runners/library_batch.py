@@ -1,46 +1,58 @@
 """The runner over onnxruntime-genai's own batching, `og.Engine`: what models with paged attention are made for.
 
-The library chooses the tokens itself and tells no logits, so some fields of a request cannot be had here. A request of
-its is opened for each sequence, with one turn: the prompt is its input, and each run of the engine brings a token of
-every turn that goes on. Where it batches dynamically (paged attention, on GPUs) a turn joins those that run; elsewhere
-it forms a batch of at most four, and a turn that comes later waits until all of them have ended.
+The library reads prompts and chooses tokens by itself and tells no logits, so some fields of a request cannot be had
+here. A request of its is opened for each sequence, with one turn: the prompt is its input, and each run of the engine
+brings a token of every turn that has been read. Where it batches dynamically (paged attention, on GPUs) a turn joins
+those that run; elsewhere it forms a batch of at most four, and turns that come later wait until all of it has ended.
 """
 
 import json
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.base import Interrupted, Logits, Opening, Scores
+from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.generation import GenerationRequest, ModelInfo
 
-_CHOSEN = np.zeros((1, 1), np.float32)
+log = logging.getLogger(__name__)
+# Runs in a row that bring nothing, for the memory for keys and values is full, until one must make room.
+_MOST_BLOCKED = 100
 
 
 @dataclass
 class Turn:
-    """A sequence's turn: the prompt that it is begun with, as soon as all of it has come, and the tokens that it has
-    brought and nobody has taken yet. It may end or fail behind these.
+    """What the library does for a sequence, and the tokens that it has brought and nobody has taken yet.
+
+    It may have ended or failed behind these. Without a `request` it is over, or its engine is.
     """
 
-    how: Opening
-    prompt: list[int]
-    given: list[int] = field(default_factory=list)
     request: Any = None
     number: int = 0
     tokens: deque[int] = field(default_factory=deque)
     has_ended: bool = False
     failure: str = ""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self.tokens) or self.has_ended or bool(self.failure)
+
 
 class LibraryBatch:
-    """At most `max_rows` sequences on the model that a GeneratorRunner has loaded."""
+    """At most `max_rows` sequences on the model that a GeneratorRunner has loaded.
+
+    An engine that fails is replaced, and all its turns fail. Raises SystemExit if that cannot be: a process that is
+    started anew may have the memory.
+    """
 
     name = "library"
     chooses = True
@@ -53,16 +65,23 @@ class LibraryBatch:
         self._generator = generator
         self._library = generator.library
         self._turns: dict[int, Turn] = {}
+        self._blocked = 0
         self._start()
         capabilities = self._engine.get_capabilities()
         self._max_rows = min(max_rows, int(capabilities.configured_max_batch_size))
         # 0 where it batches statically, which has no limits of its own, nor seeds.
         self._is_dynamic = capabilities.max_scheduled_tokens > 0
-        self._max_length = capabilities.max_request_length
+        model = generator.model
+        self._model = structs.replace(
+            model,
+            context_length=min(model.context_length, capabilities.max_request_length or model.context_length),
+            defaults=structs.replace(model.defaults, min_p=0.0),  # nobody asks for a default that cannot be had
+        )
 
     @property
     def model(self) -> ModelInfo:
-        return self._generator.model
+        """The model, with as many tokens of context as the library's pages hold of one sequence."""
+        return self._model
 
     @property
     def max_rows(self) -> int:
@@ -92,59 +111,53 @@ class LibraryBatch:
                     "has none",
                     param=name,
                 )
-        length = min(request.max_length, len(request.prompt) + request.max_tokens)
-        if 0 < self._max_length < length:
-            raise InvalidField(
-                f"prompt and answer may have {self._max_length} tokens together in onnxruntime-genai's batch, not "
-                f"{length}",
-                param="max_tokens",
-            )
         if request.grammar is not None:
             _guidance(request.grammar)
 
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
-        self._turns[sequence] = Turn(how, prompt)
-        return 0
+        """Begin the sequence's turn. Raises InvalidField if the library does not take what the request asks for."""
+        most = how.max_length - len(prompt)
+        turn = self._turns[sequence] = Turn(has_ended=most == 0)  # for none is as many as there may be to the library
+        if most:
+            options = self._library.RequestOptions()
+            options.set_max_session_tokens(how.max_length)
+            try:
+                turn.request = self._engine.create_request(options=options)
+                chosen = self._options(turn.request, how.request, most)
+                turn.number = turn.request.begin_turn(np.array(prompt, np.int32), chosen)
+            except RuntimeError as error:
+                raise InvalidField(f"onnxruntime-genai does not take the request: {error}") from None
+        return len(prompt) - 1
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        """As every runner's, but that the last logits are minus infinity but for the token that was chosen.
-
-        Raises Interrupted as long as the turn has brought no token; others have brought theirs meanwhile.
-        """
-        if positions and len(tokens) > 1:
+        """As every runner's, but that all logits are minus infinity but that of the token that was chosen."""
+        if positions:
             raise RunnerFailed("onnxruntime-genai's own batch tells no logits of a prompt")
-        turn = self._turns[sequence]
-        logits = np.full(self.model.vocab_size, -np.inf, np.float32)
-        if self._read(turn, tokens):
-            if not turn.tokens:
-                self._run()
-            token = self._next(turn)
-            if token is None:
-                raise Interrupted
-            logits[token] = 0.0
+        logits: Logits = self.decode([sequence], tokens[-1:])[0]
         return logits
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
-        """As every runner's; all logits are minus infinity but those of the tokens that were chosen."""
-        logits = np.full((len(sequences), self.model.vocab_size), -np.inf, np.float32)
+        """As every runner's, with logits as of `prefill`."""
+        logits = np.full((len(sequences), self._model.vocab_size), -np.inf, np.float32)
         for row, sequence in zip(logits, sequences, strict=True):
-            while (scores := self.advance([sequence], [], ())[0]).is_pending:
+            while (scores := self.advance([sequence], [], [])[0]).is_pending:
                 pass
-            row[scores.token(0)] = 0.0
+            row[scores.chosen()] = 0.0
         return logits
 
     def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Sequence[int]) -> list[Scores]:
         """The next token of each sequence, whatever it might be chosen among; why there is none, where one failed.
 
-        After one run of the engine it may lack some, whose turns wait for memory, say: they are asked for again.
+        The engine runs once, and only if it has brought nothing yet for any of them: some may be pending then, whose
+        prompts are still being read, or wait for memory.
         """
         turns = [self._turns[sequence] for sequence in sequences]
-        if not all(turn.tokens or turn.has_ended or turn.failure for turn in turns):
+        if not any(turn.is_ready for turn in turns):
             self._run()
         return [self._scores(turn) for turn in turns]
 
     def forget(self) -> int:
-        """The library keeps no past of a turn that has ended."""
+        """Nothing: a past that the library may keep is out of reach."""
         return 0
 
     def adopt(
@@ -160,114 +173,126 @@ class LibraryBatch:
 
     def close(self, sequence: int) -> None:
         turn = self._turns.pop(sequence, None)
-        if turn is not None and turn.request is not None:
-            if turn.number:
-                turn.request.cancel_turn(turn.number)
-            turn.request.close()
+        if turn is not None:
+            self._end(turn)
 
     def end_session(self) -> None:
         self._turns.clear()
-        del self._engine
+        del self._events, self._engine
 
     def _start(self) -> None:
         self._engine = self._library.Engine(self._generator.library_model)
         self._events = self._engine.create_event_buffer(4 * self._engine.get_capabilities().configured_max_batch_size)
 
-    def _read(self, turn: Turn, tokens: Sequence[int]) -> bool:
-        """Take tokens of a prompt, but not twice; returns whether its turn has begun, for all have come."""
-        if turn.number:
-            return True
-        turn.given.extend(tokens)
-        if len(turn.given) < len(turn.prompt) or len(turn.given) >= turn.how.max_length:
-            return False  # more is to come, or no token is wanted, which the library takes for as many as there may be
-        try:
-            self._begin(turn)
-        except RuntimeError as error:
-            raise RunnerFailed(f"onnxruntime-genai: {error}") from error
-        return True
+    def _options(self, request: Any, wanted: GenerationRequest | None, most: int) -> Any:
+        """How the library shall choose, which is up to `most` tokens; greedily, if nothing is said.
 
-    def _begin(self, turn: Turn) -> None:
-        options = self._library.RequestOptions()
-        options.set_max_session_tokens(turn.how.max_length)
-        turn.request = self._engine.create_request(options=options)
-        turn.number = turn.request.begin_turn(
-            np.array(turn.given, np.int32), self._options(turn.request, turn.how, turn.how.max_length - len(turn.given))
-        )
-
-    def _options(self, request: Any, how: Opening, most: int) -> Any:
-        """How the library shall choose, which is up to `most` tokens; greedily, if nothing is said."""
+        It refuses options that contradict each other, as a temperature does where only the best token is chosen.
+        """
         options = self._library.TurnOptions(request)
         options.set_max_generated_tokens(most)
-        wanted = how.request
-        if wanted is None or wanted.sampling.temperature == 0.0 or wanted.sampling.top_k == 1:
-            options.set_do_sample(False)  # the library refuses a temperature that would have no effect
-        else:
-            options.set_do_sample(True)
-            options.set_temperature(wanted.sampling.temperature)
-            options.set_top_k(wanted.sampling.top_k)
-            options.set_top_p(wanted.sampling.top_p)
-            if wanted.sampling.seed is not None:
-                options.set_seed(wanted.sampling.seed % 2**64)
-        if wanted is not None:
-            options.set_repetition_penalty(wanted.sampling.repetition_penalty)
-            options.set_min_generated_tokens(most if wanted.ignore_eos else min(wanted.min_tokens, most))
-            if wanted.grammar is not None:
-                options.set_guidance(*_guidance(wanted.grammar))
+        if wanted is None:
+            options.set_do_sample(False)
+            return options
+        sampling = wanted.sampling
+        temperature, top_p = np.float32(sampling.temperature), np.float32(sampling.top_p)
+        samples = temperature > 0 and top_p > 0 and sampling.top_k != 1
+        options.set_do_sample(bool(samples))
+        if samples:
+            options.set_temperature(float(temperature))
+            options.set_top_k(sampling.top_k if sampling.top_k < self._model.vocab_size else 0)
+            options.set_top_p(float(top_p))
+            if sampling.seed is not None:
+                options.set_seed(sampling.seed)
+        options.set_repetition_penalty(sampling.repetition_penalty)
+        options.set_min_generated_tokens(most if wanted.ignore_eos else min(wanted.min_tokens, most))
+        if wanted.grammar is not None:
+            options.set_guidance(*_guidance(wanted.grammar))
         return options
 
     def _run(self) -> None:
         """One pass of the library's, and what has come of it."""
-        owners = {id(turn.request): turn for turn in self._turns.values() if turn.request is not None}
         try:
-            is_well = True
-            for event in self._engine.run(self._events):
-                turn = owners.get(id(event.request))
-                if turn is not None:
-                    is_well &= self._take(turn, event)
-            if is_well and not self._engine.has_pending_requests():
-                self._end_all("it has ended without a token")
+            is_well = self._take_events()
         except RuntimeError as error:
-            self._end_all(str(error))
+            self._fail_all(str(error))
             is_well = False
         if not is_well:
-            self._end_all("another request of the batch has failed")
-            for turn in self._turns.values():
-                turn.request = None
-            self._start()  # an engine that has failed takes no more requests
+            self._fail_all("another request of the batch has failed")
+            self._replace()
 
-    def _take(self, turn: Turn, event: Any) -> bool:
-        """Note what has come of a turn; returns whether the engine can go on."""
+    def _take_events(self) -> bool:
+        """Run the engine and note what it brings; returns whether it can go on."""
+        codes = self._library.EngineErrorCode
+        owners = {id(turn.request): turn for turn in self._turns.values() if turn.request is not None}
+        is_well = True
+        is_blocked = brings = False
+        for event in self._engine.run(self._events):
+            is_blocked |= event.error_code in (codes.CAPACITY_DEFERRED, codes.EXECUTION_CAPACITY_EXCEEDED)
+            is_well &= event.error_code not in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE)
+            if (turn := owners.get(id(event.request))) is not None:
+                self._note(turn, event)
+                brings |= turn.is_ready
+        if is_well and not brings and not self._engine.has_pending_requests():
+            self._fail_all("its turn has ended without an end")
+        self._blocked = self._blocked + 1 if is_blocked and not brings else 0
+        if self._blocked >= _MOST_BLOCKED:
+            self._make_room()
+        return is_well
+
+    def _note(self, turn: Turn, event: Any) -> None:
         codes, reasons = self._library.EngineErrorCode, self._library.FinishReason
         if event.token is not None:
             turn.tokens.append(event.token)
-        turn.has_ended |= event.finish_reason != reasons.NONE
         if event.finish_reason == reasons.FAILED or event.error_code in (
             codes.REQUEST_UNSERVICEABLE,
             codes.ENGINE_CONTRACT_FAILURE,
             codes.ENGINE_EXECUTION_FAILURE,
         ):
             turn.failure = event.error_code.name.lower().replace("_", " ")
-        return event.error_code not in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE)
+        turn.has_ended |= event.finish_reason != reasons.NONE
 
-    def _end_all(self, reason: str) -> None:
+    def _make_room(self) -> None:
+        """End the turn that came last: the library takes no memory from one that runs, and so none would go on."""
+        youngest = [turn for turn in self._turns.values() if turn.request is not None and not turn.is_ready][-1:]
+        for turn in youngest:
+            turn.failure = "there is no memory left for its keys and values"
+            self._end(turn)
+        self._blocked = 0
+
+    def _fail_all(self, reason: str) -> None:
         for turn in self._turns.values():
-            if turn.number and not turn.has_ended:
+            if not turn.has_ended:
                 turn.failure = turn.failure or reason
 
-    def _scores(self, turn: Turn) -> Scores:
+    def _replace(self) -> None:
+        """A new engine for one that takes no more requests; the old one's memory goes first."""
+        for turn in self._turns.values():
+            turn.request = None
+        del self._events, self._engine
         try:
-            token = self._next(turn)
-        except RunnerFailed as error:
-            return Scores(_CHOSEN, failure=error.message)
-        return Scores(_CHOSEN, np.array([] if token is None else [token], np.int64))
+            self._start()
+        except RuntimeError as error:
+            raise SystemExit(f"onnxruntime-genai's batch cannot be started anew: {error}") from error
 
-    def _next(self, turn: Turn) -> int | None:
-        """The next token, the end of text where the turn has ended; None if it has not come. Raises RunnerFailed."""
+    def _end(self, turn: Turn) -> None:
+        request, turn.request = turn.request, None
+        if request is None:
+            return
+        try:
+            if turn.number:
+                request.cancel_turn(turn.number)
+            request.close()
+        except RuntimeError:
+            log.exception("a request of onnxruntime-genai's batch could not be closed")
+
+    def _scores(self, turn: Turn) -> Scores:
+        """What is next of a turn: a token, the end of text where it has ended, or nothing yet."""
         if turn.tokens:
-            return turn.tokens.popleft()
+            return Scores(choice=turn.tokens.popleft())
         if turn.failure:
-            raise RunnerFailed(f"onnxruntime-genai: {turn.failure}")
-        return self.model.eos_token_ids[0] if turn.has_ended else None
+            return Scores(failure=f"onnxruntime-genai: {turn.failure}")
+        return Scores(choice=self._model.eos_token_ids[0]) if turn.has_ended else Scores()
 
 
 def _guidance(grammar: str) -> tuple[str, str]:
@@ -279,7 +304,11 @@ def _guidance(grammar: str) -> tuple[str, str]:
         return "lark_grammar", grammar
     first, *more = json.loads(grammar)["grammars"]
     if more:
-        raise InvalidField("onnxruntime-genai's own batch takes no grammar of several parts", param="grammar")
+        raise InvalidField(
+            "this answer's form (a schema or a tool call together with reasoning, say) takes several grammars, and "
+            "onnxruntime-genai's own batch, where this device's answers come from, takes one",
+            param="grammar",
+        )
     if first.get("json_schema") is not None:
         return "json_schema", json.dumps(first["json_schema"])
     return "lark_grammar", first["lark_grammar"]

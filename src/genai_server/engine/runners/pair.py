@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from genai_server.engine.adapters import Adapters
-from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Runner, Scores
+from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Runner
+from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduler import Pass
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import Batching, GenerationRequest
+from genai_server.generation import Batching, GenerationRequest, ModelInfo
 
 NOT_EXACT = "an exact request cannot be profiled with this model: alone, as it would run, a row rounds otherwise"
 
@@ -38,6 +39,11 @@ class RunnerPair:
         self._reason = reason
         self._no_generator = ""
         self._nodes = dict(nodes)
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model, as it is where most requests run."""
+        return (self.batched or self.generator).model
 
     @property
     def batching(self) -> Batching:
@@ -74,10 +80,10 @@ class RunnerPair:
         self._no_generator = reason
 
     def forward(self, step: Pass) -> list[Scores]:
-        """Run a pass; returns what the logits are after the last token of each sequence.
+        """Run a pass; returns what it tells of each sequence.
 
-        Of a sequence that wants the positions of its prompt it is those after each of the tokens. The sequences'
-        `num_read` goes on only if it succeeds. Raises what runners raise.
+        Of a sequence that wants the positions of its prompt these are the logits after each of the tokens. The
+        sequences' `num_read` goes on only if it succeeds. Raises what runners raise.
         """
         runner = self._runner(step.sequences[0])
         reading = [s.tokens[s.num_read : s.num_read + step.num_tokens] for s in step.sequences]
@@ -144,6 +150,7 @@ class RunnerPair:
 
     def _open_on(self, sequence: Sequence, *, batched: bool) -> None:
         sequence.batched = batched
+        sequence.by_library = batched and self.batched is not None and self.batched.chooses
         request = sequence.request
         reuse = request.cache_prompt and not request.prompt_logprobs
         how = Opening(sequence.max_length, reuse=reuse, exact=request.exact, adapter=sequence.adapter, request=request)
@@ -151,4 +158,4 @@ class RunnerPair:
         past = request.prompt if request.exact else sequence.tokens
         sequence.num_read = self._runner(sequence).open(sequence.id, past, how)
         if not sequence.num_produced:
-            sequence.num_cached = sequence.num_read
+            sequence.num_cached = 0 if sequence.by_library else sequence.num_read

@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.base import Logits, Opening, Terminated
+from genai_server.engine.runners.base import Opening, Terminated
+from genai_server.engine.runners.scores import Logits
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 from genai_server.generation import ModelInfo, Sampling
 
