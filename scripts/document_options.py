@@ -98,8 +98,10 @@ Nothing here has run on one, and nothing is measured. What is built:
   `min_tokens`, schemas, `seed` (where it batches dynamically) and everything that ends an answer are honoured. A
   cancelled answer is a `cancel_turn`. Profiles are made on a Generator, where the model runs on one, else they are
   refused with the library's reason. Without paged attention the library forms batches of at most four that nobody
-  joins, which is all that runs on a CPU; there it was tried: `tests/engine/runners/test_library_batch.py`,
-  `tests/test_library_batch.py`.
+  joins, which is all that runs on a CPU, and was tried there; what it does on GPUs only was tried with a fake of the
+  library: `tests/engine/runners/test_library_batch.py::test_answers_side_by_side_are_those_of_generators`,
+  `::test_who_comes_later_joins_and_no_token_is_held_back`,
+  `tests/test_library_batch.py::test_many_clients_are_answered`.
 
 ## Session options
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli import main
-from genai_server.cli.tune import Measured, smallest_good, table
+from genai_server.cli.tune import Measured, smallest_good, table, table_of_blocks
 from tests.fake_builder import fake_builder
 from tests.running_server import DEMO
 
@@ -173,22 +173,19 @@ def test_with_the_original_at_hand_each_block_size_is_built_measured_and_removed
     shutil.copytree(DEMO, model)
     arguments = ("--seconds", "0.01", "--cache-dir", "none", "--original", str(original), "--dry-run")
     assert main(["tune", str(model), *arguments]) == 0
-    printed = capsys.readouterr()
-    rows = [line for line in printed.out.splitlines() if line.startswith("block size ")]
+    printed = capsys.readouterr().out.splitlines()
+    rows = [line for line in printed if line.startswith("block size ")]
     assert [row.split()[2] for row in rows] == ["32", "128"]
     assert sum("best" in row for row in rows) == 1
-    (said,) = [line for line in printed.out.splitlines() if line.startswith("block size: 32")]
-    best = next(row.split()[2] for row in rows if "best" in row)
-    assert said.endswith("the best" if best == "32" else f"export {original} --extra block_size=128")
+    assert printed[-1].endswith(("best block size", f"export {original} --precision int8 --extra block_size=128"))
     assert [path.name for path in model.parent.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("size", [32, 128])
-def test_the_best_block_size_is_that_of_both_rates_together(size: int) -> None:
-    found = measured()
-    assert found.best_block is None
-    found.both_by_block = {32: (100.0, 50.0), 128: (140.0, 50.0 if size == 128 else 30.0)}
-    assert found.best_block == size
+@pytest.mark.parametrize(
+    ("decode", "said"), [(30.0, "the model has the best block size"), (50.0, "export X --extra block_size=128")]
+)
+def test_the_best_block_size_is_that_of_both_rates_together(decode: float, said: str) -> None:
+    assert table_of_blocks({32: (100.0, 50.0), 128: (140.0, decode)}, DEMO, "X").splitlines()[-1].endswith(said)
 
 
 def test_a_directory_that_is_no_original_is_refused_before_anything_is_measured(
@@ -206,5 +203,11 @@ def test_a_builder_that_fails_ends_with_its_last_lines(
     monkeypatch.setenv("PYTHONPATH", str(libraries))
     model = tmp_path / "models" / "mine"
     shutil.copytree(DEMO, model)
-    assert main(["tune", str(model), "--seconds", "0.01", "--cache-dir", "none", "--original", str(original)]) != 0
-    assert "out of memory" in capsys.readouterr().err
+    target = tmp_path / "found.toml"
+    arguments = ("--seconds", "0.01", "--cache-dir", "none", "--original", str(original), "--config", str(target))
+    assert main(["tune", str(model), *arguments]) != 0
+    told = capsys.readouterr()
+    assert "out of memory" in told.err
+    assert "← best" in told.out
+    assert target.exists()
+    assert sorted(path.name for path in model.parent.iterdir()) == ["mine", "mine-blocks-of-32.log"]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 
 import numpy as np
 import pytest
@@ -156,11 +157,32 @@ def test_the_grammar_that_was_asked_for_longest_ago_is_forgotten(
 def test_long_grammars_are_kept_as_long_as_they_are_not_too_many(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, long = 'start: "a"', f'start: "{"b" * 100}"'
-    monkeypatch.setattr(module, "_KEPT_CHARACTERS", len(long))
-    guide(guidance, first)
-    guide(guidance, long)
-    assert (guidance.guide(first), guidance.guide(long) is None) == (None, False)
+    small, other, long = 'start: "a"', 'start: "c"', f'start: "{"b" * 100}"'
+    monkeypatch.setattr(module, "_KEPT_CHARACTERS", 60)
+    for grammar in (small, other, long):
+        guide(guidance, grammar)
+    assert None not in {guidance.guide(grammar) for grammar in (small, other, long)}
+    guide(guidance, 'start: "d"')
+    assert [guidance.guide(grammar) is None for grammar in (small, other, long)] == [False, False, True]
+
+
+def test_a_grammar_that_several_wait_for_is_compiled_once(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, gate = [], Event()
+    compile_one = guidance._compile
+
+    def slow(grammar: str) -> Compiled:
+        compiling.append(grammar)
+        gate.wait(10)
+        return compile_one(grammar)
+
+    monkeypatch.setattr(guidance, "_compile", slow)
+    done: SimpleQueue[Compiled] = SimpleQueue()
+    for _ in range(3):
+        guidance.compile('start: "a"', done.put)
+    gate.set()
+    found = [done.get(timeout=10) for _ in range(3)]
+    assert compiling == ['start: "a"']
+    assert found[0] is found[1] is found[2]
 
 
 def test_a_grammar_that_many_tokens_went_along_is_compiled_anew(

@@ -3,13 +3,13 @@
 What it builds is removed again: it says only which size to export the model with.
 """
 
-import tempfile
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from genai_server.config import builder_environment
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, ExportFailed
 from genai_server.hub import builder
 from genai_server.hub.builder import Build
 
@@ -45,19 +45,24 @@ class Original:
 
 
 def measure_each(
-    original: Original, model_dir: Path, measure: Callable[[Path], Rates], show: Callable[[str], None]
+    original: Original, model_dir: Path, precision: str, measure: Callable[[Path], Rates], show: Callable[[str], None]
 ) -> dict[int, Rates]:
     """What `measure` says of the directory that is built with each size; it lies beside `model_dir` meanwhile.
 
-    Raises ConfigurationError and ExportFailed.
+    Raises ExportFailed; the builder's log then lies there, too.
     """
-    precision = original.check(model_dir)
     found: dict[int, Rates] = {}
-    with tempfile.TemporaryDirectory(prefix=".tuned-", dir=model_dir.resolve().parent) as folder:
-        for size in SIZES:
-            show(f"the building with blocks of {size}")
-            built = Build(original.source, Path(folder) / str(size), precision, "cpu", (f"block_size={size}",))
+    folder = model_dir.resolve()
+    for size in SIZES:
+        target = folder.with_name(f".{folder.name}-blocks-of-{size}")
+        shutil.rmtree(target, ignore_errors=True)
+        built = Build(original.source, target, precision, "cpu", (f"block_size={size}",))
+        show(f"blocks of {size}")
+        try:
             builder.build(built, original.python, builder_environment(), lambda _: None)
-            show(f"blocks of {size}")
-            found[size] = measure(built.target)
+            found[size] = measure(target)
+        except OSError as error:
+            raise ExportFailed(f"{error.filename or target}: {error.strerror}") from None
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
     return found

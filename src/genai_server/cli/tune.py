@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from genai_server.cli import findings
 from genai_server.cli.block_sizes import SIZES, Original, Rates, measure_each
@@ -27,12 +28,16 @@ from genai_server.options.file import DEFAULT_FILE
 from genai_server.options.session import THREADS
 from genai_server.options.toml import with_settings
 
+if TYPE_CHECKING:
+    from genai_server.engine.tuning import Tuned
+
 _BATCHES, _CHUNKS = (1, 2, 4, 8, 16, 32), (32, 64, 128, 256, 512)
 _THREADS_CHUNK = 128
 # What is that close to the best is taken if it is smaller: a smaller batch needs less memory and lets a stream run
 # faster, and a smaller chunk holds up others for less time.
 _GOOD_ENOUGH = {"max_batch_size": 0.95, "prefill_chunk": 0.9}
 _BEST_BLOCK = 128
+_HEAD = f"{'':<28}{'prefill':>10}{'decode':>10}  tokens/s"
 
 Show = Callable[[str], None]
 
@@ -45,7 +50,6 @@ class Measured:
     decode_by_threads: dict[int, float] = field(default_factory=dict)
     decode_by_batch: dict[int, float] = field(default_factory=dict)
     prefill_by_chunk: dict[int, float] = field(default_factory=dict)
-    both_by_block: dict[int, Rates] = field(default_factory=dict)
 
     def best(self) -> dict[str, int]:
         """The settings to take."""
@@ -54,11 +58,6 @@ class Measured:
             found["max_batch_size"] = smallest_good(self.decode_by_batch, _GOOD_ENOUGH["max_batch_size"])
         found["prefill_chunk"] = smallest_good(self.prefill_by_chunk, _GOOD_ENOUGH["prefill_chunk"])
         return found
-
-    @property
-    def best_block(self) -> int | None:
-        """The block size that is best for reading and decoding together, if any was tried."""
-        return max(self.both_by_block, key=lambda size: math.prod(self.both_by_block[size]), default=None)
 
     @property
     def best_threads(self) -> int:
@@ -104,25 +103,37 @@ def run(arguments: argparse.Namespace) -> int:
     target = target or Path(settings.config or DEFAULT_FILE)
     check_model_directory(Path(settings.model_dir))
     original = Original(arguments.original, arguments.python) if arguments.original else None
-    if original is not None:
-        original.check(Path(settings.model_dir))
+    precision = original.check(Path(settings.model_dir)) if original is not None else ""
     text = _text_to_change(target, settings, writing=not arguments.dry_run)
     for finding in findings.cores(settings):
         if finding.state == WARN and finding.subject == "cores":
             print(f"genai-server: {finding.found}, and so it is measured; {finding.remedy}", file=sys.stderr)
-    measured = _measured(settings, arguments.seconds, original)
+    with _measuring(settings, steps()) as show:
+        measured = measure(settings, arguments.seconds, show)
     best = measured.best()
     print(table(measured, best))
-    print(_blocks(Path(settings.model_dir), measured.best_block, original))
     if not arguments.dry_run:
         _write(target, with_settings(text, best), best)
+    if original is None:
+        print(_blocks(Path(settings.model_dir)))
+        return 0
+    tuned, length = _tuned(settings)
+
+    def built(directory: Path) -> Rates:
+        return _both(replace(tuned, model_dir=directory, cache_dir=None), best["threads"], length, arguments.seconds)
+
+    with _measuring(settings, len(SIZES)) as show:
+        rates = measure_each(original, tuned.model_dir, precision, built, show)
+    print(table_of_blocks(rates, tuned.model_dir, f"{original.source} --precision {precision}"))
     return 0
 
 
-def _measured(settings: Settings, seconds: float, original: Original | None) -> Measured:
+@contextmanager
+def _measuring(settings: Settings, total: int) -> Iterator[Show]:
+    """Show the progress, and tell what goes wrong in one line."""
     try:
-        with _progress(steps(original)) as show:
-            return measure(settings, seconds, show, original)
+        with _progress(total) as show:
+            yield show
     except (ConfigurationError, ExportFailed):
         raise
     except Exception as error:  # ONNX Runtime's errors have no base of their own
@@ -165,23 +176,33 @@ def _text_to_change(target: Path, settings: Settings, *, writing: bool) -> str:
         raise ConfigurationError(f"{target}: cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def measure(settings: Settings, seconds: float, show: Show, original: Original | None = None) -> Measured:
-    """Try everything; `show` is told what comes next, as often as `steps` says at most."""
-    from genai_server.engine.tuning import Tuned, decode_rate, prefill_rate
+def _tuned(settings: Settings) -> tuple["Tuned", int]:
+    """The model, and how long its sequences may be."""
+    from genai_server.engine.tuning import Tuned
 
-    found, options = Measured(), _options(settings)
     batched = settings.scheduler in ("auto", "batched")
-    tuned = Tuned(Path(settings.model_dir), settings.cache_path, options, settings.max_length, batched)
+    model_dir = Path(settings.model_dir)
+    length = min(settings.max_length, check_model_directory(model_dir).context_length)
+    return Tuned(model_dir, settings.cache_path, _options(settings), settings.max_length, batched), length
 
-    def both(tuned: Tuned, threads: int) -> Rates:
-        runner = tuned.open(threads, 1)
-        chunk = min(_THREADS_CHUNK, length)
-        return prefill_rate(runner, chunk, length, seconds), decode_rate(runner, 1, length, seconds)
 
-    length = min(settings.max_length, check_model_directory(tuned.model_dir).context_length)
+def _both(tuned: "Tuned", threads: int, length: int, seconds: float) -> Rates:
+    from genai_server.engine.tuning import decode_rate, prefill_rate
+
+    runner = tuned.open(threads, 1)
+    chunk = min(_THREADS_CHUNK, length)
+    return prefill_rate(runner, chunk, length, seconds), decode_rate(runner, 1, length, seconds)
+
+
+def measure(settings: Settings, seconds: float, show: Show) -> Measured:
+    """Try everything; `show` is told what comes next, as often as `steps` says at most."""
+    from genai_server.engine.tuning import decode_rate, prefill_rate
+
+    found = Measured()
+    tuned, length = _tuned(settings)
     for threads in _threads():
         show(f"{threads} threads")
-        found.prefill_by_threads[threads], found.decode_by_threads[threads] = both(tuned, threads)
+        found.prefill_by_threads[threads], found.decode_by_threads[threads] = _both(tuned, threads, length, seconds)
     runner = tuned.open(found.best_threads, max(_BATCHES))
     for rows in (rows for rows in _BATCHES if rows <= runner.max_rows):
         show(f"{rows} at once")
@@ -189,19 +210,12 @@ def measure(settings: Settings, seconds: float, show: Show, original: Original |
     for chunk in (chunk for chunk in _CHUNKS if chunk <= length):
         show(f"{chunk} tokens of a prompt")
         found.prefill_by_chunk[chunk] = prefill_rate(runner, chunk, length, seconds)
-    del runner
-    if original is not None:
-
-        def built(directory: Path) -> Rates:
-            return both(replace(tuned, model_dir=directory, cache_dir=None), found.best_threads)
-
-        found.both_by_block = measure_each(original, tuned.model_dir, built, show)
     return found
 
 
-def steps(original: Original | None) -> int:
-    """How many things are done at most."""
-    return len(_threads()) + len(_BATCHES) + len(_CHUNKS) + (2 * len(SIZES) if original is not None else 0)
+def steps() -> int:
+    """How many measurements there are at most."""
+    return len(_threads()) + len(_BATCHES) + len(_CHUNKS)
 
 
 def _threads() -> list[int]:
@@ -210,13 +224,17 @@ def _threads() -> list[int]:
     return sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)})
 
 
+def _row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> str:
+    rates = "".join(f"{'' if rate is None else f'{rate:.0f}':>10}" for rate in (prefill, decode))
+    return f"{title:<28}{rates}{'  ← best' if chosen else ''}"
+
+
 def table(measured: Measured, best: Mapping[str, int]) -> str:
     """What was measured, the best marked."""
-    lines = [f"{'':<28}{'prefill':>10}{'decode':>10}  tokens/s"]
+    lines = [_HEAD]
 
     def row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> None:
-        rates = "".join(f"{'' if rate is None else f'{rate:.0f}':>10}" for rate in (prefill, decode))
-        lines.append(f"{title:<28}{rates}{'  ← best' if chosen else ''}")
+        lines.append(_row(title, prefill, decode, chosen=chosen))
 
     for threads, prefill in measured.prefill_by_threads.items():
         chosen = threads == best["threads"]
@@ -225,23 +243,31 @@ def table(measured: Measured, best: Mapping[str, int]) -> str:
         row(f"max_batch_size = {rows}", None, decode, chosen=rows == best.get("max_batch_size"))
     for chunk, prefill in measured.prefill_by_chunk.items():
         row(f"prefill_chunk = {chunk}", prefill, None, chosen=chunk == best["prefill_chunk"])
-    for size, rates in measured.both_by_block.items():
-        row(f"block size {size}", *rates, chosen=size == measured.best_block)
     return "\n".join(lines)
 
 
-def _blocks(model_dir: Path, best: int | None, original: Original | None) -> str:
-    """What there is to say of the weights' block size, which only the original model can change."""
+def table_of_blocks(rates: Mapping[int, Rates], model_dir: Path, export: str) -> str:
+    """What was measured of each block size, and what to do if another than the model's is best; `export` are the
+    arguments to build it with.
+    """
+    best = max(rates, key=lambda size: math.prod(rates[size]))
+    lines = [_HEAD, *(_row(f"block size {size}", *rates[size], chosen=size == best) for size in rates)]
+    if _sizes(model_dir) == [best]:
+        return "\n".join([*lines, "the model has the best block size"])
+    return "\n".join([*lines, f"build it anew with: genai-server export {export} --extra block_size={best}"])
+
+
+def _sizes(model_dir: Path) -> list[int]:
     from genai_server.engine.tuning import quantized_blocks
 
-    sizes = sorted({size for _, size in quantized_blocks(model_dir)})
-    if not sizes:
+    return sorted({size for _, size in quantized_blocks(model_dir)})
+
+
+def _blocks(model_dir: Path) -> str:
+    """What there is to say of the weights' block size without the original weights, which only can change it."""
+    if not (sizes := _sizes(model_dir)):
         return "block size: the weights are not quantized in blocks"
     shown = f"block size: {', '.join(map(str, sizes))}"
-    if best is not None and original is not None:
-        if sizes == [best]:
-            return f"{shown}, the best"
-        return f"{shown}; build it anew with: genai-server export {original.source} --extra block_size={best}"
     if max(sizes) >= _BEST_BLOCK:
         return shown
     return (

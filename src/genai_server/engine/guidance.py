@@ -7,7 +7,7 @@ engine makes it before it takes work. Compiling does not hold it, and is done in
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import ModelInfo
 
 log = logging.getLogger(__name__)
-# Compiled grammars that are kept, or why they could not be. One of many characters takes some hundred bytes for each,
-# and is forgotten as soon as another is kept.
+# Compiled grammars that are kept, or why they could not be. One of many characters takes some hundred bytes for each:
+# beside the newest the others have so many together, and the longest of them is forgotten first.
 _KEPT_GRAMMARS = 32
 _KEPT_CHARACTERS = 50_000
 # The copies of a compiled grammar share what its lexer learns, which only grows (350 bytes for each state) and has a
@@ -95,6 +95,7 @@ class Guidance:
         self._vocab_size = vocab_size
         self._reason = reason
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._compiling: dict[str, Future[Compiled]] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="guidance")
 
     def guide(self, grammar: str) -> Guide | None:
@@ -113,17 +114,23 @@ class Guidance:
         return Guide(kept, kept.compiled.deep_copy(), self._vocab_size)
 
     def compile(self, grammar: str, done: Callable[[Compiled], None]) -> None:
-        """Compile a grammar, which may take a second; `done` is called in another thread with what to `keep`."""
-        self._worker.submit(lambda: done(self._compile(grammar)))
+        """Compile a grammar, which may take a second; `done` is called in another thread with what to `keep`.
+
+        Whoever asks for the same one meanwhile is told the same.
+        """
+        if grammar not in self._compiling:
+            self._compiling[grammar] = self._worker.submit(self._compile, grammar)
+        self._compiling[grammar].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled) -> None:
         """Remember what has come of a grammar; what was asked for longest ago is forgotten for it."""
+        self._compiling.pop(grammar, None)
         self._kept[grammar] = Kept(compiled)
         self._kept.move_to_end(grammar)
-        while len(self._kept) > _KEPT_GRAMMARS or (
-            len(self._kept) > 1 and sum(map(len, self._kept)) > _KEPT_CHARACTERS
-        ):
+        if len(self._kept) > _KEPT_GRAMMARS:
             self._kept.popitem(last=False)
+        while sum(map(len, self._kept)) - len(grammar) > _KEPT_CHARACTERS:
+            del self._kept[max((other for other in self._kept if other != grammar), key=len)]
 
     def _compile(self, grammar: str) -> Compiled:
         limits = LLParserLimits(max_items_in_row=_MOST_ITEMS, initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False)

@@ -22,6 +22,7 @@ from genai_server.timing import Clock
 # Tokens of a prompt before each decoding row.
 _PROMPT = 16
 _FEWEST_PASSES = 3
+_DEFAULT_BITS = 4  # of the operator MatMulNBits
 
 
 @dataclass(frozen=True)
@@ -105,4 +106,4 @@ def quantized_blocks(model_dir: Path) -> list[tuple[int, int]]:
     path = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
     graph = onnx.load(str(path), load_external_data=False).graph
     attributes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == "MatMulNBits"]
-    return sorted({(found["bits"], found["block_size"]) for found in attributes})
+    return sorted({(found.get("bits", _DEFAULT_BITS), found["block_size"]) for found in attributes})

@@ -83,7 +83,7 @@ class GeneratorRunner:
 
     @property
     def library_model(self) -> Any:
-        """The library's own."""
+        """What the library has loaded."""
         return self._model
 
     @property
