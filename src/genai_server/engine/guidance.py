@@ -38,7 +38,7 @@ Compiled = LLMatcher | str
 
 
 @dataclass
-class Kept:
+class KeptGrammar:
     """What has come of a grammar, and how many tokens of answers have gone along it."""
 
     compiled: Compiled
@@ -48,7 +48,7 @@ class Kept:
 class Guide:
     """One answer's way through its grammar."""
 
-    def __init__(self, kept: Kept, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, kept: KeptGrammar, matcher: LLMatcher, vocab_size: int) -> None:
         self._kept = kept
         self._matcher = matcher
         self._vocab_size = vocab_size
@@ -94,7 +94,7 @@ class Guidance:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._reason = reason
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, KeptGrammar] = OrderedDict()
         self._compiling: dict[str, Future[Compiled]] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="guidance")
 
@@ -125,7 +125,7 @@ class Guidance:
     def keep(self, grammar: str, compiled: Compiled) -> None:
         """Remember what has come of a grammar; what was asked for longest ago is forgotten for it."""
         self._compiling.pop(grammar, None)
-        self._kept[grammar] = Kept(compiled)
+        self._kept[grammar] = KeptGrammar(compiled)
         self._kept.move_to_end(grammar)
         if len(self._kept) > _KEPT_GRAMMARS:
             self._kept.popitem(last=False)

@@ -41,6 +41,15 @@ def next_outcome(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> Outcom
     return Outcome([token], logprobs, FinishReason.LENGTH if sequence.num_left == 0 else None)
 
 
+def num_choices(sequence: Sequence) -> int:
+    """How many of the best tokens `next_outcome` chooses the next one among, asking nothing else of the others; 0 if it
+    may be any, or if their probabilities are wanted.
+    """
+    request = sequence.request
+    needs_all = sequence.guide is not None or request.top_logprobs is not None or _is_too_early(sequence)
+    return 0 if needs_all else sequence.sampler.num_choices
+
+
 def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]:
     """The log probabilities of the prompt's tokens that the logits [positions, vocab_size] of a pass foretell.
 
@@ -61,7 +70,7 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     if (token := scores.chosen()) is not None:
         sequence.sampler.note(token)
         return token
-    too_early = sequence.num_produced < request.min_tokens
+    too_early = _is_too_early(sequence)
     if guide is None:
         return scores.token(sequence.sampler.sample(scores.last, banned=eos if too_early else ()))
     allowed = guide.allowed()
@@ -72,3 +81,8 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
             return None
         raise GrammarFailed("the answer's grammar has come to a place where no token of the model fits")
     return sequence.sampler.sample(scores.last, allowed=allowed)
+
+
+def _is_too_early(sequence: Sequence) -> bool:
+    """Whether nothing may be chosen that ends the answer."""
+    return sequence.num_produced < sequence.request.min_tokens

@@ -84,15 +84,6 @@ class Sequence:
         return self.request.prompt_logprobs and self.num_scored < len(self.request.prompt)
 
     @property
-    def num_choices(self) -> int:
-        """How many of the best tokens the next one is chosen among, of which nothing else is asked; 0 if it may be any,
-        or if their probabilities are wanted.
-        """
-        request = self.request
-        needs_all = self.guide is not None or request.top_logprobs is not None or self.num_produced < request.min_tokens
-        return 0 if needs_all else self.sampler.num_choices
-
-    @property
     def num_left(self) -> int:
         """Tokens that may still be produced."""
         return max(0, self.max_length - len(self.tokens))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from genai_server.engine.adapters import Adapters
+from genai_server.engine.outcome import num_choices
 from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Runner
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduler import Pass
@@ -94,7 +95,7 @@ class RunnerPair:
         else:
             ids, tokens = [s.id for s in step.sequences], [tokens[0] for tokens in reading]
             if self.batched is not None and runner is self.batched:
-                scores = self.batched.advance(ids, tokens, [s.num_choices for s in step.sequences])
+                scores = self.batched.advance(ids, tokens, [num_choices(s) for s in step.sequences])
             else:
                 scores = [Scores(row[None]) for row in runner.decode(ids, tokens)]
         for sequence, read, found in zip(step.sequences, reading, scores, strict=True):
