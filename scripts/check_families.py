@@ -23,7 +23,7 @@ from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, prompt
 from _models.families import FAMILIES, Family
 
 from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
-from genai_server.engine.process import load_batched
+from genai_server.engine.runner_choice import load_batched
 
 DOCUMENT = REPOSITORY / "docs" / "models.md"
 START, END = "<!-- families -->\n", "<!-- end of families -->\n"

@@ -23,7 +23,7 @@ REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Rea
 # Triton's name, ours and the tests that show it, of what has a row in the table of session options.
 FIELD = f"`{LIBRARIES}::test_an_option_is_a_field_of_the_batched_session`"
 OVERLAY = "`::test_an_option_is_laid_over_the_configuration_of_onnxruntime_genai`"
-ANSWERS = "`tests/engine/test_process.py::test_a_model_answers_with_options_as_without`"
+ANSWERS = "`tests/engine/test_runner_choice.py::test_a_model_answers_with_options_as_without`"
 EFFECT = "Not checked: what it does"
 SESSION_TESTS = {
     session.THREADS: f"{FIELD}, {OVERLAY}, `::test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads`",
@@ -32,7 +32,7 @@ SESSION_TESTS = {
     session.LEVEL: f"{FIELD}, {OVERLAY}, `::test_a_level_of_optimization_leaves_its_graph`",
     session.ARENA: f"{FIELD}, {OVERLAY}, {ANSWERS}. {EFFECT}",
     session.PATTERN: f"{FIELD}, {OVERLAY}, {ANSWERS}. {EFFECT}",
-    session.POOL: f"{FIELD}, `tests/engine/test_process.py::test_a_global_pool_is_shared_by_all_sessions`",
+    session.POOL: f"{FIELD}, `tests/engine/test_runner_choice.py::test_a_global_pool_is_shared_by_all_sessions`",
     session.SHRINKAGE: f"`{LIBRARIES}::test_arena_shrinkage_is_an_option_of_every_pass`, {ANSWERS}. {EFFECT}",
 }
 CHECKED = f"`{DEVICE}::test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked`"

@@ -18,7 +18,7 @@ from _models.equality import Tally, prompt
 from _models.exactness import MAX_LENGTH, SLOTS, Finding, findings
 from _models.table import table
 
-from genai_server.engine.process import load_runners
+from genai_server.engine.runner_choice import load_runners
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
     runners = load_runners(engine_spec(arguments.model_dir, SLOTS, MAX_LENGTH))
-    if runners.batched is None:
+    if not isinstance(runners.batched, BatchedRunner):
         parser.exit(1, f"{arguments.model_dir} does not run in a batch: {runners.batching.reason}\n")
     found = list(findings(runners.batched, runners.generator))
     deviation = sum((finding.tally for finding in found), Tally()).deviation

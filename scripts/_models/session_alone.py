@@ -21,8 +21,9 @@ from genai_server.engine.inbox import Connected, Inbox
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model_files import check_model_directory
 from genai_server.engine.prepacked import prepacked_model
-from genai_server.engine.process import IDLE_CHUNK, load_batched
+from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.runner_choice import load_batched
 from genai_server.engine.runners.base import ExportingRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runtime_options import RuntimeOptionState

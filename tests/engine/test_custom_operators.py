@@ -16,14 +16,14 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai_server.engine.process import load_runners
+from genai_server.engine.runner_choice import load_runners
 from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.tuning import Tuned
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions
-from tests.engine.test_process import spec
+from tests.engine.test_runner_choice import spec
 from tests.running_server import DEMO, run_server
 
 PACKAGE = "onnxruntime_extensions"

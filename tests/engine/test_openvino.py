@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.engine.process import load_runners
+from genai_server.engine.runner_choice import load_runners
 from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.session_options import node_shares, open_with, session_options
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.openvino import OPENVINO
-from tests.engine.test_process import spec
+from tests.engine.test_runner_choice import spec
 from tests.running_server import DEMO
 
 PACKAGE = "onnxruntime_ep_openvino"

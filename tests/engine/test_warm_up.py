@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from genai_server.engine.process import load_runners
+from genai_server.engine.runner_choice import load_runners
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.pair import RunnerPair
@@ -14,7 +14,7 @@ from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.warm_up import scores_prompts, warm_up
 from genai_server.errors import RunnerFailed
-from tests.engine.test_process import spec
+from tests.engine.test_runner_choice import spec
 from tests.pruned_model import make_pruned_model
 
 

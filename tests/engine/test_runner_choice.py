@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.engine import decoder_session, process
+from genai_server.engine import decoder_session, process, runner_choice
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.decoder_session import open_session
 from genai_server.engine.model_files import check_model_directory
@@ -44,11 +44,11 @@ def test_a_model_whose_rope_changes_for_a_whole_batch_is_batched_up_to_there_onl
         graph = read_decoder_graph(model_dir)
         return DecoderGraph(**vars(graph) | {"switches_at": 128})
 
-    monkeypatch.setattr(process, "read_decoder_graph", switching)
+    monkeypatch.setattr(runner_choice, "read_decoder_graph", switching)
     model = check_model_directory(DEMO)
-    assert process.load_batched(spec(128), DEMO, model).max_rows == 4
+    assert runner_choice.load_batched(spec(128), DEMO, model).max_rows == 4
     with pytest.raises(DoesNotFit, match="more than 128 tokens, and GENAI_MAX_LENGTH allows 129"):
-        process.load_batched(spec(129), DEMO, model)
+        runner_choice.load_batched(spec(129), DEMO, model)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_memory_for_keys_and_values_bounds_the_slots_and_a_full_queue_names_
     slots: int, fits: int, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = spec(128, max_queue=0, kv_cache_bytes=slots * slot_bytes(128))
-    batched = process.load_batched(given, DEMO, check_model_directory(DEMO))
+    batched = runner_choice.load_batched(given, DEMO, check_model_directory(DEMO))
     assert len(batched.slots.slots) == batched.max_rows == fits
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
     scheduler = process.make_scheduler(given, batched.max_rows)
@@ -79,12 +79,12 @@ def test_the_librarys_batch_is_for_who_asks_and_for_paged_models(
     inputs = {"input_ids": "input_ids"} | ({"block_table": "block_table"} if pages else {})
     (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"inputs": inputs}}}))
     given = msgspec.structs.replace(spec(128), scheduler=scheduler, model_dir=str(tmp_path))
-    assert process._by_library(given) is found
+    assert runner_choice.runs_by_library(given) is found
 
 
 def test_the_librarys_batch_bounds_what_runs_and_a_full_queue_names_it() -> None:
     given = msgspec.structs.replace(spec(128, max_queue=0), scheduler="library", max_batch_size=9)
-    runners = process.load_runners(given)
+    runners = runner_choice.load_runners(given)
     assert runners.batching == Batching("library", None, 4, False, {"cpu": None})
     scheduler = process.make_scheduler(given, runners.batching.num_slots)
     for number in range(4):
@@ -97,13 +97,13 @@ def test_an_option_of_the_batched_session_does_not_reach_the_librarys_batch() ->
     options = check_device({"session": {"execution_mode": "parallel"}}, "cpu")
     given = msgspec.structs.replace(spec(128), model_dir=str(DEMO), options=options, scheduler="library")
     with pytest.raises(ConfigurationError, match="execution_mode .*onnxruntime-genai's own batch"):
-        process.load_runners(given)
+        runner_choice.load_runners(given)
 
 
 def test_memory_for_no_slot_at_all_is_too_little() -> None:
     given = spec(128, kv_cache_bytes=slot_bytes(128) - 1)
     with pytest.raises(DoesNotFit, match=r"need \d+ bytes, GENAI_KV_CACHE_BYTES is \d+"):
-        process.load_batched(given, DEMO, check_model_directory(DEMO))
+        runner_choice.load_batched(given, DEMO, check_model_directory(DEMO))
 
 
 def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_the_batch_is_demanded(
@@ -113,11 +113,11 @@ def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_t
         raise RunnerFailed("onnxruntime: shapes differ")
 
     monkeypatch.setattr(BatchedRunner, "_run", failing)
-    runners = process.load_runners(spec(128))
+    runners = runner_choice.load_runners(spec(128))
     assert runners.batched is None
     assert "shapes differ" in (runners.batching.reason or "")
     with pytest.raises(ConfigurationError, match="GENAI_SCHEDULER=batched: .* shapes differ"):
-        process.load_runners(msgspec.structs.replace(spec(128), scheduler="batched"))
+        runner_choice.load_runners(msgspec.structs.replace(spec(128), scheduler="batched"))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_an_option_that_does_not_reach_the_runner_in_use_is_refused_before_the_m
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
     given = msgspec.structs.replace(spec(128), model_dir="/none", options=options, **changes)
     with pytest.raises(ConfigurationError, match=message):
-        process.load_runners(given)
+        runner_choice.load_runners(given)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_an_option_that_does_not_reach_the_runner_in_use_is_refused_before_the_m
 def test_a_batch_that_cannot_be_is_refused_before_the_model_is_loaded(device: str, message: str) -> None:
     given = msgspec.structs.replace(spec(128), model_dir="/none", device=device, scheduler="batched")
     with pytest.raises(ConfigurationError, match=f"GENAI_SCHEDULER=batched: .*{message}"):
-        process.load_runners(given)
+        runner_choice.load_runners(given)
 
 
 def test_a_batch_on_a_device_has_its_memory_there_and_a_row_less_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_a_batch_on_a_device_has_its_memory_there_and_a_row_less_than_fits(monke
         scheduler="batched",
         options=check_device({}, "cuda:1"),
     )
-    runner = process.load_batched(given, DEMO, check_model_directory(DEMO))
+    runner = runner_choice.load_batched(given, DEMO, check_model_directory(DEMO))
     assert runner.max_rows == 2
     assert made == [Place("cuda", 1, "CUDAExecutionProvider")]
     assert [provider.name for provider in opened[0].providers] == ["cuda"]
@@ -189,18 +189,18 @@ def test_an_option_of_the_generator_alone_is_refused_where_requests_are_batched(
 
 def test_warnings_of_the_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     options = check_device({"session": {"inter_op_num_threads": 2}}, "cpu")
-    process.load_runners(msgspec.structs.replace(spec(128), options=options))
+    runner_choice.load_runners(msgspec.structs.replace(spec(128), options=options))
     assert "inter_op_num_threads has no effect" in caplog.text
 
 
 def test_the_batched_runner_tells_which_provider_runs_how_many_nodes() -> None:
-    runners = process.load_runners(spec(128))
+    runners = runner_choice.load_runners(spec(128))
     assert list(runners.batching.nodes) == ["cpu"]
     assert (runners.batching.nodes["cpu"] or 0) > 50
 
 
 def test_without_a_batch_the_providers_are_told_and_their_shares_are_not_known() -> None:
-    runners = process.load_runners(msgspec.structs.replace(spec(128), scheduler="generator"))
+    runners = runner_choice.load_runners(msgspec.structs.replace(spec(128), scheduler="generator"))
     assert runners.batching.nodes == {"cpu": None}
 
 
@@ -217,7 +217,7 @@ def test_a_model_answers_with_options_as_without() -> None:
     prompt = [1, 57, 301, 44, 18, 902, 77, 5]
 
     def tokens(options: DeviceOptions) -> list[list[int]]:
-        runners = process.load_runners(msgspec.structs.replace(spec(128), options=options))
+        runners = runner_choice.load_runners(msgspec.structs.replace(spec(128), options=options))
         found = []
         both: list[Runner | None] = [runners.generator, runners.batched]
         for runner in filter(None, both):
@@ -238,10 +238,10 @@ def test_a_global_pool_is_shared_by_all_sessions() -> None:
     """In a process of its own, for the pool is there once and for all."""
     script = """
 import msgspec, psutil
-from genai_server.engine.process import load_runners
+from genai_server.engine.runner_choice import load_runners
 from genai_server.engine.warm_up import warm_up
 from genai_server.options.check import check_device
-from tests.engine.test_process import spec
+from tests.engine.test_runner_choice import spec
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
 runners = load_runners(msgspec.structs.replace(spec(128), options=check_device({"session": pool}, "cpu")))
