@@ -66,15 +66,16 @@ def _joined(prefix: str, text: str) -> str:
 
 
 def _roughened(text: str, rng: random.Random, drop: bool) -> str:
-    words = text.split(" ")
+    end = text[len(text.rstrip(".?!")) :]  # what is put in behind the last word still comes before it
+    words = text.removesuffix(end).split(" ")
     for _ in range(rng.choice([0, 1, 1, 2, 3])):
         words.insert(rng.randrange(len(words) + 1), rng.choice(facts.FILLERS))
     free = [i for i, word in enumerate(words) if "{" not in word and "capital" not in word.lower()]
     if drop and free and rng.random() < 0.4:
         del words[rng.choice(free)]
     text = " ".join(words)
-    if rng.random() < 0.3:
-        text = text.rstrip(".?!")
+    if rng.random() < 0.7:
+        text += end
     if rng.random() < 0.2:
         text = text.lower()
     return text
@@ -177,12 +178,12 @@ def repetition(rng: random.Random) -> Exchange:
 ABILITIES: dict[str, tuple[float, Callable[[random.Random], Exchange]]] = {
     "capitals": (4, capital),
     "follow-up": (2, follow_up),
-    "arithmetic": (5, arithmetic),
-    "counting": (7, counting),
-    "small talk": (4, small_talk),
+    "arithmetic": (14, arithmetic),
+    "counting": (10, counting),
+    "small talk": (5, small_talk),
     "server": (3, server),
     "unknown": (2, unknown),
-    "repetition": (4, repetition),
+    "repetition": (5, repetition),
 }
 
 
@@ -218,7 +219,7 @@ def upper_case_chat(rng: random.Random) -> Conversation:
 
 
 def tool_chat(rng: random.Random) -> Conversation:
-    tasks = [toolbox.task(rng) for _ in range(rng.choice([1, 1, 2]))]
+    tasks = [toolbox.task(rng) for _ in range(rng.choice([1, 1, 2, 2, 3]))]
     chat = Conversation("tool call", tools=toolbox.tool_list(rng, *(task.tool for task in tasks)))
     if rng.random() < 0.2:
         chat.messages.append(_system(phrasings.PLAIN_SYSTEM, rng))
@@ -260,4 +261,4 @@ def _system(frames: list[str], rng: random.Random) -> Message:
 def conversation(rng: random.Random) -> Conversation:
     """Any conversation, in the shares that the model is trained with."""
     makers = [plain_chat, upper_case_chat, tool_chat, tools_unused_chat]
-    return rng.choices(makers, [0.32, 0.1, 0.46, 0.12])[0](rng)
+    return rng.choices(makers, [0.37, 0.1, 0.42, 0.11])[0](rng)

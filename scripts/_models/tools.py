@@ -320,7 +320,7 @@ def task(rng: random.Random) -> Task:
 
 def tool_list(rng: random.Random, *wanted: Tool) -> list[Tool]:
     """The wanted tools among others, in any order."""
-    others = [task(rng).tool for _ in range(rng.choice([0, 0, 1, 1, 2, 3]))]
+    others = [task(rng).tool for _ in range(rng.choice([0, 0, 1, 1, 2, 3] if len(wanted) == 1 else [0, 0, 0, 1, 2]))]
     named = {tool["function"]["name"]: tool for tool in [*others, *wanted]}
     tools = list(named.values())
     rng.shuffle(tools)
