@@ -123,7 +123,7 @@ class Guidance:
         self._compiling[grammar].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled) -> None:
-        """Remember what has come of a grammar; what was asked for longest ago is forgotten for it."""
+        """Remember what has come of a grammar; what was asked for longest ago or is longest, is forgotten for it."""
         self._compiling.pop(grammar, None)
         self._kept[grammar] = KeptGrammar(compiled)
         self._kept.move_to_end(grammar)

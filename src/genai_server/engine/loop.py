@@ -245,7 +245,7 @@ class EngineLoop:
             self._ledger.fail(sequences, RunnerFailed("internal error; the server's log has more"))
 
     def _advance(self, sequence: Sequence, scores: Scores) -> None:
-        """Tell what the logits of a pass make of a sequence."""
+        """Tell what has come of a pass for a sequence."""
         if scores.is_pending:
             return
         connection, key = sequence.origin

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 from msgspec import structs
@@ -31,9 +31,6 @@ from genai_server.generation import ModelInfo
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
 from genai_server.messages.launch import EngineReport, EngineSpec
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 # Prompt tokens read at once while nobody waits for a token.

@@ -54,7 +54,6 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     if runs_by_library(spec):
         from genai_server.engine.runners.library_batch import LibraryBatch
 
-        _check_reach(spec, Reach.GENERATOR, _LIBRARY)
         log.info("device %s: %s", spec.device, _LIBRARY)
         return RunnerPair(generator, LibraryBatch(generator, spec.max_batch_size), nodes=generator.nodes)
     try:

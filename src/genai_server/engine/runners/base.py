@@ -1,6 +1,6 @@
 """What the engine's loop asks of a runner: the one place that drives a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -137,7 +137,7 @@ class Batch(Runner, Protocol):
         """Raises InvalidField for what a request wants and cannot have here."""
         ...
 
-    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Sequence[int]) -> list[Scores]:
+    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
         """As `decode`; each next token will be chosen among so many of the best, or among all where that is 0.
 
         Of a sequence that is pending afterwards the token was not read, and is to be given again.

@@ -5,7 +5,7 @@ Runtime's contrib operator com.microsoft.GroupQueryAttention), and takes each ro
 one pass over a contiguous range of slots takes sequences of different lengths one token further.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -126,7 +126,7 @@ class BatchedRunner:
         self._append(sequences, tokens)
         return logits[indices, -1]
 
-    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Sequence[int]) -> list[Scores]:
+    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
         """As `decode`; where the logits are on a device, the best alone leave it if nobody needs others."""
         if not (self._offers_best and all(0 < number <= NUM_BEST for number in num_choices)):
             return [Scores(row[np.newaxis]) for row in self.decode(sequences, tokens)]

@@ -9,7 +9,7 @@ those that run; elsewhere it forms a batch of at most four, and turns that come 
 import json
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,7 +145,7 @@ class LibraryBatch:
             row[scores.chosen()] = 0.0
         return logits
 
-    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Sequence[int]) -> list[Scores]:
+    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
         """The next token of each sequence, whatever it might be chosen among; why there is none, where one failed.
 
         The engine runs once, and only if it has brought nothing yet for any of them: some may be pending then, whose

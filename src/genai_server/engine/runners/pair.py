@@ -95,7 +95,7 @@ class RunnerPair:
         else:
             ids, tokens = [s.id for s in step.sequences], [tokens[0] for tokens in reading]
             if self.batched is not None and runner is self.batched:
-                scores = self.batched.advance(ids, tokens, [num_choices(s) for s in step.sequences])
+                scores = self.batched.advance(ids, tokens, map(num_choices, step.sequences))
             else:
                 scores = [Scores(row[None]) for row in runner.decode(ids, tokens)]
         for sequence, read, found in zip(step.sequences, reading, scores, strict=True):
