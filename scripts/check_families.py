@@ -22,8 +22,8 @@ from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, prompt
 from _models.families import FAMILIES, Family
 
-from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
-from genai_server.engine.runner_choice import load_batched
+from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.runners.choose import load_batched
 
 DOCUMENT = REPOSITORY / "docs" / "models.md"
 START, END = "<!-- families -->\n", "<!-- end of families -->\n"
@@ -51,7 +51,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keep what is built here, and take what is there already")
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
     arguments = parser.parse_args()
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     prepare()
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)

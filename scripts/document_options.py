@@ -13,9 +13,8 @@ ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "from-triton.md"
 
 DEVICE = "tests/options/test_check.py"
-LIBRARIES = "tests/engine/test_session_options.py"
+LIBRARIES = "tests/engine/model/test_session_options.py"
 TRITON = "tests/options/test_triton.py"
-NO_GPU = "what the provider makes of it: no machine with its hardware was at hand"
 OPENVINO = "tests/engine/test_openvino.py"
 OPERATORS = "tests/engine/test_custom_operators.py"
 REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Reach.BATCHED: "the batched session"}
@@ -23,56 +22,71 @@ REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Rea
 # Triton's name, ours and the tests that show it, of what has a row in the table of session options.
 FIELD = f"`{LIBRARIES}::test_an_option_is_a_field_of_the_batched_session`"
 OVERLAY = "`::test_an_option_is_laid_over_the_configuration_of_onnxruntime_genai`"
-ANSWERS = "`tests/engine/test_runner_choice.py::test_a_model_answers_with_options_as_without`"
-EFFECT = "Not checked: what it does"
+ANSWERS = "`tests/engine/runners/test_choose.py::test_a_model_answers_with_options_as_without`"
+# Options of a session whose effect a test shows; of the others it shows that they are taken.
+EFFECT_SHOWN = {
+    *(session.THREADS, "inter_op_num_threads", session.MODE, session.LEVEL, "level", session.POOL, session.LIBRARIES),
+    "session.disable_cpu_ep_fallback",
+}
 SESSION_TESTS = {
     session.THREADS: f"{FIELD}, {OVERLAY}, `::test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads`",
     "inter_op_num_threads": f"{FIELD}, {OVERLAY}",
     session.MODE: f"{FIELD}, `::test_parallel_execution_has_threads_of_its_own`",
     session.LEVEL: f"{FIELD}, {OVERLAY}, `::test_a_level_of_optimization_leaves_its_graph`",
-    session.ARENA: f"{FIELD}, {OVERLAY}, {ANSWERS}. {EFFECT}",
-    session.PATTERN: f"{FIELD}, {OVERLAY}, {ANSWERS}. {EFFECT}",
-    session.POOL: f"{FIELD}, `tests/engine/test_runner_choice.py::test_a_global_pool_is_shared_by_all_sessions`",
-    session.SHRINKAGE: f"`{LIBRARIES}::test_arena_shrinkage_is_an_option_of_every_pass`, {ANSWERS}. {EFFECT}",
+    session.ARENA: f"{FIELD}, {OVERLAY}, {ANSWERS}",
+    session.PATTERN: f"{FIELD}, {OVERLAY}, {ANSWERS}",
+    session.POOL: f"{FIELD}, `tests/engine/runners/test_choose.py::test_a_global_pool_is_shared_by_all_sessions`",
+    session.SHRINKAGE: f"`{LIBRARIES}::test_arena_shrinkage_is_an_option_of_every_pass`, {ANSWERS}",
 }
 CHECKED = f"`{DEVICE}::test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked`"
-OPENS = f"{CHECKED}, `{LIBRARIES}::test_both_runtimes_open_a_model_with_an_entry`. {EFFECT}"
+OPENS = f"{CHECKED}, `{LIBRARIES}::test_both_runtimes_open_a_model_with_an_entry`"
 # Entries whose test is another one.
 REFUSING = {
     "session.disable_cpu_ep_fallback": f"{CHECKED}, `{LIBRARIES}::"
     "test_nodes_that_would_be_left_to_the_cpu_can_be_refused`",
     **dict.fromkeys(
         (f"session.moe_expert_counter_{name}" for name in ("alpha", "beta", "state_file")),
-        f"{CHECKED}, `{LIBRARIES}::test_options_of_counted_experts_are_refused_where_none_are_counted`. {EFFECT}",
+        f"{CHECKED}, `{LIBRARIES}::test_options_of_counted_experts_are_refused_where_none_are_counted`",
     ),
     "session.use_device_allocator_for_initializers": f"`{LIBRARIES}::test_an_entry_is_added_to_both_sessions`, "
-    f"{ANSWERS}. {EFFECT}",
+    f"{ANSWERS}",
 }
 
 HEAD = f"""# From Triton's ONNX Runtime backend
 
 For operators who know [Triton's ONNX Runtime backend](https://github.com/triton-inference-server/onnxruntime_backend):
-every option of its, where it stands here, and the test that shows it. `genai-server import-triton config.pbtxt` prints
-a model's configuration as `genai-server.toml`; what has no place there stands above it as comments.
+each of its options, where it is here, and the test that shows it. `genai-server import-triton config.pbtxt` prints a
+model's configuration as `genai-server.toml`. What has no place there is printed above it as comments.
 
     genai-server import-triton config.pbtxt --backend-config={BACKEND},enable-global-threadpool=1 > genai-server.toml
 
-Names and values are ONNX Runtime's; Triton's names are taken for the same options, too. An unknown name is refused with
-the nearest right one, a wrong value with what is expected, before a model is loaded. Where the tables stand in the
-file, and what wins, says [the README](../README.md#session-options).
+Names and values are ONNX Runtime's; Triton's names work for the same options, too. Before a model is loaded, an unknown
+name is refused with the nearest right one, and a wrong value with what is expected.
+[settings.md](settings.md#session-options) says where the tables are in the file, and which of them wins.
 
-An engine has two copies of ONNX Runtime: onnxruntime-genai's model, and the session of the batch. No thread pool spans
-them, and not every option exists for both. An option that does not reach the runner which answers the requests is
-refused when the engine starts; `/healthz` shows which one that is (`batching`), and why.
+Triton has its own numbers for levels of graph optimization: its `level` -1 is `basic`, 1 is `extended`, 2 is
+`disabled`, and all others are `all`. ONNX Runtime's numbers differ: 0 is `disabled`, 1 `basic`, 2 `extended`, 99 `all`.
+`level` takes Triton's, `graph_optimization_level` takes ONNX Runtime's, and `import-triton` writes the words. ONNX
+Runtime's 3, `ORT_ENABLE_LAYOUT`, is refused: onnxruntime-genai has no name for it.
 
-What could not be checked: there was no GPU and no other accelerator where this was written. For every option of a
-provider the tests show that its name is known, that its value is checked, and what the libraries are told; what the
-provider makes of it they do not show. OpenVINO was tried on a CPU, with onnxruntime-ep-openvino 1.8.1, a package that
-itself takes unknown options without a word; its tests skip where that is not installed.
+On a GPU, TensorRT and some other options reach only the batched session, which needs two more settings. `import-triton`
+writes them: `scheduler = "batched"`, and `kv_cache_bytes`, whose value is a guess that an operator should look at.
+OpenVINO comes from a package, which it names. What it makes of each example of Triton's documentation passes the checks
+of `serve`: `tests/test_from_triton.py::test_serve_takes_what_is_made_of_an_example_of_tritons_documentation`.
+
+An engine has two copies of ONNX Runtime: onnxruntime-genai's model, and the session of the batch. They share no thread
+pool, and not every option exists for both. An option that does not reach the runner of the requests is refused: before
+an engine starts if the settings alone determine the runner, otherwise when the engine has read the graph. `/healthz`
+shows the runner (`batching`) and the reason.
+
+No GPU or other accelerator was at hand when this was written. For every option of a provider the tests show that its
+name is known, that its value is checked, and what the libraries are told. They do not show what the provider makes of
+it. OpenVINO was tried on a CPU, with onnxruntime-ep-openvino 1.8.1, which accepts unknown options silently. Its tests
+are skipped if that package is not installed, or finds no device.
 
 ## On a GPU
 
-Nothing here has run on one, and nothing is measured. What is built:
+Nothing here has run on a GPU, and nothing is measured. This is built:
 
 - `GENAI_DEVICE=cuda` runs requests on onnxruntime-genai's model, one token of one request at a time, as every device
   but the CPU does (`GENAI_SCHEDULER=auto`). Options that reach only the batched session are refused there.
@@ -99,14 +113,21 @@ Nothing here has run on one, and nothing is measured. What is built:
   cancelled answer is a `cancel_turn`. Profiles are made on a Generator, where the model runs on one, else they are
   refused with the library's reason. Without paged attention the library forms batches of at most four that nobody
   joins, which is all that runs on a CPU, and was tried there; what it does on GPUs only was tried with a fake of the
-  library: `tests/engine/runners/test_library_batch.py::test_answers_side_by_side_are_those_of_generators`,
+  library: `tests/engine/runners/test_og_engine.py::test_answers_side_by_side_are_those_of_generators`,
   `::test_who_comes_later_joins_and_no_token_is_held_back`,
   `tests/test_library_batch.py::test_many_clients_are_answered`.
 
 ## Session options
+"""
 
+SESSION_HEAD = """
 | Triton | here, in `[session]` | values | reaches | test |
 |---|---|---|---|---|
+"""
+# Above the second table of these.
+SESSION_UNCHECKED = """
+Not checked: what the following options do. The tests show that each is taken under its names, that its value is
+checked, and that a model opens with it where a test of that name stands in its row.
 """
 
 BACKEND_ROWS = f"""
@@ -141,16 +162,24 @@ from here; onnxruntime-genai's model takes one, in the model directory or below 
 `{TRITON}::test_an_option_of_tensorrt_and_cuda_behind_it`, `{LIBRARIES}::\
 test_providers_are_told_in_their_order_with_their_options` |
 | `model_warmup` | nothing to say: an engine warms up before it is ready | \
-`tests/engine/test_warm_up.py::test_a_chunk_is_read_and_tokens_are_decoded` |
+`tests/engine/runners/test_warm_up.py::test_a_chunk_is_read_and_tokens_are_decoded` |
 | all others | left out, and named above the translation | `{TRITON}::test_what_has_no_place_is_named` |
 
 ## Providers
+
+Not checked: what a provider does on hardware other than a CPU, because no machine with it was at hand. OpenVINO was
+tried on a CPU; how fast it is there was not measured.
 
 | here | onnxruntime-genai | ONNX Runtime | test |
 |---|---|---|---|
 """
 
 PROVIDER_TEST = f"`{DEVICE}::test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checked`"
+# Above the table of a provider's options.
+UNCHECKED = {
+    "openvino": "Not checked: what an option does. For some of them a test opens a session.",
+    "": "Not checked: what the provider makes of an option, because no machine with its hardware was at hand.",
+}
 # A session was opened with them.
 OPENED = {
     *("device_type", "precision", "num_of_threads", "num_streams", "cache_dir", "load_config", "model_priority"),
@@ -166,6 +195,11 @@ def code(*names: str) -> str:
 def session_row(row: Row) -> str:
     """A row of the session options' table."""
     tests = SESSION_TESTS.get(row.name) or REFUSING.get(row.name, OPENS)
+    if row.means:  # a name of Triton's alone
+        (name,) = {option for options in row.means.values() for option in options}
+        values = ", ".join(f"{key}: {options[name]}" for key, options in row.means.items())
+        tests = f"`{TRITON}::test_an_option_of_the_session`, `{DEVICE}::test_tritons_levels_are_not_onnx_runtimes`"
+        return f"| {code(row.name)} | `{name}` | {values} | {REACHES[row.reach]} | {tests} |"
     triton = code(*row.also) if row.also else code(row.name) if row in RUN or row.name in _SAME else "–"
     return f"| {triton} | `{row.name}` | {row.kind.expected} | {REACHES[row.reach]} | {tests} |"
 
@@ -179,18 +213,14 @@ def provider_rows(name: str) -> list[str]:
     rows = []
     for row in PROVIDERS[name].rows:
         values = f"cannot be set: {row.impossible}" if row.impossible else row.kind.expected
-        tests = f"{PROVIDER_TEST}. Not checked: {NO_GPU}"
-        if row.impossible:
-            tests = PROVIDER_TEST
-        elif name == "openvino" and row.name in OPENED:
-            tests = f"{PROVIDER_TEST}, `{OPENVINO}::test_a_session_opens_with_an_option`. Not checked: what it does"
-        elif name == "openvino":
-            tests = f"{PROVIDER_TEST}. Not checked: what the provider makes of it"
+        tests = PROVIDER_TEST
+        if name == "openvino" and row.name in OPENED and not row.impossible:
+            tests += f", `{OPENVINO}::test_a_session_opens_with_an_option`"
         if row.means:
-            tests = f"`{DEVICE}::test_a_precision_mode_is_a_switch_of_tensorrt`. Not checked: {NO_GPU}"
+            tests = f"`{DEVICE}::test_a_precision_mode_is_a_switch_of_tensorrt`"
         elif row.name in DEPRECATED and name == "cuda":
             values += "; deprecated among a model's parameters, with numbers"
-            tests = f"`{DEVICE}::test_a_deprecated_option_of_cuda_is_taken_with_a_warning`. Not checked: {NO_GPU}"
+            tests = f"`{DEVICE}::test_a_deprecated_option_of_cuda_is_taken_with_a_warning`"
         also = f" (Triton: {code(*row.also)})" if row.also else ""
         rows.append(f"| `{row.name}`{also} | {values} | {REACHES[row.reach]} | {tests} |")
     return rows
@@ -199,18 +229,19 @@ def provider_rows(name: str) -> list[str]:
 def render() -> str:
     """The document."""
     lines = [HEAD.rstrip("\n")]
-    lines += [session_row(row) for row in (*SESSION, *RUN, *ENTRIES) if not row.impossible]
+    rows = [row for row in (*SESSION, *RUN, *ENTRIES) if not row.impossible]
+    for above, shown in ("", True), (SESSION_UNCHECKED, False):
+        lines.append(f"{above}{SESSION_HEAD}".rstrip("\n"))
+        lines += [session_row(row) for row in rows if (row.name in EFFECT_SHOWN) == shown]
     lines.append(BACKEND_ROWS.rstrip("\n"))
     for known in PROVIDERS.values():
         genai = f"`{known.genai}`" if known.genai else "none: only the batched session has it"
         test = f"`{LIBRARIES}::test_onnxruntime_genai_is_told_its_own_name_of_a_provider`"
         if known.genai is None:
             test = f"`{DEVICE}::test_an_option_that_does_not_reach_a_runner_is_found`"
-        border = "" if known.name == "cpu" else f". Not checked: {NO_GPU}"
         if known.name == "openvino":
             test += f", `{OPENVINO}::test_the_batch_and_the_generator_answer_as_on_the_cpu_alone`"
-            border = ". Not checked: GPUs and NPUs, and how fast it is"
-        lines.append(f"| `{known.name}` | {genai} | `{known.onnxruntime}` | {test}{border} |")
+        lines.append(f"| `{known.name}` | {genai} | `{known.onnxruntime}` | {test} |")
     lines.append(
         "| any other name, with `library` or `package` in `[provider.NAME]` | the same | the same | "
         f"`{DEVICE}::test_a_provider_from_outside_takes_any_option`, "
@@ -219,7 +250,8 @@ def render() -> str:
     )
     for known in PROVIDERS.values():
         if known.rows:
-            lines += ["", f"### {known.name}", "", f"In `[provider.{known.name}]`.", ""]
+            unchecked = UNCHECKED.get(known.name, UNCHECKED[""])
+            lines += ["", f"### {known.name}", "", f"In `[provider.{known.name}]`. {unchecked}", ""]
             lines += ["| option | values | reaches | test |", "|---|---|---|---|", *provider_rows(known.name)]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Write the settings' table of README.md and .env.example anew from the code (run it with .venv/bin/python)."""
+"""Write the table of docs/settings.md and .env.example anew from the code (run it with .venv/bin/python)."""
 
 from pathlib import Path
 
@@ -21,11 +21,11 @@ def main() -> None:
         cell = f"`{default}` " if default else ""
         rows.append(f"| `{environment_variable(name)}` | `{option(name)}` | {cell}| {field.description} |")
         variables.append(f"# {field.description}\n{environment_variable(name)}={default}\n")
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
+    settings = ROOT / "docs" / "settings.md"
+    text = settings.read_text(encoding="utf-8")
     begin = text.index(rows[0].split("|")[1])
     begin = text.rindex("\n", 0, begin) + 1
-    readme.write_text(text[:begin] + "\n".join(rows) + text[text.index("\n\n", begin) :], encoding="utf-8")
+    settings.write_text(text[:begin] + "\n".join(rows) + text[text.index("\n\n", begin) :], encoding="utf-8")
     example = ROOT / ".env.example"
     text = example.read_text(encoding="utf-8")
     begin = text.index(variables[0].splitlines()[0])

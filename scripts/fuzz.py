@@ -1,7 +1,8 @@
 """Send a server what no client should, to all of its POST endpoints, and say which of its promises it has kept.
 
-Valid bodies with their values, bytes and framing changed go to the scripted runner: no answer may be a 500, take more
-than a second, or make the server hold more memory or files. What is found is told with the numbers that send it again.
+Valid bodies with their values, bytes and framing changed, and long lists of small wrong things, go to the scripted
+runner: no answer may be a 500, take more than a second, or make the server hold more memory or files, and /healthz must
+answer all the while. What is found is told with the numbers that send it again.
 Linux only; ends with status 1 when a promise is broken.
 """
 
@@ -16,7 +17,8 @@ from pathlib import Path
 
 from _load.attempts import attempt
 from _load.footprint import Footprint, grown, growth, usual
-from _load.fuzzing import LONGEST_SECONDS, Findings, Fuzzer, post_paths
+from _load.fuzzing import LONGEST_PULSE, LONGEST_SECONDS, Findings, Fuzzer, targets
+from _load.pulse import pulse
 from _load.server import run_server
 from _models.table import table
 
@@ -27,6 +29,7 @@ SETTINGS = {
 }
 MOST_GROWTH = 0.10
 _MOST_SHOWN = 20
+_MOST_PRINTED = 100_000
 
 
 def main() -> None:
@@ -40,15 +43,16 @@ def main() -> None:
     numbers = range(arguments.count) if arguments.only is None else range(arguments.only, arguments.only + 1)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), SETTINGS) as server:
-        paths = post_paths(server)
+        asked = targets(server)
         if arguments.only is not None:
-            print(attempt(arguments.seed, arguments.only, paths))
-        found = asyncio.run(Fuzzer(server, arguments.seed, paths).run(numbers))
+            print(f"{attempt(arguments.seed, arguments.only, asked.paths, asked.places)}"[:_MOST_PRINTED])
+        with pulse(server.port) as beats:
+            found = asyncio.run(Fuzzer(server, arguments.seed, asked, beats).run(numbers))
         tracebacks = (Path(folder) / "server.log").read_text(errors="replace").count("Traceback")
     broken = complaints(found, arguments.growth, arguments.seed)
     print(table(report(found), markdown=arguments.markdown), end="\n\n")
     seconds = time.monotonic() - started
-    print(f"{seconds:.0f} s, {len(paths)} endpoints, seed {arguments.seed}, {tracebacks} tracebacks in the log")
+    print(f"{seconds:.0f} s, {len(asked.paths)} endpoints, seed {arguments.seed}, {tracebacks} tracebacks in the log")
     for name, course in courses(found):
         tenths = [course[(len(course) - 1) * tenth // 10].own for tenth in range(11)]
         print(f"{name}, its own MB every tenth of the time: {', '.join(f'{size / 1e6:.1f}' for size in tenths)}")
@@ -75,6 +79,8 @@ def report(found: Findings) -> list[list[str]]:
     statuses = ", ".join(f"{number} × {status or 'hung up'}" for status, number in answered)
     rows = [["what", "figure"], ["attempts", f"{sum(found.by_path.values())}"], ["answers", statuses]]
     rows.append([f"slowest answer (at most {LONGEST_SECONDS:g} s)", f"{found.slowest:.2f} s"])
+    slow = f", {found.slow_pulses} above" if found.slow_pulses else ""
+    rows.append([f"slowest /healthz (at most {LONGEST_PULSE:g} s{slow})", f"{found.slowest_pulse:.3f} s"])
     for name, course in courses(found):
         before, after = compared(course)
         rows.append([f"{name}: PSS", f"{before.pss / 1e6:.1f} → {after.pss / 1e6:.1f} MB"])

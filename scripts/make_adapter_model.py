@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import tokenizers
+from _models.environment import REPOSITORY
 from numpy.typing import NDArray
 
-DEMO = Path(__file__).parent.parent / "models" / "demo"
+DEMO = REPOSITORY / "models" / "demo"
 MATRICES = ("MatMul", "MatMulNBits")
 IN_LAYERS = ("/o_proj/", "/down_proj/")
 LAST = "/lm_head/"
@@ -101,6 +101,9 @@ def randomly(shapes: dict[str, tuple[int, int]]) -> dict[str, NDArray[np.float32
 
 
 def save(file: Path, weights: dict[str, NDArray[np.float32]]) -> None:
+    # Here, after the package that switches its telemetry off.
+    import onnxruntime
+
     adapter = onnxruntime.AdapterFormat()
     adapter.set_adapter_version(1)
     adapter.set_model_version(1)

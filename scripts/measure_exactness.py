@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -18,9 +18,9 @@ from _models.equality import Tally, prompt
 from _models.exactness import MAX_LENGTH, SLOTS, Finding, findings
 from _models.table import table
 
-from genai_server.engine.runner_choice import load_runners
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.choose import load_runners
 
 TIMED_ROWS = (1, 2, 3, 4, 16)
 TIMED_STEPS, ROUNDS = 12, 3
@@ -31,6 +31,7 @@ COST_HEAD = ["rows", "ms a step", "ms a step, exact", "ratio"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
+    parser.add_argument("--quick", action="store_true", help="time one and two rows only, once")
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
     runners = load_runners(engine_spec(arguments.model_dir, SLOTS, MAX_LENGTH))
@@ -40,7 +41,8 @@ def main() -> None:
     deviation = sum((finding.tally for finding in found), Tally()).deviation
     print(f"{arguments.model_dir}: the logits have a standard deviation of {deviation:.2g}\n")
     print(table([HEAD, *map(columns, found)], markdown=arguments.markdown), end="\n\n")
-    print(table([COST_HEAD, *costs(runners.batched)], markdown=arguments.markdown))
+    rows, rounds = (TIMED_ROWS[:2], 1) if arguments.quick else (TIMED_ROWS, ROUNDS)
+    print(table([COST_HEAD, *costs(runners.batched, rows, rounds)], markdown=arguments.markdown))
 
 
 def columns(finding: Finding) -> list[str]:
@@ -50,11 +52,11 @@ def columns(finding: Finding) -> list[str]:
     return [finding.what, finding.against, *counts]
 
 
-def costs(runner: BatchedRunner) -> Iterator[list[str]]:
+def costs(runner: BatchedRunner, timed_rows: Sequence[int], rounds: int) -> Iterator[list[str]]:
     """What a decode step takes with so many rows; the two kinds take turns."""
-    for rows in TIMED_ROWS:
+    for rows in timed_rows:
         times: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for exact in times:
                 times[exact] += decode_times(runner, rows, exact=exact)
         default, exact_one = median(times[False]), median(times[True])

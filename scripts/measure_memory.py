@@ -23,10 +23,11 @@ from _models.engine_spec import engine_spec
 from _models.table import table
 
 from genai_server.config import Settings, load_settings
-from genai_server.engines.client import EngineClient
-from genai_server.engines.router import Router
-from genai_server.engines.supervisor import Supervisor
+from genai_server.engine_client.client import EngineClient
+from genai_server.engine_client.router import Router
 from genai_server.generation import GenerationRequest
+from genai_server.messages.status_file import StatusFileReader
+from genai_server.supervisor.supervisor import Supervisor
 
 SLOTS, MAX_LENGTH = 16, 2048
 MOST_PROMPT_TOKENS, MOST_OUTPUT_TOKENS = 1000, 48
@@ -83,7 +84,7 @@ def measure_engine(settings: Settings, requests: list[GenerationRequest]) -> int
 
 async def answer_all(supervisor: Supervisor, device: str, requests: list[GenerationRequest]) -> None:
     """Send all requests at once and wait for their answers."""
-    async with asyncio.timeout(SECONDS), Router([device], supervisor.folder).attached() as router:
+    async with asyncio.timeout(SECONDS), Router([device], StatusFileReader(supervisor.folder)).attached() as router:
         engine = router.engines[device]
         while not engine.is_ready:
             if engine.status().state == "failed":
@@ -94,14 +95,21 @@ async def answer_all(supervisor: Supervisor, device: str, requests: list[Generat
 
 async def answer(engine: EngineClient, request: GenerationRequest) -> None:
     """Read one answer to its end."""
-    async for _ in await engine.submit(request):
+    (stream,) = await engine.in_flight.submit(request)
+    async for _ in stream:
         pass
 
 
 def measure_session(settings: Settings, requests: list[GenerationRequest]) -> int:
     """Bytes of a process that has the batched session only and has answered them."""
-    spec = engine_spec(Path(settings.model_dir), SLOTS, MAX_LENGTH, settings.cache_path)
-    spec = msgspec.structs.replace(spec, max_queue=settings.max_queue, prefill_chunk=settings.prefill_chunk)
+    spec = engine_spec(
+        Path(settings.model_dir),
+        SLOTS,
+        MAX_LENGTH,
+        settings.cache_path,
+        max_queue=settings.max_queue,
+        prefill_chunk=settings.prefill_chunk,
+    )
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", "_models.session_alone"],

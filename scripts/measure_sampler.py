@@ -15,7 +15,7 @@ import numpy as np
 from _models.table import table
 from numpy.typing import NDArray
 
-from genai_server.engine.sampler import Sampler
+from genai_server.engine.sampling.sampler import Sampler
 from genai_server.generation import Sampling
 
 PROMPT = list(range(1000, 1500))
@@ -26,6 +26,8 @@ SAMPLINGS = {
     "greedy": Sampling(),
     "temperature 0.8": Sampling(temperature=0.8, seed=SEED),
     "temperature 0.8, top_k 50": Sampling(temperature=0.8, top_k=50, seed=SEED),
+    "temperature 0.8, top_k 5000": Sampling(temperature=0.8, top_k=5000, seed=SEED),
+    "temperature 0.8, top_k 100000": Sampling(temperature=0.8, top_k=100_000, seed=SEED),
     "temperature 0.8, top_p 0.95": Sampling(temperature=0.8, top_p=0.95, seed=SEED),
     "temperature 0.8, min_p 0.05": Sampling(temperature=0.8, min_p=0.05, seed=SEED),
     "temperature 0.8, top_k 50, top_p 0.95, all penalties": Sampling(

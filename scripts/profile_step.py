@@ -17,8 +17,8 @@ from statistics import median
 from _models.steps import ProfiledSession, Step, TimedSession, decode_steps
 from _models.table import table
 
-from genai_server.engine.decoder_graph import DoesNotFit, read_decoder_graph
-from genai_server.engine.decoder_session import open_session
+from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.session import open_session
 
 HEAD = ["rows", "ms a step", "in ONNX Runtime", "around it", "tokens/s", "against the first"]
 # Operators that take less of a step are put together.

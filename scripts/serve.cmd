@@ -1,6 +1,6 @@
 @echo off
 rem Installs what is missing and serves; further arguments go to the server: scripts\serve.cmd --port 9000
-rem GENAI_EXTRA chooses what is installed (cpu, cuda, directml). Relative paths are relative to the repository.
+rem GENAI_EXTRA chooses what is installed (cpu, cuda, directml, winml). Relative paths are relative to the repository.
 setlocal
 cd /d "%~dp0\.."
 if "%GENAI_EXTRA%"=="" if exist .venv\device set /p GENAI_EXTRA=<.venv\device

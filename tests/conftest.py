@@ -4,12 +4,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+import genai_server  # noqa: F401  first, for it switches ONNX Runtime's telemetry off: test modules import that directly
+from genai_server.cli import main
 from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_server
 
 # Property tests try the same examples each time, for as long as they take.
@@ -42,11 +44,24 @@ def shared_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
         yield server
 
 
+@pytest.fixture(scope="session")
+def shared_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with run_server(tmp_path_factory.mktemp("workers"), "--device", "scripted", "--workers", "2") as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def scripted(shared_scripted: RunningServer) -> Iterator[RunningServer]:
     """A server over two scripted devices, which all tests share and none changes."""
     with left_as_found(shared_scripted):
         yield shared_scripted
+
+
+@pytest.fixture(scope="module")
+def workers(shared_workers: RunningServer) -> Iterator[RunningServer]:
+    """A server of two API processes over one scripted device, which all tests share and leave as they found it."""
+    with left_as_found(shared_workers):
+        yield shared_workers
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +85,32 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = ROOT / "scripts" / "make_adapter_model.py"
     subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture
+def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run `genai-server serve` in this process with options and settings that it refuses; gives the line it ends with.
+
+    Fails if the server would start.
+    """
+
+    def start(*_: object, **__: object) -> None:
+        pytest.fail("the settings were not refused")
+
+    def serve(*options: str, **settings: str) -> str:
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        assert main(["serve", *options]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1
+        return printed.err
+
+    # It would replace pytest's own handlers.
+    monkeypatch.setattr("genai_server.cli.serve.command.configure_logging", lambda *_: None)
+    monkeypatch.setattr("genai_server.cli.serve.command.Supervisor", start)
+    monkeypatch.chdir(ROOT)
+    return serve
 
 
 @pytest.fixture

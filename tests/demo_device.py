@@ -4,17 +4,15 @@ import asyncio
 import time
 from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-from genai_server.engine.guidance import Guidance
-from genai_server.engine.inbox import Connected, Inbox
+from genai_server.engine.ipc.inbox import Connected
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runtime_options import RuntimeOptionState
-from genai_server.engine.scheduler import Scheduler
-from genai_server.engine.wire import Wire
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import FinishReason, GenerationRequest, TokenLogprob
 from genai_server.messages.frames import ToApi
 from genai_server.messages.generation import Failed, Finished, PromptLogprobs, Submit, Tokens
@@ -38,7 +36,6 @@ class DemoDevice:
     """A loop, and what it has sent about each request."""
 
     def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path) -> None:
-        self.inbox: Inbox = SimpleQueue()
         self.sent: list[ToApi] = []
         self.scheduler = Scheduler(max_running=6, max_waiting=6, prefill_chunk=24)
         folders = ProfileFolder(folder, "cpu", max_files=100, max_bytes=10**8)
@@ -47,13 +44,14 @@ class DemoDevice:
             self.scheduler,
             RuntimeOptionState(runners, folders),
             guidance,
-            Wire(self.inbox, lambda _, messages: self.sent.extend(messages)),
+            lambda _, messages: self.sent.extend(messages),
         )
+        self.inbox = self.loop.inbox
         self.inbox.put((API, Connected()))
 
-    def submit(self, key: int, text: str, **fields: Any) -> None:
+    def submit(self, key: int, text: str, *, more: bool = False, **fields: Any) -> None:
         values: dict[str, Any] = {"request_id": f"r{key}", "max_tokens": 60, "max_length": MAX_LENGTH} | fields
-        self.inbox.put((API, Submit(key, GenerationRequest(prompt=prompt(text), **values))))
+        self.inbox.put((API, Submit(key, GenerationRequest(prompt=prompt(text), **values), more)))
 
     def step(self) -> None:
         if self.inbox.empty() and self.scheduler.is_idle:

@@ -9,7 +9,7 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any, cast
 
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.generation import ModelInfo, Sampling
 
 EOS = 0
@@ -142,9 +142,9 @@ class FakeEngine:
         return found
 
 
-def fake_generator(library: FakeLibrary, **search: Any) -> GeneratorRunner:
+def fake_generator(library: FakeLibrary, **search: Any) -> OgGeneratorRunner:
     """What a LibraryBatch needs of one."""
     model = ModelInfo(context_length=1000, vocab_size=500, eos_token_ids=[EOS], defaults=Sampling(**search))
     return cast(
-        GeneratorRunner, SimpleNamespace(library=library, library_model=None, model=model, nodes={"cuda": None})
+        OgGeneratorRunner, SimpleNamespace(library=library, library_model=None, model=model, nodes={"cuda": None})
     )

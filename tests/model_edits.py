@@ -1,12 +1,21 @@
 """Changes of a model directory as another builder, or another hand, would have made it."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx
+
+from tests.running_server import DEMO
+
+
+def base_model(directory: Path) -> Path:
+    """A copy of the demo model that has no chat template, as base models have none."""
+    shutil.copytree(DEMO, directory, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    return directory
 
 
 @contextmanager

@@ -63,6 +63,7 @@ class RunningServer:
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.folder = log.parent
         self._log = log
 
     def log(self) -> str:

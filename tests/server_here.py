@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import httpx
 import uvicorn
 
-from genai_server.cli.composition import attached_app
+from genai_server.cli.serve.composition import attached_app
 from genai_server.config import load_settings
-from genai_server.engines.supervisor import Supervisor
+from genai_server.supervisor.supervisor import Supervisor
 from tests.running_server import free_port, wait_until
 
 

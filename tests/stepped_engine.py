@@ -8,29 +8,27 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import read_decoder_graph
-from genai_server.engine.decoder_session import open_session
-from genai_server.engine.guidance import model_guidance
-from genai_server.engine.inbox import Connected, Inbox
+from genai_server.engine.ipc.inbox import Connected
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.session import open_session
+from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
-from genai_server.engine.scheduler import Pass, Scheduler
-from genai_server.engine.wire import Wire
+from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.scheduling.scheduler import Scheduler, Step
 from genai_server.generation import GenerationRequest
+from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.frames import ToApi
 from genai_server.messages.generation import Cancel, Failed, Finished, Refused, Submit, Tokens
-from genai_server.messages.operator import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from tests.crowd import MAX_LENGTH, Answer, Asked
 
@@ -59,12 +57,12 @@ class ChanceInterrupted(BatchedRunner):
 class Overheard(RunnerPair):
     """Keeps the logits that tokens are chosen from, by the request's name, and counts the passes of each runner."""
 
-    def __init__(self, generator: GeneratorRunner, batched: BatchedRunner) -> None:
+    def __init__(self, generator: OgGeneratorRunner, batched: BatchedRunner) -> None:
         super().__init__(generator, batched)
         self.heard: dict[str, list[Logits]] = defaultdict(list)
         self.passes: Counter[str] = Counter()
 
-    def forward(self, step: Pass) -> list[Scores]:
+    def forward(self, step: Step) -> list[Scores]:
         scores = super().forward(step)
         self.passes["batch" if step.sequences[0].batched else "generator"] += 1
         for sequence, found in zip(step.sequences, scores, strict=True):
@@ -80,7 +78,7 @@ class SteppedEngine:
         self._model_dir = model_dir
         graph = read_decoder_graph(model_dir)
         session = open_session(graph, 0, optimized=False)
-        self.generator = GeneratorRunner(model_dir, "cpu", threads=0)
+        self.generator = OgGeneratorRunner(model_dir, "cpu", threads=0)
         self.batched = ChanceInterrupted(graph, session, self.generator.model, BatchLimits(SLOTS, MAX_LENGTH))
         self.profiles = profiles
         self.begin(random.Random(0))
@@ -92,16 +90,16 @@ class SteppedEngine:
         self.runners.forget()
         self.scheduler = Scheduler(max_running=SLOTS, max_waiting=256, prefill_chunk=64, idle_chunk=256)
         folder = ProfileFolder(self.profiles, "cpu", max_files=80, max_bytes=10**9)
-        self.inbox: Inbox = SimpleQueue()
         self._seconds = 0.0
         self.loop = EngineLoop(
             self.runners,
             self.scheduler,
             RuntimeOptionState(self.runners, folder, max_rows=2, clock=lambda: self._seconds),
             model_guidance(self._model_dir, self.generator.model),
-            Wire(self.inbox, self._receive),
+            self._receive,
             clock=self._clock,
         )
+        self.inbox = self.loop.inbox
         self.inbox.put((API, Connected()))
         self._asked: list[Asked] = []
         self._answers: dict[str, Answer] = {}
@@ -235,7 +233,6 @@ class SteppedEngine:
         running, slots = self.scheduler.running, self.batched.slots
         batched = {sequence.id: sequence for sequence in running if sequence.batched}
         assert 0 <= slots.num_decoding <= slots.num_running == len(batched)
-        assert slots.num_free == SLOTS - len(batched)
         taken, idle = slots.slots[: slots.num_running], slots.slots[slots.num_running :]
         pasts = {slot.sequence: slot.tokens for slot in taken}
         assert pasts == {id: sequence.tokens[: sequence.num_read] for id, sequence in batched.items()}
@@ -243,4 +240,4 @@ class SteppedEngine:
         assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)
         assert self.batched._exact == {id for id, sequence in batched.items() if sequence.request.exact}
         assert set(self.generator._generators) == {sequence.id for sequence in running if not sequence.batched}
-        assert set(self.loop._ledger.accepted) == {*running, *self.scheduler.waiting}
+        assert set(self.loop._requests) == {*running, *self.scheduler.waiting}

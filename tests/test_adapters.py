@@ -86,7 +86,7 @@ def test_a_file_of_another_model_is_refused_and_streams_go_on(
         response = server.client.post("/v1/admin/adapters/load", json={"name": "other", "path": str(other)})
         assert response.status_code == 400
         assert response.json()["error"] == {
-            "message": f"adapter 'other': {other} is not for this model, whose graph has no input "
+            "message": f'adapter "other": {other} is not for this model, whose graph has no input '
             "lm_tail.lora_A.weight",
             "type": "invalid_request_error",
             "param": "path",

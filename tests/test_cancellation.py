@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from tests.api.test_requests import ENDLESS, listed
+from tests.api.admin.test_requests import ENDLESS, listed
 from tests.running_server import RunningServer, body, run_server, wait_until
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_requests import listed
+from tests.api.admin.test_requests import listed
 from tests.running_server import DEMO, RunningServer, run_server, wait_until
 
 LONG = "Count from 1 to 200."

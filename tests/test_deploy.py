@@ -1,16 +1,33 @@
 """What lies in deploy/ fits the server."""
 
+import importlib.metadata
 import json
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from tests.running_server import ROOT, RunningServer, wait_until
+from deploy.health_check import url_of
+from genai_server.config import load_settings
+from tests.running_server import ROOT, RunningServer, clean_environment, wait_until
 from tests.scraped import Scraped, scrape
 
 _DASHBOARD = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+_PINS = dict(
+    line.split("==") for line in (ROOT / "deploy" / "constraints.txt").read_text().splitlines() if line[0] != "#"
+)
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Those of the image.
+_EXTRAS = ("cpu", "cuda", "hub", "otel", "bench")
 _LABEL = re.compile(r'(\w+)=~?"|by \(([\w, ]+)\)|\{\{(\w+)\}\}')
 
 
@@ -64,3 +81,152 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
 def test_every_variable_is_used(variable: dict[str, Any]) -> None:
     name = variable["name"]
     assert f"${name}" in json.dumps(_DASHBOARD["panels"]) or f"${{{name}}}" in json.dumps(_DASHBOARD["panels"])
+
+
+def _stages() -> list[list[tuple[str, str]]]:
+    """The instructions of the Dockerfile, by stage; each stage begins with its FROM."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    stages: list[list[tuple[str, str]]] = []
+    for line in filter(None, text.replace("\\\n", " ").splitlines()):
+        name, _, rest = line.partition(" ")
+        if name == "FROM":
+            stages.append([])
+        stages[-1].append((name, " ".join(rest.split())))
+    return stages
+
+
+def _all(name: str, stage: list[tuple[str, str]]) -> list[str]:
+    return [rest for instruction, rest in stage if instruction == name]
+
+
+def _variables() -> dict[str, str]:
+    (line,) = _all("ENV", _stages()[-1])
+    return dict(word.split("=", 1) for word in shlex.split(line))
+
+
+def test_the_images_base_is_a_version_and_the_same_for_all_stages() -> None:
+    bases = [_all("FROM", stage)[0].partition(" AS ") for stage in _stages()]
+    names = {name for _, _, name in bases}
+    (image,) = {image for image, _, _ in bases if image not in names}
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", image)
+
+
+def test_dependencies_are_installed_before_any_source_is_there() -> None:
+    dependencies, package, final = _stages()
+    assert _all("COPY", dependencies) == ["pyproject.toml deploy/constraints.txt ./"]
+    assert "pip install" in _all("RUN", dependencies)[-1]
+    assert "PIP_CONSTRAINT=/src/constraints.txt" in _all("ENV", dependencies)[0]
+    assert "--no-deps" in _all("RUN", package)[0]
+    assert "--no-deps" in _all("RUN", final)[-1]
+
+
+def test_the_image_starts_and_asks_after_the_server_by_absolute_paths() -> None:
+    final = _stages()[-1]
+    (start,) = map(json.loads, _all("ENTRYPOINT", final))
+    assert start == ["/app/.venv/bin/python", "-m", "genai_server", "serve"]
+    (check,) = [json.loads(rest.partition(" CMD ")[2]) for rest in _all("HEALTHCHECK", final)]
+    assert check == ["/app/.venv/bin/python", "/app/health_check.py"]
+    assert "deploy/health_check.py ./" in _all("COPY", final)
+    assert _all("WORKDIR", final) == ["/app"]
+
+
+def test_what_the_server_writes_in_the_image_is_in_volumes() -> None:
+    final = _stages()[-1]
+    (volumes,) = map(json.loads, _all("VOLUME", final))
+    assert volumes == [_variables()["GENAI_PROFILE_DIR"], _variables()["GENAI_CACHE_DIR"]]
+    assert "-o server profiles /var/cache/genai-server" in _all("RUN", final)[0]
+    settings = load_settings(environ=_variables(), dotenv=None)
+    assert [str(settings.profile_dir), str(settings.cache_path)] == volumes
+
+
+def test_the_image_is_stopped_by_the_signal_that_drains_and_readme_gives_it_the_time() -> None:
+    assert _all("STOPSIGNAL", _stages()[-1]) == ["SIGTERM"]
+    time = load_settings(environ={}, dotenv=None).drain_timeout + 15  # what docs/operations.md tells process managers
+    assert re.search(rf"docker run [^`]*--stop-timeout {time} ", (ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def test_all_that_the_image_copies_is_there_and_sent_to_docker() -> None:
+    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    kept = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+    for stage in _stages():
+        for copied in (rest for rest in _all("COPY", stage) if not rest.startswith("--from")):
+            for name in copied.split()[:-1]:
+                assert (ROOT / name).exists(), name
+                assert name in kept, name
+                parent = Path(name).parent.as_posix()
+                assert parent == "." or {parent, name} <= kept, name
+
+
+@pytest.mark.parametrize("extra", ["", *_EXTRAS])
+def test_each_requirement_of_the_package_has_a_version_in_the_image_that_fits(extra: str) -> None:
+    for text in _PROJECT["optional-dependencies"][extra] if extra else _PROJECT["dependencies"]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(_PINS[canonicalize_name(wanted.name)]), text
+
+
+def test_all_that_those_need_in_turn_has_a_version_in_the_image() -> None:
+    pins = {canonicalize_name(name) for name in _PINS}
+    todo = [("genai-server", frozenset(set(_EXTRAS) - {"cuda"}))]
+    seen = set(todo)
+    while todo:
+        name, extras = todo.pop()
+        for text in importlib.metadata.requires(name) or []:
+            needed = Requirement(text)
+            marker = needed.marker
+            if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras or {""}):
+                continue
+            assert canonicalize_name(needed.name) in pins, f"{needed.name}, which {name} needs"
+            entry = (needed.name, frozenset(needed.extras))
+            if entry not in seen:
+                seen.add(entry)
+                todo.append(entry)
+    assert len(seen) > 40
+
+
+def test_versions_are_pinned_with_the_images_python_only(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "Dockerfile").write_text("FROM python:3.9.1-slim-trixie\n")
+    script = shutil.copy(ROOT / "scripts" / "pin_dependencies.py", tmp_path / "scripts")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("the image has Python 3.9 on Linux; this is 3.")
+
+
+def _check(process: int, **variables: str) -> tuple[int, str]:
+    """Exit status of the image's health check for the server of a process, and what it says."""
+    command = [sys.executable, "deploy/health_check.py", str(process)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_the_health_check_follows_the_port_among_the_servers_arguments(scripted: RunningServer) -> None:
+    assert "--port" in scripted.process.args  # type: ignore[operator]  # it was started by a list
+    assert _check(scripted.process.pid) == (0, "")
+    # Of a proxy it knows nothing.
+    assert _check(scripted.process.pid, http_proxy="http://127.0.0.1:9") == (0, "")
+
+
+def test_the_health_check_follows_the_port_in_the_environment(scripted: RunningServer) -> None:
+    port = scripted.url.rpartition(":")[2]
+    with subprocess.Popen(["sleep", "60"]) as other:
+        assert _check(other.pid, PORT=port) == (0, "")
+        status, reason = _check(other.pid, PORT="9")
+        other.kill()
+    assert status == 1
+    assert reason.startswith("http://127.0.0.1:9/healthz: ")
+    assert reason.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "url"),
+    [
+        ({}, "http://127.0.0.1:8002/healthz"),
+        ({"HOST": "0.0.0.0", "PORT": "9000"}, "http://127.0.0.1:9000/healthz"),
+        ({"HOST": "::"}, "http://[::1]:8002/healthz"),
+        ({"HOST": "10.0.0.3", "GENAI_TLS_CERT": "/c.pem"}, "https://10.0.0.3:8002/healthz"),
+    ],
+)
+def test_the_health_check_asks_where_the_server_listens(variables: dict[str, str], url: str) -> None:
+    assert url_of(load_settings(environ=variables, dotenv=None)) == url

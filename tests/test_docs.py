@@ -1,24 +1,34 @@
-"""The documents say what the code does: settings, endpoints, links, and every example of the README is run."""
+"""The documents say what the code does: settings, endpoints, commands and links; every example is run."""
 
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from genai_server import __version__
 from genai_server.cli import main
 from genai_server.config import Settings, environment_variable, load_settings, option
 from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, run_server
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+def page(name: str) -> str:
+    """The text of a document."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+README = page("README.md")
+API = page("docs/api.md")
+SETTINGS = page("docs/settings.md")
 DOCUMENTS = sorted(
     path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
-EXAMPLES = re.findall(r"```(sh|python)\n(.*?)```\n\n```(?:json|text)\n(.*?)\n```", README, re.DOTALL)
+PACKAGE = ROOT / "src" / "genai_server"
+EXAMPLE = re.compile(r"```(sh|python)\n(.*?)```\n\n```(?:json|text)\n(.*?)\n```", re.DOTALL)
+EXAMPLES = [example for text in (README, API) for example in EXAMPLE.findall(text)]
 
 
 def shown(default: object) -> str:
@@ -28,17 +38,15 @@ def shown(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
-def test_the_readme_has_a_row_for_each_setting(name: str) -> None:
-    field = Settings.model_fields[name]
-    default = f"`{shown(field.default)}` " if field.default not in (None, "") else ""
-    row = f"| `{environment_variable(name)}` | `{option(name)}` | {default}| {field.description} |"
-    assert row in README
-
-
-def test_the_readme_has_no_row_for_anything_else() -> None:
-    rows = re.findall(r"^\| `([A-Z_]+)` \| `--", README, re.MULTILINE)
-    assert rows == [environment_variable(name) for name in Settings.model_fields]
+def test_the_page_of_settings_has_a_row_for_each_and_none_for_anything_else() -> None:
+    """Else run scripts/document_settings.py."""
+    rows = re.findall(r"^\| `[A-Z_]+` \| `--.*", SETTINGS, re.MULTILINE)
+    assert rows == [
+        f"| `{environment_variable(name)}` | `{option(name)}` | "
+        + (f"`{shown(field.default)}` " if field.default not in (None, "") else "")
+        + f"| {field.description} |"
+        for name, field in Settings.model_fields.items()
+    ]
 
 
 def test_the_example_environment_has_each_setting_with_its_default_and_description() -> None:
@@ -49,39 +57,84 @@ def test_the_example_environment_has_each_setting_with_its_default_and_descripti
     assert load_settings(environ={}, dotenv=ROOT / ".env.example") == load_settings(environ={}, dotenv=None)
 
 
-def test_the_readme_names_every_endpoint(scripted: RunningServer) -> None:
+def test_the_page_of_the_api_names_every_endpoint(scripted: RunningServer) -> None:
     paths = scripted.client.get("/openapi.json").json()["paths"]
     found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
-    named = set(re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", README)) - {("GET", "/docs"), ("GET", "/openapi.json")}
+    named = set(re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", API)) - {("GET", "/docs"), ("GET", "/openapi.json")}
     assert named == found
 
 
-def test_the_readme_has_a_row_for_each_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_commands_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     known = re.findall(r"^    ([a-z-]+)(?: |$)", capsys.readouterr().out, re.MULTILINE)
     assert len(known) > 3
-    assert sorted(known) == sorted(re.findall(r"^\| `genai-server ([a-z-]+)", README, re.MULTILINE))
+    assert sorted(known) == sorted(re.findall(r"^\| `genai-server ([a-z-]+)", page("docs/commands.md"), re.MULTILINE))
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_to_files_and_headings_lead_somewhere(path: Path) -> None:
-    for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", path.read_text(encoding="utf-8")):
-        file = (path.parent / target) if target else path
-        assert file.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+def anchors(path: Path) -> set[str]:
+    """What a link can name after `#` in a document, by GitHub's rules."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_changelog_knows_the_version() -> None:
+def test_links_to_files_and_headings_lead_somewhere() -> None:
+    dead = []
+    for path in DOCUMENTS:
+        for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", path.read_text(encoding="utf-8")):
+            file = (path.parent / target) if target else path
+            if not file.exists() or (anchor and anchor not in anchors(file)):
+                dead.append(f"{path.relative_to(ROOT)}: {target}#{anchor}")
+    assert dead == []
+
+
+def test_messages_that_name_a_page_name_one_that_exists_with_that_heading() -> None:
+    """As "see docs/settings.md", and "docs/troubleshooting.md", or “Devices” of README."""
+    dead = []
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        dead += [
+            f"{path.name}: {name}" for name in re.findall(r"\bdocs/[\w./-]+\.md", text) if not (ROOT / name).exists()
+        ]
+        for heading in re.findall(r"README[^\n]*?“([^”]+)”", text):
+            if f"\n## {heading}\n" not in README:
+                dead.append(f"{path.name}: README, {heading}")
+    assert dead == []
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    assert len(README.splitlines()) <= 350
+    assert [path.name for path in (ROOT / "docs").glob("*.md") if f"(docs/{path.name})" not in README] == []
+
+
+def test_each_path_of_the_architecture_exists() -> None:
+    """Below src/genai_server, or from the repository."""
+    text = page("docs/architecture.md")
+    paths = set(re.findall(r"`([a-z_]+/[\w/]*(?:\.\w+)?|\w+\.py)`", text))
+    assert len(paths) > 100
+    assert [path for path in sorted(paths) if not any((root / path).exists() for root in (PACKAGE, ROOT))] == []
+
+
+def test_the_architecture_names_each_package() -> None:
+    table = page("docs/architecture.md").partition("### Packages")[2].partition("\n## ")[0]
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages == set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
+
+
+def test_the_newest_release_in_the_changelog_is_the_version_of_the_package() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert "## [Unreleased]" in text or f"## [{__version__}]" in text
+    sections = re.findall(r"^## \[([^\]]+)\](?: - (\d{4}-\d{2}-\d{2}))?$", text, re.MULTILINE)
+    assert sections[0] == ("Unreleased", "")
+    releases = [(tuple(map(int, version.split("."))), date) for version, date in sections[1:]]
+    assert all(date for _, date in releases)
+    assert releases == sorted(releases, reverse=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert sections[1][0] == project["version"]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with run_server(tmp_path_factory.mktemp("readme"), "--model-dir", str(DEMO)) as server:
+    with run_server(tmp_path_factory.mktemp("examples"), "--model-dir", str(DEMO)) as server:
         yield server
 
 
@@ -103,13 +156,11 @@ def masked(output: str) -> object:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 8
+    assert len(EXAMPLES) >= 12
 
 
 @pytest.mark.parametrize(("language", "code", "expected"), EXAMPLES, ids=lambda text: text.splitlines()[0][:50])
-def test_each_example_of_the_readme_does_what_it_shows(
-    server: RunningServer, language: str, code: str, expected: str
-) -> None:
+def test_each_example_does_what_it_shows(server: RunningServer, language: str, code: str, expected: str) -> None:
     command = ["sh", "-c"] if language == "sh" else [sys.executable, "-c"]
     result = subprocess.run(
         [*command, code.replace("http://127.0.0.1:8002", server.url)],

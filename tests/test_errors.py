@@ -2,10 +2,8 @@
 
 import re
 
-import pytest
-
 from genai_server import errors
-from genai_server.errors import ALL_ERRORS, GenaiServerError, from_code
+from genai_server.errors import ALL_ERRORS, GenaiServerError
 
 _BRANCH = re.compile(r"^(?P<branch>[│├└─ ]{4,})(?P<name>[A-Z]\w+)  ", re.MULTILINE)
 
@@ -35,19 +33,6 @@ def test_all_errors_holds_each_error_of_the_module_once() -> None:
 def test_each_error_has_a_code_of_its_own() -> None:
     codes = [error.code for error in ALL_ERRORS]
     assert len(set(codes)) == len(codes)
-
-
-@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.code)
-def test_an_error_comes_back_from_its_code(error: type[GenaiServerError]) -> None:
-    found = from_code(error.code, "why", "field")
-    assert type(found) is error
-    assert (found.message, found.param, str(found)) == ("why", "field", "why")
-
-
-def test_an_unknown_code_gives_the_base_error_with_the_message() -> None:
-    found = from_code("of_a_newer_version", "why")
-    assert type(found) is GenaiServerError
-    assert (found.message, found.param) == ("why", None)
 
 
 def test_what_is_quoted_of_a_client_can_be_sent() -> None:

@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.running_server import RunningServer, run_server, wait_until
+from tests.running_server import RunningServer, body, run_server, wait_until
 
 
 def test_while_an_engine_holds_pythons_lock_health_and_other_devices_go_on(scripted: RunningServer) -> None:
@@ -33,20 +34,19 @@ def test_while_an_engine_holds_pythons_lock_health_and_other_devices_go_on(scrip
     assert held[0]["content"] == "done"
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/stream", "/v1/chat/completions"])
-def test_kill_9_on_the_engine_ends_its_streams_with_an_error_and_the_engine_comes_back(
-    own_folder: Path, path: str
-) -> None:
-    fields = {"stream": True} if path.endswith("completions") else {}
+def test_kill_9_on_the_engine_ends_its_streams_with_an_error_and_the_engine_comes_back(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted") as server:
         pid = server.device("scripted")["pid"]
-        with server.stream("delay 0.02; count 1000", path=path, **fields) as events:
-            reader = iter(events)
-            for _ in range(4):
+        with (
+            server.stream("delay 0.02; count 1000") as ours,
+            server.stream("delay 0.02; count 1000", path="/v1/chat/completions", stream=True) as openais,
+        ):
+            readers = [iter(ours), iter(openais)]
+            for reader in readers * 4:
                 next(reader)
             os.kill(pid, signal.SIGKILL)
-            last = json.loads(list(reader)[-1])
-        assert last["error"]["code"] == "engine_died"
+            ends = [json.loads(list(reader)[-1])["error"]["code"] for reader in readers]
+        assert ends == ["engine_died"] * 2
         assert server.client.get("/readyz").status_code == 503
         wait_until(server.is_ready)
         assert server.chat("say back").json()["content"] == "back"
@@ -129,30 +129,49 @@ def test_a_crash_loop_is_what_readyz_and_healthz_say_and_ends(own_folder: Path) 
         assert server.process.poll() is None
 
 
-def test_a_step_that_crashes_the_process_is_an_engine_death_too(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted") as server:
-        with server.stream("crash at 3; count 10") as events:
-            found = [json.loads(event) for event in events]
-        assert [event.get("token") for event in found[:-1]] == ["1", ",", " "]
-        assert found[-1]["error"]["code"] == "engine_died"
-        wait_until(server.is_ready)
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose engine some tests crash: a few, for the pause before a restart doubles each time."""
+    with run_server(tmp_path_factory.mktemp("mortal"), "--device", "scripted") as server:
+        yield server
 
 
-def test_several_api_processes_share_one_engine_and_see_each_others_requests(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--workers", "2") as server:
-        pids = {server.device("scripted")["pid"] for _ in range(10)}
-        assert len(pids) == 1
-        with server.stream("delay 0.02; count 1000") as events:
-            reader = iter(events)
-            next(reader)
-            name = events.response.headers["x-request-id"]
-            # Fresh connections reach either process; both know the request, for the engine does.
-            for _ in range(6):
-                with server.client.stream("GET", "/healthz", headers={"connection": "close"}) as response:
-                    response.read()
-                    assert response.json()["devices"]["scripted"]["running"] == 1
-            assert server.options(terminate_session="1", request_id=name).status_code == 200
-            assert json.loads(list(reader)[-1])["finish_reason"] == "terminated"
+def test_a_step_that_crashes_the_process_is_an_engine_death_too(mortal: RunningServer) -> None:
+    with mortal.stream("crash at 3; count 10") as events:
+        found = [json.loads(event) for event in events]
+    assert [event.get("token") for event in found[:-1]] == ["1", ",", " "]
+    assert found[-1]["error"]["code"] == "engine_died"
+    wait_until(mortal.is_ready)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["whole", "streamed"])
+def test_an_answer_that_its_stop_string_has_ended_is_whole_though_the_engine_dies(
+    mortal: RunningServer, fields: dict[str, object]
+) -> None:
+    restarts = mortal.device("scripted")["restarts"]
+    # The engine dies in the pass after the stop string: it never says that the answer is finished.
+    asked = body("say one. two; crash at 4", stop=".", **fields)
+    answer = mortal.client.post("/v1/chat/completions", json=asked)
+    assert (answer.status_code, "error" in answer.text) == (200, False), answer.text
+    assert answer.text.count('"finish_reason":"stop"') == 1
+    assert "two" not in answer.text
+    wait_until(lambda: mortal.device("scripted")["restarts"] > restarts and mortal.is_ready())
+
+
+def test_several_api_processes_share_one_engine_and_see_each_others_requests(workers: RunningServer) -> None:
+    pids = {workers.device("scripted")["pid"] for _ in range(10)}
+    assert len(pids) == 1
+    with workers.stream("delay 0.02; count 1000") as events:
+        reader = iter(events)
+        next(reader)
+        name = events.response.headers["x-request-id"]
+        # Fresh connections reach either process; both know the request, for the engine does.
+        for _ in range(6):
+            with workers.client.stream("GET", "/healthz", headers={"connection": "close"}) as response:
+                response.read()
+                assert response.json()["devices"]["scripted"]["running"] == 1
+        assert workers.options(terminate_session="1", request_id=name).status_code == 200
+        assert json.loads(list(reader)[-1])["finish_reason"] == "terminated"
 
 
 @pytest.mark.parametrize("options", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
@@ -162,8 +181,10 @@ def test_nothing_is_left_behind_when_the_server_is_killed(
     temporary = {"TMPDIR": str(short_folder)}
     with run_server(own_folder, "--device", "scripted", *options, settings=temporary) as server:
         assert any(path.name.startswith("genai-server-") for path in short_folder.iterdir())
+        assert server.chat("say 7", structured_outputs={"regex": "7"}).status_code == 200
         family = psutil.Process(server.process.pid).children(recursive=True)
-        assert len(family) >= (2 if options else 1)
+        assert len(family) >= (3 if options else 2)
+        assert any("genai_server.grammar_checker.process" in process.cmdline() for process in family)
         server.process.kill()
         _, alive = psutil.wait_procs(family, timeout=15)
         assert alive == []
@@ -180,18 +201,17 @@ def test_an_engine_that_hangs_in_native_code_outlives_its_killed_parent_by_secon
         engine.wait(30)
 
 
-def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--workers", "2") as server:
-        engine = server.device("scripted")["pid"]
-        workers = [p for p in children_of(server) if p.pid != engine]
-        with contextlib.suppress(httpx.TransportError), server.stream("delay 0.02; count 1000") as events:
-            next(iter(events))
-            for worker in workers:
-                worker.kill()
-            list(events)
-        wait_until(lambda: server.is_ready() and server.idle("scripted"))
-        assert server.device("scripted")["pid"] == engine
-        assert server.chat("say x").json()["content"] == "x"
+def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(workers: RunningServer) -> None:
+    engine = workers.device("scripted")["pid"]
+    killed = [p for p in children_of(workers) if p.pid != engine]
+    with contextlib.suppress(httpx.TransportError), workers.stream("delay 0.02; count 1000") as events:
+        next(iter(events))
+        for process in killed:
+            process.kill()
+        list(events)
+    wait_until(lambda: workers.is_ready() and workers.idle("scripted"))
+    assert workers.device("scripted")["pid"] == engine
+    assert workers.chat("say x").json()["content"] == "x"
 
 
 def test_a_signal_to_the_whole_process_group_is_the_api_processs_to_handle(own_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.api.test_requests import ENDLESS, listed
+from tests.api.admin.test_requests import ENDLESS, listed
 from tests.running_server import RunningServer, body, run_server, wait_until
 
 OPTIONS = ("--device", "scripted", "--max-batch-size", "1")
@@ -71,6 +72,20 @@ def test_more_answers_than_there_is_room_for_are_refused_before_the_first(busy: 
     assert len(listed(busy)) == 1
 
 
+def test_of_requests_for_several_answers_that_come_together_one_has_the_room_and_the_others_leave_nothing(
+    server: RunningServer,
+) -> None:
+    wait_until(lambda: server.idle("scripted"))
+    asked = body("delay 0.01; count 9", n=2, stream=True)
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda _: server.client.post("/v1/chat/completions", json=asked), range(6)))
+    served = [answer for answer in answers if answer.status_code == 200]
+    assert served
+    assert all(answer.text.count('"finish_reason":"stop"') == 2 for answer in served)
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    assert listed(server) == {}
+
+
 def test_more_answers_than_ever_can_run_and_wait_are_no_503(full: RunningServer) -> None:
     three = [
         ("/v1/chat/completions", body("say x", n=3)),
@@ -94,36 +109,44 @@ def test_health_and_operators_are_served_while_the_queue_is_full(full: RunningSe
     assert len(listed(full)) == 1
 
 
-def test_prompts_that_wait_may_have_so_many_tokens_together(own_folder: Path) -> None:
-    with run_server(own_folder, *OPTIONS, "--max-queue-tokens", "100") as server, server.stream(ENDLESS) as events:
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One request runs at once, nine more may wait, whose prompts have at most 100 tokens together."""
+    options = (*OPTIONS, "--max-queue", "9", "--max-queue-tokens", "100")
+    with run_server(tmp_path_factory.mktemp("narrow"), *options) as running:
+        yield running
+
+
+def test_prompts_that_wait_may_have_so_many_tokens_together(narrow: RunningServer) -> None:
+    with narrow.stream(ENDLESS) as events:
         next(iter(events))
-        response = server.chat("say " + "x" * 200)
+        response = narrow.chat("say " + "x" * 200)
         assert response.status_code == 503
         assert "GENAI_MAX_QUEUE_TOKENS" in response.json()["error"]["message"]
         assert int(response.headers["retry-after"]) >= 1
-        with server.stream("say x") as short:
-            wait_until(lambda: server.device("scripted")["waiting"] == 1)
+        with narrow.stream("say x") as short:
+            wait_until(lambda: narrow.device("scripted")["waiting"] == 1)
             assert short.response.status_code == 200
+    wait_until(lambda: narrow.idle("scripted"))
 
 
-def test_answers_whose_prompts_could_not_wait_even_on_an_idle_device_are_no_503(own_folder: Path) -> None:
-    with run_server(own_folder, *OPTIONS, "--max-queue", "9", "--max-queue-tokens", "100") as server:
-        long, short = "say " + "x" * 60, "say x"
-        for path, asked, field in (
-            ("/v1/chat/completions", body(long, n=3), "n"),
-            ("/v1/completions", {"prompt": [long] * 3}, "prompt"),
-            ("/v1/completions", {"prompt": [long] * 2, "n": 2, "stream": True}, "n"),
-        ):
-            response = server.client.post(path, json=asked)
-            assert response.status_code == 400, response.text
-            assert "retry-after" not in response.headers
-            error = response.json()["error"]
-            assert error["param"] == field
-            assert "at most 100 tokens together (GENAI_MAX_QUEUE_TOKENS)" in error["message"]
-            assert listed(server) == {}
-        # One runs at once, however long it is.
-        assert server.client.post("/v1/chat/completions", json=body(long, n=2)).status_code == 200
-        assert server.client.post("/v1/chat/completions", json=body(short, n=9)).status_code == 200
+def test_answers_whose_prompts_could_not_wait_even_on_an_idle_device_are_no_503(narrow: RunningServer) -> None:
+    long, short = "say " + "x" * 60, "say x"
+    for path, asked, field in (
+        ("/v1/chat/completions", body(long, n=3), "n"),
+        ("/v1/completions", {"prompt": [long] * 3}, "prompt"),
+        ("/v1/completions", {"prompt": [long] * 2, "n": 2, "stream": True}, "n"),
+    ):
+        response = narrow.client.post(path, json=asked)
+        assert response.status_code == 400, response.text
+        assert "retry-after" not in response.headers
+        error = response.json()["error"]
+        assert error["param"] == field
+        assert "at most 100 tokens together (GENAI_MAX_QUEUE_TOKENS)" in error["message"]
+        assert listed(narrow) == {}
+    # One runs at once, however long it is.
+    assert narrow.client.post("/v1/chat/completions", json=body(long, n=2)).status_code == 200
+    assert narrow.client.post("/v1/chat/completions", json=body(short, n=9)).status_code == 200
 
 
 # deadlines
@@ -164,11 +187,8 @@ def test_a_prompt_is_not_read_beyond_its_timeout(own_folder: Path) -> None:
         assert len(listed(server)) == 1
 
 
-def test_openais_client_reads_what_there_is(own_folder: Path) -> None:
-    with (
-        run_server(own_folder, "--device", "scripted") as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
-    ):
+def test_openais_client_reads_what_there_is(scripted: RunningServer) -> None:
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
         more = {"timeout": 0.5}
         messages: Any = [{"role": "user", "content": ENDLESS}]
         chat = client.chat.completions.create(model="onnx-genai", messages=messages, n=2, extra_body=more)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,36 @@ import httpx
 import psutil
 import pytest
 
-from tests.running_server import DEMO, RunningServer, run_server, wait_until
+from tests.running_server import DEMO, RunningServer, body, run_server, wait_until
 
 SLOW = "delay 0.02; count 1000"
+BOTH = {"one": "ready", "two/b": "ready"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Two models on one scripted device each, for tests that leave it as they found it."""
+    folder = tmp_path_factory.mktemp("models")
+    with run_server(folder, "--device", "scripted", settings={"GENAI_MODELS": "one=/1,two/b=/2"}) as running:
+        wait_until(lambda: states(running) == BOTH)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def as_found(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test which leaves another list of models to those that come next."""
+    yield
+    if "server" in request.fixturenames:
+        assert states(request.getfixturevalue("server")) == BOTH
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Three models, of which two may be loaded."""
+    settings = {"GENAI_MODELS": "one=/1,two=/2,three=/3", "GENAI_MAX_MODELS": "2"}
+    with run_server(tmp_path_factory.mktemp("limited"), "--device", "scripted", settings=settings) as running:
+        wait_until(lambda: states(running) == {"one": "ready", "two": "ready", "three": "unloaded"})
+        yield running
 
 
 def load(server: RunningServer, **fields: Any) -> httpx.Response:
@@ -38,96 +66,93 @@ def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
     return response.status_code, error["code"], error["param"]
 
 
-def test_each_request_gets_the_model_that_it_names_and_the_first_without(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", settings={"GENAI_MODELS": "one=/1,two/b=/2"}) as server:
-        wait_until(lambda: states(server) == {"one": "ready", "two/b": "ready"})
-        assert len(set(pids(server).values())) == 2
-        for name, served in (("one", "one"), ("two/b", "two/b"), (None, "one")):
-            fields = {} if name is None else {"model": name}
-            answer = server.client.post(
-                "/v1/chat/completions", json={"messages": [{"role": "user", "content": "say x"}], **fields}
-            ).json()
-            assert (answer["model"], answer["choices"][0]["message"]["content"]) == (served, "x")
-        missing = server.chat("say x", model="three")
-        assert refusal(missing) == (404, "model_not_found", "model")
-        assert missing.json()["error"]["message"] == "model 'three' is not served; 'one', 'two/b' are"
-        assert server.client.get("/v1/models/two/b").json()["id"] == "two/b"
+def test_each_request_gets_the_model_that_it_names_and_the_first_without(server: RunningServer) -> None:
+    assert len(set(pids(server).values())) == 2
+    for name, served in (("one", "one"), ("two/b", "two/b"), (None, "one")):
+        fields = {} if name is None else {"model": name}
+        answer = server.client.post("/v1/chat/completions", json=body("say x", **fields)).json()
+        assert (answer["model"], answer["choices"][0]["message"]["content"]) == (served, "x")
+    missing = server.chat("say x", model="three")
+    assert refusal(missing) == (404, "model_not_found", "model")
+    assert missing.json()["error"]["message"] == 'model "three" is not served; "one", "two/b" are'
+    assert server.client.get("/v1/models/two/b").json()["id"] == "two/b"
 
 
-def test_a_model_comes_and_goes_while_streams_run_on_the_other(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--model-name", "kept") as server:
-        with server.stream("delay 0.02; count 150", model="kept") as events:
-            reader = iter(events)
-            next(reader)
-            assert load(server, name="more", path="/more").json()["state"] == "ready"
-            assert server.chat("say x", model="more").json()["content"] == "x"
-            pid = pids(server)["more"]
-            assert unload(server, name="more").json() == {"id": "more", "object": "model", "unloaded": True}
-            assert not psutil.pid_exists(pid)
-            assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
-            last = json.loads(list(reader)[-1])
-        assert last["finish_reason"] == "stop"
-        assert states(server) == {"kept": "ready"}
-        assert server.device("scripted")["restarts"] == 0
+def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningServer) -> None:
+    kept = pids(server)
+    with server.stream("delay 0.02; count 150", model="one") as events:
+        reader = iter(events)
+        next(reader)
+        assert load(server, name="more", path="/more").json()["state"] == "ready"
+        assert server.chat("say x", model="more").json()["content"] == "x"
+        pid = pids(server)["more"]
+        assert unload(server, name="more").json() == {"id": "more", "object": "model", "unloaded": True}
+        assert not psutil.pid_exists(pid)
+        assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
+        last = json.loads(list(reader)[-1])
+    assert last["finish_reason"] == "stop"
+    assert pids(server) == kept
 
 
-def test_unloading_waits_for_what_runs_and_takes_nothing_new(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", settings={"GENAI_MODELS": "one=/1,two=/2"}) as server:
-        wait_until(lambda: set(states(server).values()) == {"ready"})
-        with server.stream("delay 0.02; count 60", model="two") as events:
-            reader = iter(events)
-            next(reader)
-            assert unload(server, name="two", wait=False).json()["unloaded"] is False
-            assert states(server)["two"] == "unloading"
-            assert refusal(server.chat("say x", model="two")) == (404, "model_not_found", "model")
-            assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
-        wait_until(lambda: states(server) == {"one": "ready"})
+def test_unloading_waits_for_what_runs_and_takes_nothing_new(server: RunningServer) -> None:
+    load(server, name="more", path="/more")
+    with server.stream("delay 0.02; count 60", model="more") as events:
+        reader = iter(events)
+        next(reader)
+        assert unload(server, name="more", wait=False).json()["unloaded"] is False
+        assert states(server)["more"] == "unloading"
+        assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
+        assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
+    wait_until(lambda: states(server) == BOTH)
 
 
-def test_what_runs_for_longer_is_cut_off_with_one_error(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", settings={"GENAI_MODELS": "one=/1,two=/2"}) as server:
-        wait_until(lambda: set(states(server).values()) == {"ready"})
-        whole: list[httpx.Response] = []
-        waiting = threading.Thread(target=lambda: whole.append(server.chat(SLOW, model="two")))
-        waiting.start()
-        with server.stream(SLOW, model="two") as events:
-            reader = iter(events)
-            next(reader)
-            assert unload(server, name="two", timeout=0).json()["unloaded"] is True
-            found = [json.loads(event) for event in reader]
-        waiting.join(20)
-        assert [event["error"]["code"] for event in found if "error" in event] == ["model_unloaded"]
-        assert "error" in found[-1]
-        assert (whole[0].status_code, whole[0].json()["error"]["code"]) == (503, "model_unloaded")
-        assert server.chat("say x").json()["content"] == "x"
+def test_what_runs_for_longer_is_cut_off_with_one_error(server: RunningServer) -> None:
+    load(server, name="more", path="/more")
+    whole: list[httpx.Response] = []
+    waiting = threading.Thread(target=lambda: whole.append(server.chat(SLOW, model="more")))
+    waiting.start()
+    wait_until(lambda: server.health()["models"]["more"]["devices"]["scripted"]["running"] == 1)
+    with server.stream(SLOW, model="more") as events:
+        reader = iter(events)
+        next(reader)
+        assert unload(server, name="more", timeout=0).json()["unloaded"] is True
+        found = [json.loads(event) for event in reader]
+    waiting.join(20)
+    assert [event["error"]["code"] for event in found if "error" in event] == ["model_unloaded"]
+    assert "error" in found[-1]
+    assert (whole[0].status_code, whole[0].json()["error"]["code"]) == (503, "model_unloaded")
+    assert server.chat("say x").json()["content"] == "x"
 
 
-def test_a_wrong_directory_is_refused_with_its_file_before_anything_starts(own_folder: Path) -> None:
-    broken = own_folder / "broken"
+def test_a_wrong_directory_is_refused_with_its_file_before_anything_starts(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
     shutil.copytree(DEMO, broken)
     (broken / "tokenizer.json").unlink()
-    with run_server(own_folder, "--device", "scripted") as server:
-        processes = len(psutil.Process(server.process.pid).children(recursive=True))
-        response = load(server, name="more", path=str(broken), device="cpu")
-        assert refusal(response) == (400, "model_load_failed", "path")
-        assert "tokenizer.json is missing" in response.json()["error"]["message"]
-        assert refusal(load(server, name="more", path="/nowhere", device="cpu")) == (400, "model_load_failed", "path")
-        assert states(server) == {"onnx-genai": "ready"}
-        assert len(psutil.Process(server.process.pid).children(recursive=True)) == processes
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    response = load(server, name="more", path=str(broken), device="cpu")
+    assert refusal(response) == (400, "model_load_failed", "path")
+    assert "tokenizer.json is missing" in response.json()["error"]["message"]
+    assert refusal(load(server, name="more", path="/nowhere", device="cpu")) == (400, "model_load_failed", "path")
+    assert states(server) == BOTH
+    assert psutil.Process(server.process.pid).children(recursive=True) == processes
 
 
-def test_a_model_that_the_library_cannot_load_says_why_and_can_be_loaded_again(own_folder: Path) -> None:
-    broken = own_folder / "broken"
+def test_a_model_that_the_library_cannot_load_says_why_and_can_be_loaded_again(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
     shutil.copytree(DEMO, broken)
     (broken / "model.onnx").write_bytes(b"no graph")
-    with run_server(own_folder, "--device", "scripted") as server:
-        response = load(server, name="more", path=str(broken), device="cpu")
-        assert refusal(response) == (400, "model_load_failed", "path")
-        assert states(server)["more"] == "failed"
-        assert server.chat("Hello", model="more").status_code == 503
-        shutil.copy(DEMO / "model.onnx", broken / "model.onnx")
-        assert load(server, name="more", path=str(broken), device="cpu").json()["state"] == "ready"
-        assert server.chat("Hello", model="more", max_tokens=3).status_code == 200
+    response = load(server, name="more", path=str(broken), device="cpu")
+    assert refusal(response) == (400, "model_load_failed", "path")
+    assert states(server)["more"] == "failed"
+    assert server.chat("Hello", model="more").status_code == 503
+    shutil.copy(DEMO / "model.onnx", broken / "model.onnx")
+    assert load(server, name="more", path=str(broken), device="cpu").json()["state"] == "ready"
+    assert server.chat("Hello", model="more", max_tokens=3).status_code == 200
+    unload(server, name="more")
 
 
 @pytest.mark.parametrize(
@@ -144,39 +169,32 @@ def test_what_cannot_be_loaded_is_refused(scripted: RunningServer, fields: Any, 
     assert states(scripted) == {"onnx-genai": "ready"}
 
 
-def test_an_alias_is_another_name_until_it_is_forgotten(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--model-name", "one") as server:
+def test_an_alias_is_another_name_until_it_is_forgotten(server: RunningServer) -> None:
+    def alias(alias: str, name: str | None) -> httpx.Response:
+        return server.client.post("/v1/admin/models/alias", json={"alias": alias, "name": name})
 
-        def alias(alias: str, name: str | None) -> httpx.Response:
-            return server.client.post("/v1/admin/models/alias", json={"alias": alias, "name": name})
-
-        assert alias("gpt", "one").json() == {"id": "gpt", "object": "model", "root": "one"}
-        answer = server.client.post("/v1/completions", json={"model": "gpt", "prompt": "say x\n\x04"}).json()
-        assert answer["model"] == "one"
-        assert states(server) == {"one": "ready", "gpt": "ready"}
-        assert refusal(alias("one", "one")) == (400, "invalid_value", "alias")
-        assert refusal(alias("b", "two")) == (404, "model_not_found", "name")
-        assert refusal(load(server, name="gpt", path="/1")) == (400, "invalid_value", "name")
-        assert alias("gpt", None).json()["root"] is None
-        assert refusal(server.chat("say x", model="gpt")) == (404, "model_not_found", "model")
+    assert alias("gpt", "one").json() == {"id": "gpt", "object": "model", "root": "one"}
+    answer = server.client.post("/v1/completions", json={"model": "gpt", "prompt": "say x\n\x04"}).json()
+    assert answer["model"] == "one"
+    assert states(server) == {**BOTH, "gpt": "ready"}
+    assert refusal(alias("one", "one")) == (400, "invalid_value", "alias")
+    assert refusal(alias("b", "two")) == (404, "model_not_found", "name")
+    assert refusal(load(server, name="gpt", path="/1")) == (400, "invalid_value", "name")
+    assert alias("gpt", None).json()["root"] is None
+    assert refusal(server.chat("say x", model="gpt")) == (404, "model_not_found", "model")
 
 
-def test_every_worker_learns_what_comes_and_goes(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--workers", "2", "--model-name", "one") as server:
+def test_every_worker_learns_what_comes_and_goes(workers: RunningServer) -> None:
+    def statuses(number: int = 12) -> set[int]:
+        """Of requests on connections of their own, which both processes get."""
+        asked = body("say x", model="more")
+        return {httpx.post(f"{workers.url}/v1/chat", json=asked, timeout=30).status_code for _ in range(number)}
 
-        def statuses(number: int = 12) -> set[int]:
-            """Of requests on connections of their own, which both processes get."""
-            found = set()
-            for _ in range(number):
-                fields = {"messages": [{"role": "user", "content": "say x"}], "model": "more"}
-                found.add(httpx.post(f"{server.url}/v1/chat", json=fields, timeout=30).status_code)
-            return found
-
-        assert statuses() == {404}
-        assert load(server, name="more", path="/more").json()["state"] == "ready"
-        assert statuses() == {200}
-        unload(server, name="more")
-        assert statuses() == {404}
+    assert statuses() == {404}
+    assert load(workers, name="more", path="/more").json()["state"] == "ready"
+    assert statuses() == {200}
+    unload(workers, name="more")
+    assert statuses() == {404}
 
 
 def test_a_model_that_is_idle_goes_and_comes_back_with_the_next_request(own_folder: Path) -> None:
@@ -193,29 +211,25 @@ def test_a_model_that_is_idle_goes_and_comes_back_with_the_next_request(own_fold
         assert server.device("scripted")["pid"] != pid
 
 
-def test_with_a_limit_the_model_that_was_idle_for_longest_makes_room(own_folder: Path) -> None:
-    models = {"GENAI_MODELS": "one=/1,two=/2,three=/3", "GENAI_MAX_MODELS": "2"}
-    with run_server(own_folder, "--device", "scripted", settings=models) as server:
-        wait_until(lambda: states(server) == {"one": "ready", "two": "ready", "three": "unloaded"})
-        assert server.chat("say x", model="one").json()["content"] == "x"
-        assert server.chat("say x", model="three").json()["content"] == "x"
-        assert states(server) == {"one": "ready", "two": "unloaded", "three": "ready"}
-        with server.stream(SLOW, model="one") as events:
-            next(iter(events))
-            assert server.chat("say x", model="two").json()["content"] == "x"
-            assert states(server) == {"one": "ready", "two": "ready", "three": "unloaded"}
+def test_with_a_limit_the_model_that_was_idle_for_longest_makes_room(limited: RunningServer) -> None:
+    for name in ("one", "three"):
+        assert limited.chat("say x", model=name).json()["content"] == "x"
+    assert states(limited) == {"one": "ready", "two": "unloaded", "three": "ready"}
+    with limited.stream(SLOW, model="one") as events:
+        next(iter(events))
+        assert limited.chat("say x", model="two").json()["content"] == "x"
+        assert states(limited) == {"one": "ready", "two": "ready", "three": "unloaded"}
 
 
-def test_while_all_are_in_use_a_request_for_another_waits_until_its_time_is_over(own_folder: Path) -> None:
-    models = {"GENAI_MODELS": "one=/1,two=/2", "GENAI_MAX_MODELS": "1"}
-    with run_server(own_folder, "--device", "scripted", settings=models) as server:
-        with server.stream(SLOW, model="one") as events:
-            reader = iter(events)
+def test_while_all_are_in_use_a_request_for_another_waits_until_its_time_is_over(limited: RunningServer) -> None:
+    with limited.stream(SLOW, model="one") as one, limited.stream(SLOW, model="two") as two:
+        readers = [iter(one), iter(two)]
+        for reader in readers:
             next(reader)
-            response = server.chat("say x", model="two", timeout=2)
-            assert (response.status_code, response.json()["error"]["code"]) == (503, "no_engine_ready")
-            assert json.loads(next(reader))["token"]
-        assert server.chat("say x", model="two").json()["content"] == "x"
+        response = limited.chat("say x", model="three", timeout=2)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "no_engine_ready")
+        assert all(json.loads(next(reader))["token"] for reader in readers)
+    assert limited.chat("say x", model="three").json()["content"] == "x"
 
 
 def test_real_models_are_used_side_by_side(own_folder: Path) -> None:

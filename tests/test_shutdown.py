@@ -18,7 +18,6 @@ from tests.model_edits import edited_config
 from tests.running_server import DEMO, EventReader, RunningServer, body, run_server, wait_until
 from tests.running_server import serve_with_uvicorn as uvicorn
 
-KINDS = pytest.mark.parametrize("kind", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
 LONG = "delay 0.02; count 1000"
 
 
@@ -62,19 +61,33 @@ def test_running_answers_go_on_to_their_ends_and_the_status_is_0(
         assert server.process.wait(15) == 0
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [[], ["--workers", "2"]], ids=["one", "workers"])
 def test_what_outlasts_the_drain_ends_with_an_error_and_the_status_is_3(own_folder: Path, kind: list[str]) -> None:
-    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "2", *kind) as server:
+    options = ("--device", "scripted", "--drain-timeout", "2", "--max-batch-size", "2", *kind)
+    with run_server(own_folder, *options) as server:
         plain: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: plain.append(ask(server, "POST", "/v1/chat", json=body(LONG))))
-        asking.start()
+        threads = [
+            threading.Thread(target=lambda: plain.append(ask(server, "POST", "/v1/chat", json=body(LONG))))
+            for _ in range(3)
+        ]
+        threads[0].start()
         wait_until(lambda: server.device("scripted")["running"] == 1)
-        with told_to_stop(server, LONG) as reader:
+        with server.stream(LONG) as events:
+            reader = iter(events)
+            next(reader)
+            for thread in threads[1:]:
+                thread.start()
+            wait_until(lambda: server.device("scripted")["waiting"] == 2)
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: ask(server, "GET", "/readyz").status_code == 503)
             assert last(reader)["error"]["code"] == "server_stopping"  # type: ignore[index]
-        asking.join(10)
-        assert plain[0].status_code == 503
-        assert plain[0].json()["error"]["code"] == "server_stopping"
-        assert plain[0].headers["retry-after"] == "1"
+        for thread in threads:
+            thread.join(10)
+        # One of them was running, two were waiting.
+        assert [(answer.status_code, answer.json()["error"]["code"]) for answer in plain] == [
+            (503, "server_stopping")
+        ] * 3
+        assert {answer.headers["retry-after"] for answer in plain} == {"1"}
         assert server.process.wait(15) == 3
 
 
@@ -97,7 +110,7 @@ def test_during_the_drain_nothing_new_begins_and_no_connection_is_kept_open(own_
         assert server.process.wait(15) == 0
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
 def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", *kind) as server:
         with told_to_stop(server, LONG) as reader:
@@ -127,23 +140,6 @@ def test_without_time_to_drain_what_runs_ends_at_once(own_folder: Path) -> None:
             next(reader)
             server.process.send_signal(signal.SIGTERM)
             assert last(reader)["error"]["code"] == "server_stopping"  # type: ignore[index]
-        assert server.process.wait(15) == 3
-
-
-def test_requests_that_wait_are_cut_off_with_the_same_answer(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "1", "--max-batch-size", "1") as server:
-        answers: list[httpx.Response] = []
-        threads = [
-            threading.Thread(target=lambda: answers.append(ask(server, "POST", "/v1/chat", json=body(LONG))))
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: server.device("scripted")["waiting"] == 2)
-        server.process.send_signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join(15)
-        assert [answer.json()["error"]["code"] for answer in answers] == ["server_stopping"] * 3
         assert server.process.wait(15) == 3
 
 

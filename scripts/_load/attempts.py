@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from .corpus import BODIES
+from .floods import Place, flooded
 from .mutations import CONTENT_TYPES, mutated_body
 
+# Such a body takes as long to send as a hundred others.
+_FLOODS = 0.03
 # A server gives up on a body that is so long, or on a header that is no HTTP, while it is still being sent.
 _DRAINED = 8 * 1024 * 1024
 _NO_HTTP = "authorization: Bearer \x01"
@@ -41,11 +45,16 @@ class Attempt:
     is_whole: bool
 
 
-def attempt(seed: int, number: int, paths: Sequence[str]) -> Attempt:
-    """The same for the same seed, number and paths."""
+def attempt(
+    seed: int, number: int, paths: Sequence[str], places: Mapping[str, Sequence[Place]] = MappingProxyType({})
+) -> Attempt:
+    """The same for the same seed, number, paths, and places for floods."""
     chance = random.Random(f"{seed}-{number}")
     path = paths[number % len(paths)]
-    body = mutated_body(chance, chance.choice(BODIES.get(path) or [{}]))
+    if places.get(path) and chance.random() < _FLOODS:
+        body = flooded(chance, chance.choice(places[path]))
+    else:
+        body = mutated_body(chance, chance.choice(BODIES.get(path) or [{}]))
     target = path.replace("{", "").replace("}", "")
     if chance.random() < 0.02:
         target += chance.choice(("?a=1&a=2", "?%00", "/", "//..", "?" + "q" * 3000))

@@ -40,6 +40,7 @@ _SAMPLING = {
     "min_tokens": 1,
     "ignore_eos": True,
     "cache_prompt": False,
+    "cache_salt": "salt",
     "priority": 3,
     "exact": True,
 }

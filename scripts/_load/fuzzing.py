@@ -1,22 +1,29 @@
-"""Sends attempts to a server of scripted engines, and holds it to its promises: no 500, no hang, no growth."""
+"""Sends attempts to a server of scripted engines, and holds it to its promises: no 500, no hang, no growth, and
+/healthz answers all the while.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
 from .attempts import Attempt, attempt
 from .clients import ADMIN
+from .floods import Place, places
 from .footprint import Footprint, footprint
 from .http import BrokenAnswer, Exchange, Response, ask_json
+from .pulse import Pulse
 from .server import HOST, Server
 
 LONGEST_SECONDS = 1.0
+LONGEST_PULSE = 0.25
+_MOST_SUSPECTS = 200
 _GIVEN_UP_SECONDS = 20.0
 # What was slow because the machine was busy with something else is not slow each time.
 _TRIES = 3
@@ -35,23 +42,37 @@ class Findings:
     api: list[Footprint] = field(default_factory=list)
     engine: list[Footprint] = field(default_factory=list)
     restarts: int = 0
+    slowest_pulse: float = 0.0
+    slow_pulses: int = 0
 
 
-def post_paths(server: Server) -> list[str]:
+@dataclass(frozen=True)
+class Targets:
+    """All POST endpoints of a server by their paths, and the places of their bodies that may be flooded."""
+
+    paths: Sequence[str]
+    places: Mapping[str, Sequence[Place]]
+
+
+def targets(server: Server) -> Targets:
     """All that the server's own description has."""
-    paths = httpx.get(f"http://{HOST}:{server.port}/openapi.json", timeout=10).json()["paths"]
-    return sorted(path for path, methods in paths.items() if "post" in methods)
+    description: dict[str, Any] = httpx.get(f"http://{HOST}:{server.port}/openapi.json", timeout=10).json()
+    paths = sorted(path for path, methods in description["paths"].items() if "post" in methods)
+    return Targets(paths, places(description))
 
 
 class Fuzzer:
     """One run with one seed."""
 
-    def __init__(self, server: Server, seed: int, paths: Sequence[str]) -> None:
+    def __init__(self, server: Server, seed: int, asked: Targets, pulse: Pulse) -> None:
         self.found = Findings()
         self._server = server
         self._seed = seed
-        self._paths = paths
+        self._asked = asked
+        self._pulse = pulse
         self._sampled = 1
+        # When each attempt was under way, by `time.monotonic`.
+        self._times: list[tuple[float, float, int]] = []
 
     async def run(self, numbers: range) -> Findings:
         """The attempts of these numbers; what the processes hold is noted a hundred times on the way."""
@@ -60,13 +81,15 @@ class Fuzzer:
         async with asyncio.TaskGroup() as group:
             for _ in range(_CLIENTS):
                 group.create_task(self._work(waiting))
+        await self._find_what_holds_up()
         devices = await asyncio.to_thread(self._server.health)
         self.found.restarts = sum(device["restarts"] for device in devices.values())
         return self.found
 
     async def _work(self, numbers: Iterator[int]) -> None:
         for number in numbers:
-            made = attempt(self._seed, number, self._paths)
+            made = self._attempt(number)
+            started = time.monotonic()
             self.found.by_path[made.path] += 1
             if number % self._sampled == 0:
                 await self._measure()
@@ -75,6 +98,7 @@ class Fuzzer:
             while seconds > LONGEST_SECONDS and complaint is None and tries < _TRIES:
                 seconds, complaint = await self._try(made)
                 tries += 1
+            self._times.append((started, time.monotonic(), number))
             self.found.slowest = max(self.found.slowest, seconds)
             if seconds > LONGEST_SECONDS:
                 complaint = complaint or f"takes {seconds:.1f} s each time"
@@ -82,6 +106,39 @@ class Fuzzer:
                 self.found.failures.append((number, complaint))
             if "admin" in made.path:
                 await ask_json(self._server.port, ADMIN, {"terminate_session": "0", "enable_profiling": "0"})
+
+    def _attempt(self, number: int) -> Attempt:
+        return attempt(self._seed, number, self._asked.paths, self._asked.places)
+
+    async def _find_what_holds_up(self) -> None:
+        """Send alone, again, what was under way while /healthz did not answer: who holds it up does so each time."""
+        await asyncio.to_thread(self._pulse.look)
+        self.found.slowest_pulse = self._pulse.slowest()
+        slow = [beat for beat in self._pulse.beats if beat[1] - beat[0] > LONGEST_PULSE]
+        self.found.slow_pulses = len(slow)
+        suspects = [
+            number for began, ended, number in self._times if any(start < ended and began < end for start, end in slow)
+        ]
+        for number in suspects[:_MOST_SUSPECTS]:
+            fastest = await self._pulse_beside(self._attempt(number))
+            if fastest > LONGEST_PULSE:
+                self.found.failures.append((number, f"/healthz takes {fastest:.2f} s beside it each time"))
+        if len(suspects) > _MOST_SUSPECTS:
+            self.found.failures.append(
+                (suspects[_MOST_SUSPECTS], f"{len(suspects)} were under way beside slow answers")
+            )
+
+    async def _pulse_beside(self, made: Attempt) -> float:
+        """The slowest answer of /healthz beside an attempt, of the tries in which it was fastest."""
+        fastest = float("inf")
+        for _ in range(_TRIES):
+            started = time.monotonic()
+            await self._try(made)
+            await asyncio.to_thread(self._pulse.look)
+            fastest = min(fastest, self._pulse.slowest(started))
+            if fastest <= LONGEST_PULSE:
+                break
+        return fastest
 
     async def _try(self, made: Attempt) -> tuple[float, str | None]:
         """Seconds until the end, and what is wrong with the answer."""

@@ -32,7 +32,7 @@ QUESTIONS = 60
 CLIENTS = 24
 SECONDS_TO_REST = 60.0
 # For closed connections to be seen by both sides, and for the API process to collect its garbage, which it does by the
-# clock (src/genai_server/garbage.py).
+# clock (src/genai_server/gc_policy.py).
 _SECONDS_TO_TIDY_UP = 12.0
 _SECONDS_PER_PROFILING = 5.0
 # An engine that is killed before it counts as recovered is restarted later each time, and some day no more.

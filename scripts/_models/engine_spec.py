@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from genai_server.messages.launch import EngineSpec
+from genai_server.messages.launch import EngineSettings, EngineSpec
 
 
-def engine_spec(directory: Path, slots: int, max_length: int, cache_dir: Path | None = None) -> EngineSpec:
+def engine_spec(
+    directory: Path,
+    slots: int,
+    max_length: int,
+    cache_dir: Path | None = None,
+    *,
+    max_queue: int = 0,
+    prefill_chunk: int = 0,
+) -> EngineSpec:
     """For as many sequences of at most `max_length` tokens; weights are packed in `cache_dir`, if there is one."""
-    return EngineSpec(
-        device="cpu",
-        model_dir=str(directory),
-        address="",
-        secret="",
+    settings = EngineSettings(
         threads=0,
         max_batch_size=slots,
-        max_queue=0,
+        max_queue=max_queue,
         max_queue_tokens=0,
-        prefill_chunk=0,
+        prefill_chunk=prefill_chunk,
         max_length=max_length,
         scheduler="auto",
         kv_cache_bytes=0,
@@ -28,7 +32,8 @@ def engine_spec(directory: Path, slots: int, max_length: int, cache_dir: Path | 
         profile_max_bytes=0,
         profile_max_age=0,
         profile_max_rows=0,
-        state_file="",
-        heartbeat_file="",
         log_level="warning",
+        log_format="text",
+        telemetry=False,
     )
+    return EngineSpec("cpu", str(directory), settings)

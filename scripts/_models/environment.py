@@ -24,7 +24,6 @@ def requirements() -> list[str]:
 
 def ensure_environment() -> None:
     """Return when running inside `.venv-models`; otherwise prepare it and run this script again in it."""
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # A thread that spins at a barrier stalls training when another program wants its core.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

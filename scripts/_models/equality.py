@@ -12,7 +12,7 @@ import numpy as np
 
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 
 STEPS = 24
@@ -30,7 +30,7 @@ class Reference:
     """The library's own greedy answers with the logits of each of their tokens."""
 
     def __init__(self, model_dir: Path, max_length: int) -> None:
-        self.runner = GeneratorRunner(model_dir, "cpu", threads=0)
+        self.runner = OgGeneratorRunner(model_dir, "cpu", threads=0)
         self.max_length = max_length
         self._known: dict[tuple[int, ...], tuple[list[int], list[Logits]]] = {}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.scores import Logits
-from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.generation import GenerationRequest
 
@@ -134,7 +134,7 @@ def _divided(length: int, most: int) -> tuple[int, ...]:
     scheduler.admit()
     chunks = []
     while sequence.num_unread:
-        step = scheduler.next_pass()
+        step = scheduler.next_step()
         assert step is not None
         chunks.append(step.num_tokens)
         sequence.num_read += step.num_tokens

@@ -25,7 +25,7 @@ def export(source: Path, target: Path, *, precision: str, block_size: int) -> No
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
 def set_greedy(directory: Path) -> None:

@@ -84,6 +84,12 @@ _IN_THE_MASK = ("windowed_kv_cache=false",)
 _ALL_WINDOWED = {"layer_types": ["sliding_attention"] * 3}
 
 FAMILIES = {
+    "llama-2": Family(
+        "Llama 2, CodeLlama",
+        "LlamaConfig",
+        "as many heads of keys as of queries",
+        {"num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+    ),
     "llama-3": Family(
         "Llama 3, 3.1, 3.2, 3.3",
         "LlamaConfig",
@@ -125,6 +131,16 @@ FAMILIES = {
     "qwen-3": Family(
         "Qwen 3", "Qwen3Config", "norms on queries and keys", {"head_dim": 64, "tie_word_embeddings": True}
     ),
+    "phi-2": Family(
+        "Phi-2",
+        "PhiConfig",
+        "attention and MLP side by side, biases, rope over part of a head",
+        {
+            "num_key_value_heads": 4,
+            "partial_rotary_factor": 0.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
     "phi-3-4k": Family(
         "Phi-3-mini-4k", "Phi3Config", "fused projections, a window that the builder leaves out", _PHI_3_4K
     ),
@@ -160,6 +176,18 @@ FAMILIES = {
             "original_max_position_embeddings": SHORT_CONTEXT,
             "rope_parameters": _long_rope(48) | {"partial_rotary_factor": 0.75},
         },
+    ),
+    "gemma-1": Family(
+        "Gemma 1",
+        "GemmaConfig",
+        "one head of keys, tied and multiplied embeddings",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        },
+        embeddings=0.1,
     ),
     "gemma-2": Family(
         "Gemma 2",

@@ -9,26 +9,24 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import cast
 
 import msgspec
 from _load.footprint import footprint
 
-from genai_server.engine.guidance import model_guidance
-from genai_server.engine.inbox import Connected, Inbox
+from genai_server.engine.ipc.inbox import Connected
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.prepacked import prepacked_model
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.weights import prepacked_model
 from genai_server.engine.process import IDLE_CHUNK
-from genai_server.engine.profiling import ProfileFolder
-from genai_server.engine.runner_choice import load_batched
+from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import ExportingRunner
+from genai_server.engine.runners.choose import load_batched
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runtime_options import RuntimeOptionState
-from genai_server.engine.scheduler import Scheduler
-from genai_server.engine.wire import Wire
+from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import GenerationRequest
 from genai_server.messages.generation import Submit
 from genai_server.messages.launch import EngineSpec
@@ -43,24 +41,25 @@ def main() -> None:
 
 def load(spec: EngineSpec) -> RunnerPair:
     """The batched runner as in an engine; in the generator's place something that only knows the model."""
-    directory = prepacked_model(Path(spec.model_dir), Path(spec.cache_dir) if spec.cache_dir else None, spec.options)
+    cache_dir = spec.settings.cache_dir
+    directory = prepacked_model(Path(spec.model_dir), Path(cache_dir) if cache_dir else None, spec.options)
     model = check_model_directory(directory)
     return RunnerPair(cast(ExportingRunner, SimpleNamespace(model=model)), load_batched(spec, directory, model))
 
 
 def answer(spec: EngineSpec, runners: RunnerPair, requests: list[GenerationRequest]) -> None:
     """All of them, as the engine's main thread does it."""
-    inbox: Inbox = SimpleQueue()
     scheduler = Scheduler(
         max_running=runners.batching.num_slots,
-        max_waiting=spec.max_queue,
-        prefill_chunk=spec.prefill_chunk,
+        max_waiting=spec.settings.max_queue,
+        prefill_chunk=spec.settings.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
     )
-    profiles = ProfileFolder(Path(spec.profile_dir), spec.device, max_files=1, max_bytes=1)
+    profiles = ProfileFolder(Path(spec.settings.profile_dir), spec.device, max_files=1, max_bytes=1)
     options = RuntimeOptionState(runners, profiles)
     guidance = model_guidance(Path(spec.model_dir), runners.generator.model)
-    loop = EngineLoop(runners, scheduler, options, guidance, Wire(inbox, lambda connection, messages: None))
+    loop = EngineLoop(runners, scheduler, options, guidance, lambda connection, messages: None)
+    inbox = loop.inbox
     inbox.put((0, Connected()))
     for key, request in enumerate(requests):
         inbox.put((0, Submit(key, request)))

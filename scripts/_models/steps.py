@@ -10,24 +10,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
-from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.decoder_session import open_session
-from genai_server.engine.guidance import model_guidance
-from genai_server.engine.inbox import Connected, Inbox
+from genai_server.engine.ipc.inbox import Connected
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.session import open_session
 from genai_server.engine.process import IDLE_CHUNK
-from genai_server.engine.profiling import ProfileFolder
+from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import ExportingRunner
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runtime_options import RuntimeOptionState
-from genai_server.engine.scheduler import Scheduler
-from genai_server.engine.wire import Wire
+from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import GenerationRequest
 from genai_server.messages.frames import ToApi, encode_frame
 from genai_server.messages.generation import Submit
@@ -48,12 +46,14 @@ class Step:
 
 
 class TimedSession:
-    """A session of ONNX Runtime's that notes how long its passes take."""
+    """A session of ONNX Runtime's that notes how long its passes take, and is that session in all else."""
 
     def __init__(self, session: Any) -> None:
         self.seconds: list[float] = []
-        self.io_binding, self.get_inputs = session.io_binding, session.get_inputs
         self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         """Run a pass."""
@@ -112,9 +112,9 @@ def decode_steps(
     runners = RunnerPair(cast(ExportingRunner, SimpleNamespace(model=model)), runner)
     scheduler = Scheduler(max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
     options = RuntimeOptionState(runners, ProfileFolder(Path(), "cpu", max_files=1, max_bytes=1))
-    inbox: Inbox = SimpleQueue()
     line = Line()
-    loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), Wire(inbox, line.send))
+    loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), line.send)
+    inbox = loop.inbox
     inbox.put((0, Connected()))
     found = {}
     for count in rows:
@@ -124,7 +124,7 @@ def decode_steps(
             request = GenerationRequest(f"r{key}", prompt(PROMPT_TOKENS, key), length, MAX_LENGTH, ignore_eos=True)
             inbox.put((0, Submit(key, request)))
         loop.run_one_step()
-        while any(sequence.is_prefilling for sequence in scheduler.running):
+        while any(not sequence.is_decoding for sequence in scheduler.running):
             loop.run_one_step()
         found[count] = [timed(loop.run_one_step, session, line) for _ in range(WARM_UP + number)][WARM_UP:]
         while not scheduler.is_idle:

@@ -2,7 +2,7 @@
 
 import sys
 
-from genai_server.cli.composition import app_from_environment
+from genai_server.cli.serve.composition import app_from_environment
 from genai_server.errors import ConfigurationError
 
 try:

@@ -2,7 +2,8 @@
 
 GenaiServerError
 ├── ConfigurationError          a setting or the installation is wrong: the start ends with one line
-│   └── ModelDirectoryError     the model directory is missing or incomplete
+│   ├── ModelDirectoryError     the model directory is missing or incomplete
+│   └── ChatTemplateError       the chat template that an operator gives cannot be used
 ├── PullFailed                  a model could not be fetched; what is there of it is not taken for one
 ├── ExportFailed                a model could not be built, likewise
 ├── ChatFailed                  there is no server to chat with, or it does not answer
@@ -12,17 +13,22 @@ GenaiServerError
 │   │   ├── UnsupportedField    a field that the API has and this server cannot honour
 │   │   ├── MissingField        a field without which there is nothing to do
 │   │   ├── WrongType           a field of another JSON type than it must have
+│   │   ├── NoChatTemplate      the model has no chat template, and so takes no messages
 │   │   ├── PromptTooLong       the prompt does not fit the length that the server allows
 │   │   └── PreviousNotFound    the response to go on from is not kept
+│   ├── MalformedHead           the head of the request is no proper HTTP
+│   ├── HeadTooLarge            it is over the size limit
 │   ├── MalformedBody           the body is not JSON
 │   ├── BodyTooLarge            the body is over the size limit
 │   ├── ModelNotFound           no such model is served
 │   ├── ModelLoadFailed         the model that an operator wants to serve cannot be loaded
 │   ├── AdapterLoadFailed       likewise an adapter
 │   ├── RequestNotFound         no such request is running or waiting
+│   ├── AmbiguousRequest        several requests are running or waiting by this name
 │   ├── ThreadUnsupported       the request wants its conversation to be kept
 │   ├── ResponseNotFound        no such response is kept
 │   ├── BodyTooSlow             the body did not come in time
+│   ├── TooManyValues           the body has too many lists and objects
 │   ├── NestedTooDeep           lists and objects of the body lie within each other by too many
 │   ├── InvalidApiKey           the caller has no key, or a wrong one
 │   ├── RateLimitExceeded       the caller's key has no more requests for now
@@ -31,8 +37,11 @@ GenaiServerError
 ├── Unavailable                 nobody's fault; the same request may succeed later
 │   ├── QueueFull               as many requests, or tokens of prompts, wait as are allowed to
 │   ├── SessionTerminated       the operator has terminated the device's session
+│   ├── BodiesTooLarge          the bodies of all requests together are over the size limit
 │   ├── NoEngineReady           no engine process can take work now
+│   ├── TooManyConnections      as many connections are open as there are files for
 │   ├── ModelsBusy              as many models as may be loaded are in use
+│   ├── CheckerUnavailable      no process that checks grammars can be started
 │   └── ServerDraining          the server was told to stop and takes no new work
 └── GenerationFailed            accepted, then failed
     ├── GrammarFailed           the answer's grammar cannot be followed any further
@@ -76,6 +85,12 @@ class ModelDirectoryError(ConfigurationError):
     """The model directory is missing or incomplete; the message names the file."""
 
     code = "model_directory_error"
+
+
+class ChatTemplateError(ConfigurationError):
+    """The chat template that an operator gives in place of the model's own cannot be used; the message says why."""
+
+    code = "chat_template_error"
 
 
 class PullFailed(GenaiServerError):
@@ -132,6 +147,12 @@ class WrongType(InvalidField):
     code = "invalid_type"
 
 
+class NoChatTemplate(InvalidField):
+    """The model has no chat template, so that no prompt can be made of messages; raw prompts it takes."""
+
+    code = "no_chat_template"
+
+
 class PromptTooLong(InvalidField):
     """The prompt does not leave room for one token of answer."""
 
@@ -142,6 +163,18 @@ class PreviousNotFound(InvalidField):
     """The response that a request goes on from is not kept, or no more."""
 
     code = "previous_response_not_found"
+
+
+class MalformedHead(RequestError):
+    """The head of the request is no proper HTTP, or can be read in more than one way."""
+
+    code = "invalid_http"
+
+
+class HeadTooLarge(RequestError):
+    """The head of the request is over the size limit; the message names the limit."""
+
+    code = "head_too_large"
 
 
 class MalformedBody(RequestError):
@@ -180,6 +213,12 @@ class RequestNotFound(RequestError):
     code = "request_not_found"
 
 
+class AmbiguousRequest(RequestError):
+    """Several requests are running or waiting by this name; the message has the unique id of each."""
+
+    code = "request_ambiguous"
+
+
 class ThreadUnsupported(RequestError):
     """The server shall keep the conversation; Anthropic's client goes on without if it gets this code."""
 
@@ -196,6 +235,12 @@ class BodyTooSlow(RequestError):
     """The body did not come in time."""
 
     code = "body_too_slow"
+
+
+class TooManyValues(RequestError):
+    """The body has more lists and objects than are allowed."""
+
+    code = "too_many_values"
 
 
 class NestedTooDeep(RequestError):
@@ -244,6 +289,12 @@ class QueueFull(Unavailable):
     code = "queue_full"
 
 
+class BodiesTooLarge(Unavailable):
+    """The bodies of the requests that are there take all the memory that they may."""
+
+    code = "bodies_too_large"
+
+
 class SessionTerminated(Unavailable):
     """The operator has set terminate_session to "1" on the device."""
 
@@ -256,10 +307,22 @@ class NoEngineReady(Unavailable):
     code = "no_engine_ready"
 
 
+class TooManyConnections(Unavailable):
+    """As many connections are open as the process has files for, but for those that it needs itself."""
+
+    code = "too_many_connections"
+
+
 class ModelsBusy(Unavailable):
     """As many models as may be loaded (GENAI_MAX_MODELS) have requests, so that none makes room for another."""
 
     code = "models_busy"
+
+
+class CheckerUnavailable(Unavailable):
+    """The process that checks grammars cannot be started."""
+
+    code = "checker_unavailable"
 
 
 class ServerDraining(Unavailable):
@@ -330,9 +393,3 @@ def _tree(root: type[GenaiServerError]) -> list[type[GenaiServerError]]:
 
 
 ALL_ERRORS = tuple(_tree(GenaiServerError))
-_BY_CODE = {error.code: error for error in ALL_ERRORS}
-
-
-def from_code(code: str, message: str, param: str | None = None, retry_after: int | None = None) -> GenaiServerError:
-    """The error that another process has described by its code."""
-    return _BY_CODE.get(code, GenaiServerError)(message, param=param, retry_after=retry_after)

@@ -7,91 +7,103 @@ from msgspec import Struct
 
 
 class Sampling(Struct, frozen=True):
-    """How the next token is chosen from the logits.
+    """How the next token is chosen from the logits; each default but the temperature's switches its filter off."""
 
-    A `temperature` of 0 is greedy, and `top_k`, `top_p`, `min_p` and `seed` then have no effect. `top_k` 0 and `top_p`
-    1.0 switch the respective filter off, as do `min_p` 0.0, a `repetition_penalty` of 1.0 and the two other penalties
-    at 0.0. `logit_bias` is added to the logits of these token ids, which must be in the vocabulary; 100 and more is
-    exclusive selection, -100 and less a ban. Without a `seed` the request draws one.
-    """
-
+    # 0 is greedy; `top_k`, `top_p`, `min_p` and `seed` then have no effect.
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    # Without one the request draws its own.
     seed: int | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    # Added to the logits of these token ids, all of the vocabulary; at least 100 selects, at most -100 bans.
     logit_bias: dict[int, float] = {}
 
 
 class Adapter(Struct, frozen=True):
-    """A LoRA adapter of a model: a file in the form of onnxruntime-genai, which requests choose by `name`. The `id` is
-    new whenever a file is loaded, so that two of the same name are told apart.
-    """
+    """A LoRA adapter of a model."""
 
+    # Requests choose it by this.
     name: str
+    # A file in onnxruntime-genai's form.
     path: str
+    # New whenever a file is loaded, so that two of the same name are told apart.
     id: str
 
 
 class GenerationRequest(Struct, frozen=True):
-    """One prompt to go on from, with every default resolved.
+    """One prompt to continue, with every default resolved."""
 
-    `prompt` are token ids, at least one. `max_tokens` bounds the answer, `max_length` prompt and answer together; both
-    count tokens. `request_id` is the client's name for the request and need not be unique. `cache_prompt` lets a past
-    that begins alike be used again; a lower `priority` is served earlier; an `exact` answer is bit for bit the same in
-    any company. Until `min_tokens` are produced nothing that ends an answer is chosen. With `top_logprobs`, also if it
-    is 0, each token comes with its log probability and those of so many likeliest ones; with `prompt_logprobs` so do
-    the tokens of the prompt, which then is not taken from the cache. A `grammar`, in one of llguidance's two forms, is
-    what the answer must fit. After `timeout` seconds the answer ends as it is. With `progress` it is told how far the
-    prompt has been read. An `adapter` is the one that the model answers with.
-    """
-
+    # The client's name for the request; need not be unique.
     request_id: str
+    # Token ids, at least one.
     prompt: list[int]
+    # Tokens of the answer, at most.
     max_tokens: int
+    # Tokens of prompt and answer together, at most.
     max_length: int
     sampling: Sampling = Sampling()
+    # A token that ends answers does not end this one.
     ignore_eos: bool = False
+    # Whether a cached prefix may be used, one of the same `cache_salt`.
     cache_prompt: bool = True
+    cache_salt: str | None = None
+    # A lower one is served earlier.
     priority: int = 0
+    # The answer is bitwise equal, whatever else runs.
     exact: bool = False
+    # Before so many tokens nothing that ends an answer is chosen.
     min_tokens: int = 0
+    # Each token comes with its log probability and those of so many likeliest ones, perhaps 0; None for without.
     top_logprobs: int | None = None
+    # So do the tokens of the prompt, which then is not taken from the cache.
     prompt_logprobs: bool = False
+    # What the answer must fit, in one of llguidance's two forms.
     grammar: str | None = None
+    # Seconds after which the answer ends as it is.
     timeout: float | None = None
+    # Whether the engine reports how far the prompt is read.
     progress: bool = False
+    # The one that the model answers with.
     adapter: Adapter | None = None
+    # The server's own name for the request, where `request_id` is not unique.
+    unique_id: str = ""
+
+    @property
+    def own_id(self) -> str:
+        """The name that no other request has."""
+        return self.unique_id or self.request_id
 
     def after(self, seconds: float) -> "GenerationRequest":
-        """The same request for somebody who gets it so much later: its deadline stays where it is."""
+        """The same request as one that is taken so much later: its deadline stays where it is."""
         if self.timeout is None:
             return self
         return msgspec.structs.replace(self, timeout=max(0.0, self.timeout - seconds))
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """A token with its log probability (natural), as the model gave it before any option of sampling, and the likeliest
-    tokens at its place with theirs, likeliest first.
-    """
+    """A token with its log probability."""
 
     token: int
+    # Natural, as the model gave it before any option of sampling.
     logprob: float
+    # The likeliest tokens at its place with theirs, likeliest first.
     top: list[tuple[int, float]] = []
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended that did not fail: the last three by an operator's option, at the request's deadline, and
-    because somebody asked for it by the request's name.
-    """
+    """Why a generation ended that did not fail."""
 
     STOP = "stop"
     LENGTH = "length"
+    # By the runtime option terminate_session.
     TERMINATED = "terminated"
+    # At the request's deadline.
     TIMEOUT = "timeout"
+    # By an admin call that named the request.
     CANCELLED = "cancelled"
 
     @property
@@ -101,41 +113,40 @@ class FinishReason(StrEnum):
 
 
 class Phases(Struct, frozen=True):
-    """Where a request's time went in the engine, in seconds: waiting for its turn to begin, reading the prompt up to
-    the first token, and from the first token to the last.
-    """
+    """Where a request's time went in the engine, in seconds."""
 
+    # Before the first step.
     queue: float = 0.0
+    # From there to the first token.
     prefill: float = 0.0
+    # From the first token to the last.
     decode: float = 0.0
 
 
 class Batching(Struct, frozen=True):
-    """How an engine runs several sequences.
+    """How an engine runs several sequences."""
 
-    `scheduler` is "batched", "library" or "generator", `reason` why it is the last. `num_slots` run at once. `exact`
-    says whether a sequence alone gives bit for bit what it gives in a batch as it is; None where nothing is batched.
-    `nodes` says how many nodes of the graph each execution provider runs, in the order of their share, or None for each
-    where the library does not tell.
-    """
-
+    # "batched", "library" or "generator".
     scheduler: str = "generator"
+    # Why it is "generator".
     reason: str | None = None
+    # Sequences that run at once, at most.
     num_slots: int = 0
+    # Whether a sequence alone is bitwise equal to the same in a batch; None where nothing is batched.
     exact: bool | None = None
+    # Nodes of the graph that each execution provider runs, most first; None where the library does not tell.
     nodes: dict[str, int | None] = {}
 
 
 class ModelInfo(Struct, frozen=True):
-    """What the API process must know of an engine's model.
+    """What the API process must know of an engine's model."""
 
-    `context_length` counts tokens, prompt and answer together. `eos_token_ids` end an answer. `defaults` are the
-    sampling values for fields that a request leaves out. `scores_prompts` says whether it gives the log probabilities
-    of a prompt's tokens.
-    """
-
+    # Tokens of prompt and answer together.
     context_length: int
     vocab_size: int
+    # Each ends an answer.
     eos_token_ids: list[int]
+    # For fields that a request leaves out.
     defaults: Sampling
+    # Whether it gives the log probabilities of a prompt's tokens.
     scores_prompts: bool = True

@@ -92,6 +92,6 @@ def test_a_result_is_a_text_that_says_whether_it_is_an_error(result: dict[str, A
 
 
 def test_the_result_of_a_call_that_nobody_made_is_refused() -> None:
-    with pytest.raises(InvalidField, match="must be the id of a tool_use block before it; given 't1'") as caught:
+    with pytest.raises(InvalidField, match='must be the id of a tool_use block before it; given "t1"') as caught:
         _messages(HELLO, {"role": "assistant", "content": "c"}, _user(_text("x"), _result("3")))
     assert caught.value.param == "messages[2].content[1].tool_use_id"

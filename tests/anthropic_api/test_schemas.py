@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from genai_server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
-from genai_server.api.errors import from_validation
+from genai_server.api.errors import from_findings
 
 HELLO = {"role": "user", "content": "x"}
 CALL = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
@@ -19,7 +18,7 @@ def _refusal(body: dict[str, Any]) -> tuple[str | None, str]:
     with pytest.raises(ValidationError) as caught:
         MessagesRequest.model_validate(body)
     findings = [{**finding, "loc": ("body", *finding["loc"])} for finding in caught.value.errors()]
-    error = from_validation(RequestValidationError(findings, body=body))
+    error = from_findings(findings, body)
     return error.param, error.message
 
 
@@ -67,7 +66,7 @@ def test_what_anthropics_clients_send_is_taken(body: dict[str, Any]) -> None:
         (_body(stop_sequences=[""]), "stop_sequences[0]"),
         (_body(stop_sequences=["x" * 1025]), "stop_sequences[0]"),
         (_body(messages=[HELLO] * 4097), "messages"),
-        (_body(tools=[{**TOOL, "name": f"f{n}"} for n in range(129)]), "tools"),
+        (_body(tools=[{**TOOL, "name": f"f{n}"} for n in range(513)]), "tools"),
         (_body(thinking={"type": "between_tools"}), "thinking.type"),
         (_body(thinking={"type": "adaptive", "budget_tokens": 2000}), "thinking.budget_tokens"),
         (_body(thinking={"type": "disabled", "display": "omitted"}), "thinking.display"),

@@ -1,14 +1,23 @@
 """The table from errors to HTTP."""
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from genai_server.api.errors import FOR_BROWSERS, TABLE, error_body, error_response, http_status, install_error_handlers
-from genai_server.api.request_id import RequestId
+from genai_server.api.errors import (
+    FOR_BROWSERS,
+    TABLE,
+    error_body,
+    error_response,
+    from_findings,
+    http_status,
+    install_error_handlers,
+)
+from genai_server.api.middleware.request_id import RequestId
 from genai_server.errors import (
     ALL_ERRORS,
     EngineDied,
@@ -73,8 +82,8 @@ def test_unknown_paths_and_methods_answer_in_the_same_form(
 
 
 def test_a_405_names_all_methods_of_the_path(scripted: RunningServer) -> None:
-    assert scripted.client.delete("/v1/admin/runtime_options").headers["allow"] == "GET, POST"
-    assert scripted.client.put("/v1/responses/resp_1").headers["allow"] == "DELETE, GET"
+    assert scripted.client.delete("/v1/admin/runtime_options").headers["allow"] == "GET, HEAD, POST"
+    assert scripted.client.put("/v1/responses/resp_1").headers["allow"] == "DELETE, GET, HEAD"
     assert scripted.client.put("/v1/responses/input_tokens").headers["allow"] == "POST"
 
 
@@ -157,3 +166,31 @@ def test_a_field_whose_name_no_response_can_hold_is_refused_by_an_escape(scripte
     response = scripted.client.post(path, content=b'{"a\\ud800": 1}', headers={"content-type": "application/json"})
     assert response.status_code == 400
     assert r"a\ud800" in response.json()["error"]["message"]
+
+
+def test_of_a_long_value_only_the_begin_is_written() -> None:
+    written = 0
+
+    class Item:
+        def __repr__(self) -> str:
+            nonlocal written
+            written += 1
+            return "x"
+
+    items = [Item() for _ in range(10_000)]
+    cases: list[tuple[Any, str]] = [
+        (items, '["x", "x", "x"'),
+        ([[items, []]] * 3, '[[["x", "x"'),
+        ({"a": {}, "b": items}, '{"a": {}, "b": ["x", "x"'),
+        ("a" * 1000, '"aaaaa'),
+    ]
+    for value, begin in cases:
+        finding: dict[str, Any] = {"type": "list_type", "loc": ("body", "field"), "input": value, "msg": ""}
+        message = from_findings([finding], {"field": value}).message
+        assert message.startswith(f"field must be a list; given {begin}")
+        assert message.endswith("…")
+        assert len(message) < 150
+    assert written < 500
+    given: dict[str, Any] = {"a": [1, {}, []], "b": None, "c": [], "d": "it's"}
+    finding = {"type": "list_type", "loc": ("body", "field"), "input": given, "msg": ""}
+    assert from_findings([finding], {}).message.endswith(f"given {json.dumps(given)}")

@@ -95,7 +95,7 @@ def test_a_session_of_one_request_begins_on_the_device_that_has_it_and_ends_with
         wait_until(lambda: show(server, session)["state"] == "recording")
         wait_until(lambda: show(server, session)["files"] > 0)
     wait_until(lambda: show(server, session)["state"] == "ended")
-    assert show(server, session)["reason"] == f"request '{name}' has ended"
+    assert show(server, session)["reason"] == f'request "{name}" has ended'
     assert show(server, session)["requests"] == [name]
 
 
@@ -137,11 +137,11 @@ def test_the_switch_and_a_session_do_not_share_a_prefix(server: RunningServer) -
     ("body", "param", "said"),
     [
         ({}, "device", "scripted:0, scripted:1"),
-        ({"device": "cuda"}, "device", "'cuda'"),
-        ({"request_id": "nobody"}, "request_id", "'nobody'"),
-        ({"prefix": "../x"}, "prefix", "'../x'"),
-        ({"prefix": "0"}, "prefix", "'0'"),
-        ({"phase": "all"}, "phase", "'all'"),
+        ({"device": "cuda"}, "device", '"cuda"'),
+        ({"request_id": "nobody"}, "request_id", '"nobody"'),
+        ({"prefix": "../x"}, "prefix", '"../x"'),
+        ({"prefix": "0"}, "prefix", '"0"'),
+        ({"phase": "all"}, "phase", '"all"'),
         ({"tokens": [3]}, "tokens", "at least 2"),
         ({"tokens": [5, 4]}, "tokens", "[5, 4]"),
         ({"tokens": [-1, 4]}, "tokens[0]", "at least 0; given -1"),

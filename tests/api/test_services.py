@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from genai_server.api import admin, chat, chat_completions, completions, messages, models, responses, status, tokens
+from genai_server.api.admin import runtime_options
+from genai_server.api.routes import chat, chat_completions, completions, health, messages, models, responses, tokens
 
 
 def needs(dependant: Dependant) -> Iterator[object]:
@@ -16,7 +17,7 @@ def needs(dependant: Dependant) -> Iterator[object]:
 
 
 def test_no_request_waits_for_a_thread_before_its_route_begins() -> None:
-    modules = (admin, chat, chat_completions, completions, messages, models, responses, status, tokens)
+    modules = (runtime_options, chat, chat_completions, completions, messages, models, responses, health, tokens)
     routes = [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]
     found = [call for route in routes for call in needs(route.dependant)]
     assert len(found) > len(routes)

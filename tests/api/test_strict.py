@@ -126,4 +126,4 @@ def test_strict_parameters_that_cannot_be_followed_are_refused(demo: RunningServ
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == "tools"
-    assert "those of 'get_weather' are none: Invalid type: text" in error["message"]
+    assert 'those of "get_weather" are none: Invalid type: text' in error["message"]

@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.running_server import RunningServer, body
+from tests.running_server import RunningServer, body, run_server, wait_until
 
 SCHEMA = {
     "type": "object",
@@ -107,8 +109,8 @@ def test_of_the_tools_only_those_that_are_allowed_are_called(demo: RunningServer
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"tools": [TOOL], "tool_choice": _allowed("auto", "fly")}, "tool_choice", "'fly', which is not among tools"),
-        ({"tools": [TOOL, TOOL]}, "tools", "two functions of one name, given 'look_up' twice"),
+        ({"tools": [TOOL], "tool_choice": _allowed("auto", "fly")}, "tool_choice", '"fly", which is not among tools'),
+        ({"tools": [TOOL, TOOL]}, "tools", 'two functions of one name, given "look_up" twice'),
     ],
     ids=["allowed", "twice"],
 )
@@ -154,7 +156,7 @@ def _forced(**schema: Any) -> dict[str, Any]:
         ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex", "at most 262144"),
         (_format({"type": "strin"}), "response_format.json_schema.schema", "strin"),
         ({**_format({"type": "strin"}), "tools": [TOOL]}, "response_format.json_schema.schema", "strin"),
-        (_forced(properties={"a": {"type": "text"}}), "tools", "those of 'wrong' are none: Invalid type: text"),
+        (_forced(properties={"a": {"type": "text"}}), "tools", 'those of "wrong" are none: Invalid type: text'),
         (_forced(type="string"), "tools", "the parameters of tool wrong must be an object"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -184,3 +186,56 @@ def test_a_grammar_that_becomes_too_ambiguous_on_its_way_is_the_requests_own_fau
     asked = body("say " + "x" * 1000, max_tokens=400, structured_outputs=ambiguous)
     response = scripted.client.post("/v1/chat/completions", json=asked)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "grammar_failed")
+
+
+_CHAIN = "start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(3000)) + '\na3000: "x"'
+_TIED = [{"type": "integer", "multipleOf": int("1" * 4000)}, {"multipleOf": int("3" * 4000)}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (_format({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}), "response_format.json_schema.schema"),
+        (_format({"type": "integer", "minimum": -(2**70), "maximum": -(2**65)}), "response_format.json_schema.schema"),
+        (_forced(properties={"a": {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}}), "tools"),
+        ({"structured_outputs": {"grammar": _CHAIN}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": {"allOf": _TIED}}}, "structured_outputs.json"),
+    ],
+    ids=["int64", "beyond int64", "in a tool", "a chain of rules", "thousands of digits"],
+)
+def test_what_crashes_the_compiler_is_refused_and_the_server_and_its_engine_stay_the_same(
+    demo: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    engine = demo.device("cpu")
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=2, **fields))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert demo.process.poll() is None
+    assert (demo.device("cpu")["pid"], demo.device("cpu")["restarts"]) == (engine["pid"], engine["restarts"])
+
+
+def test_when_the_process_that_checks_grammars_is_killed_the_next_request_has_another(own_folder: Path) -> None:
+    asked = body("say 7", structured_outputs={"regex": "[0-9]"}, max_tokens=2)
+    with run_server(own_folder, "--device", "scripted") as server:
+        for number in range(2):
+            asked["structured_outputs"] = {"regex": f"[0-9{number}]"}
+            assert server.client.post("/v1/chat/completions", json=asked).status_code == 200
+            _kill_the_checker(server)
+        assert server.client.get("/metrics").text.count('genai:grammar_checks_total{result="passed"} 2.0') == 1
+
+
+def _kill_the_checker(server: RunningServer) -> None:
+    family = psutil.Process(server.process.pid).children()
+    (checker,) = (process for process in family if "genai_server.grammar_checker.process" in process.cmdline())
+    checker.kill()
+    wait_until(lambda: checker.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("grammar", ['start: /x*/ "x"', "start: A A\nA: /x+/", 'start: "say "? B "y"\nB: /[a-z ]*/'])
+def test_a_grammar_that_no_answer_can_end_goes_on_to_the_limit_and_hangs_no_engine(
+    scripted: RunningServer, grammar: str
+) -> None:
+    engine = scripted.device("scripted:0")["pid"]
+    asked = body("say " + "x" * 40, max_tokens=30, device="scripted:0", structured_outputs={"grammar": grammar})
+    choice = scripted.client.post("/v1/chat/completions", json=asked).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "x" * 30)
+    assert scripted.device("scripted:0")["pid"] == engine

@@ -183,7 +183,7 @@ def test_a_target_that_is_not_there_ends_it(arguments: tuple[str, ...], status: 
 
 def test_a_model_that_the_server_lacks_is_named_with_those_that_it_has(scripted: RunningServer) -> None:
     with terminal(scripted.url, "--model", "nobody") as chat:
-        chat.see("has no model 'nobody'; it has: onnx-genai")
+        chat.see('has no model "nobody"; it has: onnx-genai')
         assert chat.status() == 1
 
 

@@ -127,9 +127,9 @@ def test_a_pull_that_is_killed_leaves_no_model_and_is_gone_on_with(user: User) -
     [
         (("org/none",), 1, "there is no org/none on http://127.0.0.1:"),
         (("org/tiny", "--token", "hf_wrong"), 1, "does not accept the token (--token)"),
-        (("org/tiny", "--revision", "v9"), 1, "org/tiny has no revision 'v9'"),
+        (("org/tiny", "--revision", "v9"), 1, 'org/tiny has no revision "v9"'),
         (("org/tiny", "--include", "cpu/*.json"), 1, "the selected files are no whole model: model directory org/tiny"),
-        (("no name",), 2, "'no name' is no name of a repository"),
+        (("no name",), 2, '"no name" is no name of a repository'),
     ],
 )
 def test_what_goes_wrong_ends_with_one_line_and_a_status(

@@ -47,13 +47,12 @@ def test_engines_to_attach_are_those_that_were_exported() -> None:
     assert config.engines_to_attach(environ) == Path("/tmp/engines")
 
 
-def test_telemetry_is_off_unless_the_operator_has_said_otherwise() -> None:
-    silent: dict[str, str] = {}
-    config.disable_telemetry(silent)
-    assert silent == {"ORT_DISABLE_TELEMETRY": "1"}
-    willing = {"ORT_DISABLE_TELEMETRY": "0"}
-    config.disable_telemetry(willing)
-    assert willing == {"ORT_DISABLE_TELEMETRY": "0"}
+def test_a_process_that_runs_a_model_inherits_no_key_and_nothing_else_of_ours() -> None:
+    ours = {"GENAI_API_KEYS": "ann:k", "GENAI_ADMIN_API_KEY": "k", "GENAI_ENGINES_DIR": "/tmp/e", "HF_TOKEN": "t"}
+    ours |= {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=k", "PROMETHEUS_MULTIPROC_DIR": "/tmp/m"}
+    others = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "ORT_DISABLE_TELEMETRY": "1"}
+    assert config.engine_environment(ours | others) == others
+    assert config.builder_environment(ours | others) == others | {"HF_HUB_OFFLINE": "1"}
 
 
 def test_the_tokenizer_keeps_to_one_thread_unless_the_operator_has_said_otherwise() -> None:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from genai_server.config import Settings, load_settings, option
 from genai_server.errors import ConfigurationError
+from genai_server.quoted import quoted
 
 
 def _load(**options: str | None) -> Settings:
@@ -36,7 +37,7 @@ def test_a_number_is_taken_up_to_its_bounds_and_refused_beyond(name: str, lowest
         assert getattr(_load(**{name: str(highest)}), name) == highest
         refused.append(highest + 1)
     for value in refused:
-        with pytest.raises(ConfigurationError, match=f"^{option(name)}='{value}': "):
+        with pytest.raises(ConfigurationError, match=f'^{option(name)}="{value}": '):
             _load(**{name: str(value)})
 
 
@@ -60,11 +61,11 @@ def test_a_number_is_taken_up_to_its_bounds_and_refused_beyond(name: str, lowest
 def test_a_wrong_value_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         _load(**{name: value})
-    assert caught.value.message.startswith(f"{option(name)}={value!r}: ")
+    assert caught.value.message.startswith(f"{option(name)}={quoted(value, most=1000)}: ")
 
 
 def test_an_unknown_device_is_told_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="unknown device 'tpu'; known are cpu, cuda, tensorrt"):
+    with pytest.raises(ConfigurationError, match='unknown device "tpu"; known are cpu, cuda, tensorrt'):
         _load(device="cpu,tpu")
 
 
@@ -118,11 +119,11 @@ def test_adapters_are_names_with_files_of_the_first_model_or_of_one_that_is_name
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("law", "'law' is no adapter with its file; one is such as law=./law.onnx_adapter"),
-        ("law=", "'law' is no adapter with its file"),
-        ("../law=./a", "'../law' is no adapter with its file"),
-        ("a:b:law=./a", "'a:b:law' is of a model that is not served"),
-        ("other:law=./a", "'other:law' is of a model that is not served"),
+        ("law", '"law" is no adapter with its file; one is such as law=./law.onnx_adapter'),
+        ("law=", '"law" is no adapter with its file'),
+        ("../law=./a", '"../law" is no adapter with its file'),
+        ("a:b:law=./a", '"a:b:law" is of a model that is not served'),
+        ("other:law=./a", '"other:law" is of a model that is not served'),
         ("law=./a,law=./b", "an adapter is named twice"),
         ("law=./a,onnx-genai:law=./b", "an adapter is named twice"),
     ],
@@ -130,6 +131,29 @@ def test_adapters_are_names_with_files_of_the_first_model_or_of_one_that_is_name
 def test_adapters_that_are_none_are_refused(value: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         _load(adapters=value)
+
+
+def test_chat_templates_are_of_the_first_model_or_of_one_that_is_named() -> None:
+    found = _load(models="small=./small,big/1=./big", chat_template="chatml, big/1=/srv/b=2.jinja")
+    assert [found.chat_template_of(name) for name in found.served] == ["chatml", "/srv/b=2.jinja"]
+    assert _load(chat_template="./a.jinja").chat_template_of("onnx-genai") == "./a.jinja"
+    assert _load().chat_template_of("onnx-genai") == ""
+    only_second = _load(models="small=./small,big=./big", chat_template="big=alpaca")
+    assert [only_second.chat_template_of(name) for name in only_second.served] == ["", "alpaca"]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("other=chatml", '"other=chatml" is for a model that is not served'),
+        ("onnx-genai=", '"onnx-genai=" is no chat template; one is such as chatml, ./chat.jinja or big=chatml'),
+        ("chatml,", '"" is no chat template'),
+        ("chatml,onnx-genai=gemma", "a model is given two chat templates"),
+    ],
+)
+def test_chat_templates_that_are_none_are_refused(value: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        _load(chat_template=value)
 
 
 def test_several_models_are_names_with_directories_and_else_there_is_one() -> None:
@@ -142,9 +166,9 @@ def test_several_models_are_names_with_directories_and_else_there_is_one() -> No
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("./models/demo", "'./models/demo' is no model with its directory"),
-        ("a=", "'a' is no model with its directory"),
-        ("a b=/x", "'a b' is no model with its directory"),
+        ("./models/demo", '"./models/demo" is no model with its directory'),
+        ("a=", '"a" is no model with its directory'),
+        ("a b=/x", '"a b" is no model with its directory'),
         ("a=/x,a=/y", "a model is named twice"),
     ],
 )

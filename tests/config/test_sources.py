@@ -58,8 +58,8 @@ def test_the_environment_is_that_of_the_process_unless_another_is_given(monkeypa
 
 
 def test_the_error_names_the_key_as_it_was_written(dotenv: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"^GENAI_THREADS='many': "):
+    with pytest.raises(ConfigurationError, match=r'^GENAI_THREADS="many": '):
         load_settings(environ={"GENAI_THREADS": "many"}, dotenv=dotenv)
     dotenv.write_text("GENAI_THREADS=lots\n", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=r"^GENAI_THREADS in .*\.env='lots': "):
+    with pytest.raises(ConfigurationError, match=r'^GENAI_THREADS in .*\.env="lots": '):
         load_settings(environ={}, dotenv=dotenv)

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.decoder_graph import read_decoder_graph
-from genai_server.engine.decoder_session import open_session
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from tests.running_server import DEMO
 
 
 @pytest.fixture(scope="module")
-def generator() -> GeneratorRunner:
-    return GeneratorRunner(DEMO, "cpu", threads=0)
+def generator() -> OgGeneratorRunner:
+    return OgGeneratorRunner(DEMO, "cpu", threads=0)
 
 
 @pytest.fixture(scope="module")

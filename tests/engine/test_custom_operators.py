@@ -16,14 +16,14 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai_server.engine.runner_choice import load_runners
+from genai_server.engine.measuring.tuning import Tuned
 from genai_server.engine.runners.base import Opening, Runner
-from genai_server.engine.tuning import Tuned
+from genai_server.engine.runners.choose import load_runners
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions
-from tests.engine.test_runner_choice import spec
+from tests.engine.runners.test_choose import spec
 from tests.running_server import DEMO, run_server
 
 PACKAGE = "onnxruntime_extensions"
@@ -59,9 +59,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def on(model: Path, *libraries: str, **changes: Any) -> EngineSpec:
+def on(model: Path, *libraries: str) -> EngineSpec:
     options = check_device({"session": {"custom_op_libraries": list(libraries)}}, "cpu")
-    return msgspec.structs.replace(spec(128), model_dir=str(model), options=options, **changes)
+    return msgspec.structs.replace(spec(128), model_dir=str(model), options=options)
 
 
 def logits(runner: Runner) -> Any:

@@ -2,42 +2,27 @@
 
 from collections.abc import Callable
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from genai_server.engine.guidance import bytes_guidance
-from genai_server.engine.inbox import Connected, Disconnected, Inbox
+from genai_server.engine.ipc.inbox import Connected, Disconnected
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.profiling import DEFAULT_PREFIX, ProfileFolder
+from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.runtime_options import RuntimeOptionState
-from genai_server.engine.scheduler import Pass, Scheduler
-from genai_server.engine.wire import Wire
+from genai_server.engine.sampling.grammar import bytes_guidance
+from genai_server.engine.scheduling.scheduler import Scheduler, Step
 from genai_server.generation import FinishReason, GenerationRequest
+from genai_server.messages.admin import CacheReset, GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
+from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Capacity, Load
 from genai_server.messages.frames import ToApi
-from genai_server.messages.generation import (
-    Accepted,
-    Cancel,
-    Failed,
-    Finished,
-    Progress,
-    Refused,
-    Submit,
-    Tokens,
-)
-from genai_server.messages.operator import (
-    CacheReset,
-    GetRuntimeOptions,
-    Reply,
-    ResetPrefixCache,
-    SetRuntimeOption,
-)
+from genai_server.messages.generation import Accepted, Cancel, Failed, Finished, Progress, Refused, Submit, Tokens
 
 API = 1
 OTHER_API = 2
@@ -57,7 +42,6 @@ class Bench:
         max_waiting_tokens: int = 0,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.inbox: Inbox = SimpleQueue()
         self.sent: list[tuple[int, ToApi]] = []
         self.scheduler = Scheduler(
             max_running=max_running,
@@ -74,18 +58,19 @@ class Bench:
             self.scheduler,
             RuntimeOptionState(runners, self.profiles, state_file=state_file),
             bytes_guidance(self.runner.model),
-            Wire(self.inbox, self._receive),
+            self._receive,
             clock=clock or (lambda: float(next(ticks))),
         )
+        self.inbox = self.loop.inbox
         self.inbox.put((API, Connected()))
 
     def _receive(self, connection: int, messages: list[ToApi]) -> None:
         self.sent += ((connection, message) for message in messages)
 
-    def submit(self, key: int, script: str, connection: int = API, **fields: Any) -> None:
+    def submit(self, key: int, script: str, connection: int = API, *, more: bool = False, **fields: Any) -> None:
         prompt = list(f"{script}\n\x04".encode())
         values: dict[str, Any] = {"request_id": f"r{key}", "max_tokens": 500, "max_length": 1000} | fields
-        self.inbox.put((connection, Submit(key, GenerationRequest(prompt=prompt, **values))))
+        self.inbox.put((connection, Submit(key, GenerationRequest(prompt=prompt, **values), more)))
 
     def steps(self, number: int) -> None:
         for _ in range(number):
@@ -190,8 +175,8 @@ def test_more_than_may_wait_are_refused_with_the_limit(tmp_path: Path) -> None:
     bench.run()
     (refused,) = bench.of(3)
     assert isinstance(refused, Refused)
-    assert refused.code == "queue_full"
-    assert "GENAI_MAX_QUEUE lets 1 wait" in refused.message
+    assert refused.error.code == "queue_full"
+    assert "GENAI_MAX_QUEUE lets 1 wait" in refused.error.message
     assert [len(bench.ends(key)) for key in (1, 2)] == [1, 1]
 
 
@@ -241,7 +226,7 @@ def test_a_failing_request_gets_its_error_and_the_others_go_on(bench: Bench) -> 
     bench.submit(2, "say abc")
     bench.run()
     assert bench.text(1) == "a"
-    assert bench.ends(1) == [Failed(1, "runner_failed", "scripted failure")]
+    assert bench.ends(1) == [Failed(1, ErrorInfo("runner_failed", "scripted failure"))]
     assert bench.text(2) == "abc"
 
 
@@ -259,8 +244,31 @@ def test_a_mistake_of_the_server_in_one_request_ends_no_other(bench: Bench, monk
     bench.run()
     (end,) = bench.ends(1)
     assert isinstance(end, Failed)
-    assert end.code == "runner_failed"
+    assert end.error.code == "runner_failed"
     assert bench.text(2) == "abc"
+
+
+@pytest.mark.parametrize("where", ["_scheduler.observe", "_options.sessions.observe", "_meter.passed"])
+def test_a_mistake_of_the_server_after_an_answers_end_changes_nothing_of_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    place, _, name = where.rpartition(".")
+    owner = attrgetter(place)(bench.loop)
+    observe = getattr(owner, name)
+
+    def broken(step: Step, seconds: float) -> None:
+        observe(step, seconds)
+        if bench.loop._requests.find(API, 1) is None:  # the pass was the last of request 1
+            monkeypatch.undo()
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(owner, name, broken)
+    bench.submit(1, "say a")
+    bench.run()
+    bench.submit(2, "say b")
+    bench.run()
+    assert [type(message) for message in bench.of(1)] == [Accepted, Tokens, Finished]
+    assert bench.text(2) == "b"
 
 
 def test_a_pass_that_was_interrupted_is_given_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,14 +291,14 @@ def test_a_pass_that_was_interrupted_is_given_again(bench: Bench, monkeypatch: p
 def test_only_passes_that_ran_to_their_end_are_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill, observe = bench.runner.prefill, bench.scheduler.observe
     ends: list[type[Exception]] = [Interrupted, ZeroDivisionError]
-    timed: list[Pass] = []
+    timed: list[Step] = []
 
     def broken(sequence: int, tokens: Any, **how: Any) -> Any:
         if ends:
             raise ends.pop(0)
         return prefill(sequence, tokens, **how)
 
-    def noted(step: Pass, seconds: float) -> None:
+    def noted(step: Step, seconds: float) -> None:
         timed.append(step)
         observe(step, seconds)
 
@@ -351,7 +359,7 @@ def test_terminate_ends_running_and_waiting_and_refuses_until_recovery(tmp_path:
     assert "1, 2".startswith(bench.text(1)) and bench.text(1)
     (refused,) = bench.of(3)
     assert isinstance(refused, Refused)
-    assert refused.code == "session_terminated"
+    assert refused.error.code == "session_terminated"
     bench.inbox.put((API, SetRuntimeOption(8, "terminate_session", "0")))
     bench.submit(4, "say d")
     bench.run()

@@ -11,17 +11,17 @@ import pytest
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import read_decoder_graph
-from genai_server.engine.guidance import Guidance, model_guidance
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.scheduler import Pass
+from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.scheduling.scheduler import Step
 from genai_server.generation import FinishReason, GenerationRequest, Sampling
+from genai_server.messages.admin import SetRuntimeOption, StartProfile
 from genai_server.messages.generation import Finished, PromptLogprobs, Submit
-from genai_server.messages.operator import SetRuntimeOption, StartProfile
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
 from tests.running_server import DEMO
@@ -41,20 +41,20 @@ GRAMMARS = {
 
 
 @pytest.fixture(scope="module")
-def batched(generator: GeneratorRunner, session: Any) -> BatchedRunner:
+def batched(generator: OgGeneratorRunner, session: Any) -> BatchedRunner:
     limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
     return BatchedRunner(read_decoder_graph(DEMO), session, generator.model, limits)
 
 
 @pytest.fixture(scope="module")
-def guidance(generator: GeneratorRunner) -> Guidance:
+def guidance(generator: OgGeneratorRunner) -> Guidance:
     return model_guidance(DEMO, generator.model)
 
 
 @pytest.fixture(params=["batch", "generators"])
 def device(
     request: pytest.FixtureRequest,
-    generator: GeneratorRunner,
+    generator: OgGeneratorRunner,
     batched: BatchedRunner,
     guidance: Guidance,
     tmp_path: Path,
@@ -108,7 +108,7 @@ def test_rows_with_and_without_grammars_do_not_disturb_each_other(device: DemoDe
 
 
 def test_grammar_penalties_and_log_probabilities_go_with_a_request_that_is_profiled(
-    generator: GeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
+    generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
     fields: dict[str, Any] = {
         "grammar": GRAMMARS["json schema"],
@@ -176,7 +176,7 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
     return found
 
 
-def positions(generator: GeneratorRunner, tokens: list[int]) -> NDArray[np.float64]:
+def positions(generator: OgGeneratorRunner, tokens: list[int]) -> NDArray[np.float64]:
     """The log probabilities [tokens, vocab_size] after each token of a text read in one piece."""
     generator.open(99, tokens, Opening(MAX_LENGTH))
     try:
@@ -192,7 +192,7 @@ def test_an_answers_log_probabilities_are_the_log_softmax_of_what_the_model_gave
     forward = runners.forward
     given: list[Logits] = []
 
-    def noted(step: Pass) -> list[Scores]:
+    def noted(step: Step) -> list[Scores]:
         scores = forward(step)
         given.extend(found.last.copy() for s, found in zip(step.sequences, scores, strict=True) if not s.num_unread)
         return scores
@@ -211,7 +211,7 @@ def test_an_answers_log_probabilities_are_the_log_softmax_of_what_the_model_gave
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_prompts_log_probabilities_are_those_of_one_piece_however_it_is_read(
-    device: DemoDevice, generator: GeneratorRunner, others: int
+    device: DemoDevice, generator: OgGeneratorRunner, others: int
 ) -> None:
     text = "What is the capital of Italy? " * 7
     if others:
@@ -253,6 +253,17 @@ def test_a_prompt_of_one_token_may_be_only_read(device: DemoDevice) -> None:
     device.run(1)
     assert device.reason(1) == FinishReason.LENGTH
     assert (device.tokens(1), device.prompt_logprobs(1)) == ([], [])
+
+
+def test_a_prompt_of_several_answers_is_read_once(device: DemoDevice) -> None:
+    text = "How do you do today? " * 5
+    for key in (1, 2, 3, 4):
+        device.submit(key, text, max_tokens=3, more=key < 4)
+    device.run(1, 2, 3, 4)
+    cached = {m.key: m.num_cached for m in device.sent if isinstance(m, Finished)}
+    batched = device.loop._runners.batched is not None
+    assert [cached[key] for key in (2, 3, 4)] == [len(prompt(text)) - 2 if batched else 0] * 3
+    assert len({tuple(device.tokens(key)) for key in (1, 2, 3, 4)}) == 1
 
 
 def test_a_prompt_that_was_only_read_is_in_the_cache(device: DemoDevice) -> None:

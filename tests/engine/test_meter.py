@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.inbox import Connected
+from genai_server.engine.ipc.inbox import Connected
 from genai_server.engine.meter import Tally
+from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.figures import Figures, Histogram
-from genai_server.messages.operator import SetRuntimeOption
 from tests.engine.test_loop import API, OTHER_API, Bench
 from tests.engine.test_sequence import HandClock
 

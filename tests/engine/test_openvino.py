@@ -1,7 +1,7 @@
 """A provider from a package, for real: OpenVINO on a CPU, beside and instead of ONNX Runtime's own kernels.
 
-Skipped without the package: `pip install onnxruntime-ep-openvino` (tried with 1.8.1), into another folder if it shall
-not stay (`--target`, and that folder in PYTHONPATH).
+Skipped without the package, and where it finds no device: `pip install onnxruntime-ep-openvino` (tried with 1.8.1),
+into another folder if it shall not stay (`--target`, and that folder in PYTHONPATH).
 """
 
 import importlib.util
@@ -12,23 +12,31 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.engine.runner_choice import load_runners
+from genai_server.engine.model.session_options import missing_device, node_shares, open_with, session_options
 from genai_server.engine.runners.base import Opening, Runner
-from genai_server.engine.session_options import node_shares, open_with, session_options
+from genai_server.engine.runners.choose import load_runners
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.openvino import OPENVINO
-from tests.engine.test_runner_choice import spec
+from tests.engine.runners.test_choose import spec
 from tests.running_server import DEMO
 
 PACKAGE = "onnxruntime_ep_openvino"
 PROMPT = [1, 57, 301, 44, 18, 902, 77, 5]
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed")
+
+def why_not() -> str:
+    """Why nothing of it can be tried here."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        return f"{PACKAGE} is not installed"
+    return missing_device(check_device(sections(), "cpu")) or ""
 
 
 def sections(**options: Any) -> dict[str, Any]:
     return {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": PACKAGE} | options}}
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 def on_openvino(device: str) -> EngineSpec:

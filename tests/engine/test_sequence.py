@@ -62,20 +62,20 @@ def test_prefill_lasts_until_the_first_token_is_produced() -> None:
     seen = []
     for token in (None, 7, 8):
         _read(sequence, 1)
-        seen.append(sequence.is_prefilling)
+        seen.append(sequence.is_decoding)
         if token is not None:
             sequence.append(token)
-            seen.append(sequence.is_prefilling)
-    assert seen == [True, True, False, False, False]
+            seen.append(sequence.is_decoding)
+    assert seen == [False, False, True, True, True]
 
 
-@pytest.mark.parametrize(("num_read", "is_prefilling"), [(0, True), (3, True), (4, True), (5, False)])
-def test_a_past_that_is_read_anew_is_prefill_until_its_last_token(num_read: int, is_prefilling: bool) -> None:
+@pytest.mark.parametrize(("num_read", "is_decoding"), [(0, False), (3, False), (4, False), (5, True)])
+def test_a_past_that_is_read_anew_is_prefill_until_its_last_token(num_read: int, is_decoding: bool) -> None:
     sequence = _sequence(2)
     for token in (7, 8, 9, 6):
         sequence.append(token)
     sequence.num_read = num_read
-    assert sequence.is_prefilling == is_prefilling
+    assert sequence.is_decoding == is_decoding
     assert sequence.num_unread == 6 - num_read
 
 

@@ -218,7 +218,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(local_hub: LocalHub, tmp_path:
     repository.revisions = ("main", "v1")
     for revision in ("v1", repository.commit):
         pull(local_hub, tmp_path, revision=revision)
-    assert "has no revision 'v2'" in failure(local_hub, tmp_path, revision="v2")
+    assert 'has no revision "v2"' in failure(local_hub, tmp_path, revision="v2")
 
 
 def test_a_hub_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ def test_no_body_and_no_framing_meets_a_500_or_a_hang() -> None:
     run("fuzz", "--count", "2000", "--seed", "1", "--growth", "0.25")
 
 
+@pytest.mark.timeout(400)
+def test_no_schema_expression_or_grammar_ends_the_server_or_an_engine() -> None:
+    run("fuzz_grammars", "--count", "300", "--seed", "1")
+
+
 @pytest.mark.timeout(300)
 def test_two_hundred_connections_at_once_are_answered_or_refused_with_a_reason() -> None:
     run("many_connections", "--connections", "200", "--health-limit", "5")

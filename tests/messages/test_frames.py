@@ -16,15 +16,30 @@ from genai_server.generation import (
     Sampling,
     TokenLogprob,
 )
-from genai_server.messages.figures import Capacity, Figures, Histogram, Load
-from genai_server.messages.frames import (
-    MAX_FRAME_BYTES,
-    ToApi,
-    ToEngine,
-    api_decoder,
-    encode_frame,
-    engine_decoder,
+from genai_server.messages.admin import (
+    AdapterReply,
+    CacheReset,
+    CancelRequest,
+    EndProfile,
+    GetRuntimeOptions,
+    ListProfiles,
+    ListRequests,
+    LoadAdapter,
+    OpenProfiles,
+    ProfiledRequest,
+    Reply,
+    RequestList,
+    RequestPhase,
+    RequestState,
+    ResetPrefixCache,
+    RuntimeOptions,
+    SetRuntimeOption,
+    StartProfile,
+    UnloadAdapter,
 )
+from genai_server.messages.error import ErrorInfo
+from genai_server.messages.figures import Capacity, Figures, Histogram, Load
+from genai_server.messages.frames import MAX_FRAME_BYTES, ToApi, ToEngine, api_decoder, encode_frame, engine_decoder
 from genai_server.messages.generation import (
     Accepted,
     Cancel,
@@ -38,27 +53,6 @@ from genai_server.messages.generation import (
     Tokens,
 )
 from genai_server.messages.handshake import Hello, Welcome
-from genai_server.messages.operator import (
-    AdapterReply,
-    CacheReset,
-    CancelRequest,
-    EndProfile,
-    GetRuntimeOptions,
-    ListProfiles,
-    ListRequests,
-    LoadAdapter,
-    OpenProfiles,
-    ProfiledRequest,
-    Refusal,
-    Reply,
-    RequestList,
-    RequestState,
-    ResetPrefixCache,
-    RuntimeOptions,
-    SetRuntimeOption,
-    StartProfile,
-    UnloadAdapter,
-)
 from genai_server.profile_plan import Profiled, ProfilePlan, ProfileState, SlowTokens
 
 _SAMPLING = Sampling(0.7, 40, 0.9, 0.05, 1.1, seed=2**63 - 1)
@@ -68,6 +62,7 @@ TO_ENGINE: list[ToEngine] = [
     Submit(1, GenerationRequest("héllo 🦜", [1, 2, 151_935], 10, 20, _SAMPLING, ignore_eos=True)),
     Submit(2, GenerationRequest("", [0], 1, 2)),
     Submit(3, GenerationRequest("", [0], 1, 2, cache_prompt=False, priority=-3, exact=True)),
+    Submit(4, GenerationRequest("", [0], 1, 2, cache_salt="5a"), more=True),
     Submit(
         4,
         GenerationRequest(
@@ -107,9 +102,9 @@ TO_API: list[ToApi] = [
     Load(capacity=Capacity(16, 256)),
     Figures(1, 2, 3, 4, 5, 6, 7, 8, _HISTOGRAM, _HISTOGRAM, Histogram([], [0], 0.0), Histogram([], [2**40], 1e9)),
     Accepted(1),
-    Refused(2, "queue_full", "too many"),
-    Refused(2, "invalid_value", "not this", "grammar"),
-    Refused(2, "queue_full", "too many", retry_after=17),
+    Refused(2, ErrorInfo("queue_full", "too many")),
+    Refused(2, ErrorInfo("invalid_value", "not this", "grammar")),
+    Refused(2, ErrorInfo("queue_full", "too many", retry_after=17)),
     Tokens(1, []),
     Tokens(1, [0, 151_935]),
     Tokens(1, [7], [TokenLogprob(7, -0.25, [(151_935, -0.125), (7, -0.25)])]),
@@ -119,14 +114,14 @@ TO_API: list[ToApi] = [
     Finished(1, FinishReason.STOP, Phases(), num_cached=7),
     Finished(1, FinishReason.STOP, Phases(), num_profiled=7),
     OpenProfiles(9, [ProfileState("slow_2026", "recording", Profiled(3, 1, 12.5, 9.25))]),
-    OpenProfiles(9, refusal=Refusal("invalid_value", "not this", "prefix")),
-    Failed(1, "engine_died", "gone"),
-    Failed(1, "invalid_value", "nothing left", "logit_bias"),
+    OpenProfiles(9, error=ErrorInfo("invalid_value", "not this", "prefix")),
+    Failed(1, ErrorInfo("engine_died", "gone")),
+    Failed(1, ErrorInfo("invalid_value", "nothing left", "logit_bias")),
     Reply(5, _OPTIONS, matched=False),
     CacheReset(6, 3),
     RequestList(7, []),
-    RequestList(8, [RequestState("r1", "decode", 0.5, 7, 3, 2**20, "law")]),
-    AdapterReply(9, refusal=Refusal("adapter_load_failed", "no file", "path")),
+    RequestList(8, [RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 2**20, "law")]),
+    AdapterReply(9, error=ErrorInfo("adapter_load_failed", "no file", "path")),
     AdapterReply(10, ["r1", "r2"]),
 ]
 

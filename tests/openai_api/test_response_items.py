@@ -56,7 +56,7 @@ def test_an_item_that_comes_back_keeps_its_id_and_status() -> None:
 def test_a_reference_is_the_item_that_it_means() -> None:
     kept = {"msg_1": {"id": "msg_1", "type": "message"}}
     assert _given([{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}], kept) == [kept["msg_1"]] * 2
-    with pytest.raises(InvalidField, match="'msg_2'") as unknown:
+    with pytest.raises(InvalidField, match='"msg_2"') as unknown:
         _given([{"role": "user", "content": "hi"}, {"id": "msg_2"}], kept)
     assert unknown.value.param == "input[1].id"
 
@@ -120,7 +120,7 @@ def test_a_new_thought_or_a_second_message_begins_a_new_turn() -> None:
 
 
 def test_the_output_of_a_call_that_nobody_made_is_refused() -> None:
-    with pytest.raises(InvalidField, match="'call_1'") as refused:
+    with pytest.raises(InvalidField, match='"call_1"') as refused:
         _messages({"role": "user", "content": "x"}, OUTPUT, CALL)
     assert refused.value.param == "input"
 

@@ -63,7 +63,7 @@ def test_any_text_is_a_content(content: str) -> None:
 
 @pytest.mark.parametrize("body", [ChatRequest, ChatCompletionRequest, TokenizeRequest, ApplyTemplateRequest])
 def test_a_conversation_has_so_many_messages_and_tools_and_no_more(body: type[Wire]) -> None:
-    for field, most, one in (("messages", 4096, HELLO[0]), ("tools", 128, TOOL)):
+    for field, most, one in (("messages", 4096, HELLO[0]), ("tools", 512, TOOL)):
         body.model_validate(_chat(**{field: [one] * most}))
         assert _refused_field(body, _chat(**{field: [one] * (most + 1)})) == (field,)
 

@@ -1,5 +1,7 @@
 """A device's options: names that are known, values that fit, and what reaches which runner."""
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,63 +11,119 @@ from genai_server.options.check import check_device
 from genai_server.options.device import reaching, unreachable
 from genai_server.options.providers import PROVIDERS
 from genai_server.options.session import ENTRIES, SESSION
-from genai_server.options.table import Reach, Row
+from genai_server.options.table import Reach, Row, names
+
+DOCUMENTED: dict[str, dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "documented.toml").read_text(encoding="utf-8")
+)
+# Values that an option of each kind takes, and one that it does not.
+VALUES: dict[str, tuple[list[Any], Any]] = {
+    "flags": ([True, False, "1", "0"], "perhaps"),
+    "numbers": ([1], "many"),
+    "texts": (["x"], ""),
+    "shapes": (["input1:1x2,input2:3"], "wr:ong"),
+}
 
 
-def example(row: Row) -> Any:
-    """A value that a row takes."""
-    for value in (1, "FP16", "kSameAsRequested", "sequential", "all", "EXHAUSTIVE", "in:1x1", "cpu:0", "CPU", "high"):
+def documented(provider: str) -> dict[str, tuple[list[Any], Any]]:
+    """The options of a provider's page: values that each takes, and one that it does not."""
+    page = DOCUMENTED[provider]
+    found = {name: values for kind, values in VALUES.items() for name in page.get(kind, ())}
+    return found | {name: (values, "wr:ong") for name, values in page.get("choices", {}).items()}
+
+
+def fault(section: str, key: str, value: Any, device: str) -> str:
+    """What is said of an option's value; "" if it is taken."""
+    entry = {key: value}
+    try:
+        check_device({"session": entry} if section == "session" else {"provider": {section: entry}}, device)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("provider", sorted(PROVIDERS.keys() - {"cpu"}))
+def test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checked(provider: str) -> None:
+    page, wrong = DOCUMENTED[provider], []
+    for name, (good, bad) in documented(provider).items():
+        wrong += [said for value in good if (said := fault(provider, name, value, provider))]
+        if "expected is" not in (said := fault(provider, name, bad, provider)):
+            wrong.append(f"{name}={bad!r}: {said or 'taken'}")
+    for name in page.get("addresses", ()):
+        if "an address inside a program" not in (said := fault(provider, name, 1, provider)):
+            wrong.append(f"{name}: {said or 'taken'}")
+    assert wrong == []
+    known = {*documented(provider), *page.get("addresses", ()), *page.get("undocumented", ())}
+    assert names(PROVIDERS[provider].rows).keys() ^ known == set()
+
+
+@pytest.mark.parametrize("provider", sorted(PROVIDERS.keys() - {"cpu"}))
+def test_an_option_that_no_page_has_is_checked_too(provider: str) -> None:
+    rows = names(PROVIDERS[provider].rows)
+    for name in DOCUMENTED[provider].get("undocumented", ()):
+        said = fault(provider, name, "" if rows[name].kind.expected == "a text" else "wr:ong", provider)
+        assert (rows[name].impossible or "expected is") in said, name
+
+
+def session_example(row: Row) -> Any:
+    """A value that a row of the session's options takes."""
+    for value in (1, "cpu:0", "sequential", "all"):
         try:
             row.kind.text(value)
         except ValueError:
             continue
         return value
-    return row.kind.expected.removeprefix("one of ").split(",")[0]
+    raise AssertionError(row)
 
 
-def wrong(row: Row) -> Any:
-    """A value that it does not take; a text, and what is passed on, takes anything but nothing."""
-    return "" if row.kind.expected in ("a text", "one value, passed on as it is") else "wr:ong"
+def test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked() -> None:
+    wrong = []
+    for name, row in names((*SESSION, *ENTRIES)).items():
+        good = session_example(row)
+        said = fault("session", name, good, "cpu")
+        if row.impossible:
+            wrong += [] if "it cannot be set: " in said else [f"{name}: {said or 'taken'}"]
+            continue
+        bad = "" if row.kind.expected in ("a text", "one value, passed on as it is") else "wr:ong"
+        if said or "expected is" not in fault("session", name, bad, "cpu"):
+            wrong.append(f"{name}: {said or 'any value is taken'}")
+            continue
+        options = check_device({"session": {name: good}}, "cpu")
+        if list(options.session | options.entries) != list(row.options(row.kind.text(good))):
+            wrong.append(f"{name}: {options}")
+    assert wrong == []
 
 
-PROVIDER_ROWS = [
-    pytest.param(name, row, spelled, id=f"{name}-{spelled}")
-    for name, known in PROVIDERS.items()
-    for row in known.rows
-    for spelled in (row.name, *row.also)
-]
+def test_the_names_of_a_sessions_options_are_those_that_onnx_runtime_has() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    fields = {"level", "global_thread_pool"}  # Triton's, and the environment's
+    assert [row.name for row in SESSION if not hasattr(onnxruntime.SessionOptions, row.name)] == sorted(
+        fields, reverse=True
+    )
+    libraries = [*Path(onnxruntime.__file__).parent.glob("capi/*onnxruntime*.*")]
+    # Each entry that the library reads is a string of its own there.
+    code = b"".join(path.read_bytes() for path in libraries if path.suffix != ".py")
+    assert [row.name for row in ENTRIES if row.name.encode() + b"\0" not in code] == []
 
 
-@pytest.mark.parametrize(("provider", "row", "spelled"), PROVIDER_ROWS)
-def test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checked(
-    provider: str, row: Row, spelled: str
-) -> None:
-    sections = {"provider": {provider: {spelled: example(row)}}}
-    if row.impossible:
-        with pytest.raises(ConfigurationError, match=rf"\[provider.{provider}\] {spelled}=.*{row.impossible}"):
-            check_device(sections, provider)
-        return
-    found = check_device(sections, provider).providers[0].options
-    assert found.keys() == (row.means[row.kind.text(example(row))].keys() if row.means else {row.name})
-    with pytest.raises(ConfigurationError, match=rf"\[provider.{provider}\] {spelled}=.*expected is"):
-        check_device({"provider": {provider: {spelled: wrong(row)}}}, provider)
+def test_tritons_names_of_a_sessions_options_are_those_of_its_readme() -> None:
+    readme = {"intra_op_thread_count", "inter_op_thread_count", "enable_mem_arena", "enable-global-threadpool"}
+    assert {name for row in SESSION for name in row.also} == readme
 
 
-SESSION_ROWS = [
-    pytest.param(row, spelled, id=spelled) for row in (*SESSION, *ENTRIES) for spelled in (row.name, *row.also)
-]
-
-
-@pytest.mark.parametrize(("row", "spelled"), SESSION_ROWS)
-def test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked(row: Row, spelled: str) -> None:
-    if row.impossible:
-        with pytest.raises(ConfigurationError, match="it cannot be set: "):
-            check_device({"session": {spelled: example(row)}}, "cpu")
-        return
-    options = check_device({"session": {spelled: example(row)}}, "cpu")
-    assert list(options.session | options.entries) == [row.name]
-    with pytest.raises(ConfigurationError, match=r"\[session\] .*expected is"):
-        check_device({"session": {spelled: wrong(row)}}, "cpu")
+@pytest.mark.parametrize(
+    ("name", "levels"),
+    [
+        (
+            "graph_optimization_level",
+            {0: "disabled", 1: "basic", 2: "extended", 99: "all", "ORT_ENABLE_BASIC": "basic"},
+        ),
+        ("level", {-1: "basic", 0: "all", 1: "extended", 2: "disabled", "2": "disabled"}),
+    ],
+)
+def test_tritons_levels_are_not_onnx_runtimes(name: str, levels: dict[Any, str]) -> None:
+    found = {value: check_device({"session": {name: value}}, "cpu").session for value in levels}
+    assert found == {value: {"graph_optimization_level": level} for value, level in levels.items()}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +149,13 @@ def test_a_precision_mode_is_a_switch_of_tensorrt(value: str, options: dict[str,
         ),
         ({"session": {"allow_spinning": 2}}, r"did you mean session.int.*allow_spinning\?"),
         ({"session": {"session": {"intra_op": {"alow_spinning": 0}}}}, "did you mean session.intra_op.allow_spinning"),
-        ({"session": {"graph_optimization_level": 99}}, "expected is one of disabled, basic, extended, all"),
+        (
+            {"session": {"graph_optimization_level": 3}},
+            r"expected is one of disabled, basic, extended, all \(or 0, 1, 2, 99,",
+        ),
+        ({"session": {"graph_optimization_level": -1}}, "expected is one of disabled, basic, extended, all"),
+        ({"session": {"level": 99}}, "expected is one of -1, 0, 1, 2"),
+        ({"session": {"level": 1, "graph_optimization_level": 2}}, "graph_optimization_level is given twice"),
         ({"session": {"execution_mode": "paralel"}}, "expected is one of sequential, parallel"),
         ({"session": {"level": 1, "graph_optimization_level": "all"}}, "given twice"),
         ({"session": 3}, r"\[session\]: expected is a table"),

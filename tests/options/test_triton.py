@@ -33,7 +33,6 @@ def accelerator(name: str, kind: str = "gpu", **parameters: str) -> str:
         (parameter("intra_op_thread_count", "3"), {"intra_op_num_threads": 3}),
         (parameter("inter_op_thread_count", "2"), {"inter_op_num_threads": 2}),
         (parameter("execution_mode", "1"), {"execution_mode": "parallel"}),
-        (parameter("execution_mode", "0"), {"execution_mode": "sequential"}),
         (parameter("enable_mem_arena", "0"), {"enable_cpu_mem_arena": 0}),
         (parameter("enable_mem_pattern", "true"), {"enable_mem_pattern": 1}),
         (
@@ -54,8 +53,9 @@ def test_an_option_of_the_session(text: str, session: dict[str, Any]) -> None:
     assert toml(text) == {"session": session}
 
 
-def test_zero_threads_are_the_default_and_left_out() -> None:
-    assert toml(parameter("intra_op_thread_count", "0")) == {}
+@pytest.mark.parametrize("name", ["intra_op_thread_count", "inter_op_thread_count", "execution_mode"])
+def test_what_is_the_default_is_left_out(name: str) -> None:
+    assert toml(parameter(name, "0")) == {}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,8 @@ def test_zero_threads_are_the_default_and_left_out() -> None:
 )
 def test_an_option_of_tensorrt_and_cuda_behind_it(given: str, value: str, name: str, expected: Any) -> None:
     assert toml(accelerator("tensorrt", **{given: value})) == {
+        "scheduler": "batched",
+        "kv_cache_bytes": 2147483648,
         "device": "cuda",
         "providers": ["tensorrt", "cuda", "cpu"],
         "provider": {"tensorrt": {name: expected}},
@@ -107,8 +109,44 @@ def test_a_deprecated_option_of_cuda_comes_with_a_note(key: str, value: str, exp
     assert as_toml(translation).startswith("# ")
 
 
-def test_openvino_is_on_the_cpu() -> None:
-    assert toml(accelerator("openvino", "cpu")) == {"device": "cpu", "providers": ["openvino", "cpu"]}
+def test_openvino_is_on_the_cpu_and_comes_from_a_package() -> None:
+    assert toml(accelerator("openvino", "cpu")) == {
+        "device": "cpu",
+        "providers": ["openvino", "cpu"],
+        "provider": {"openvino": {"package": "onnxruntime_ep_openvino"}},
+    }
+    translation = translate(read_pbtxt(accelerator("openvino", "cpu"), "c"))
+    assert translation.notes == ["openvino comes from a package: pip install onnxruntime-ep-openvino"]
+
+
+def test_each_kind_of_device_has_its_own_accelerators() -> None:
+    both = "gpu_execution_accelerator { name: 'tensorrt' } cpu_execution_accelerator { name: 'openvino' }"
+    text = f"optimization {{ execution_accelerators {{ {both} }} }}"
+    groups = "instance_group [ { kind: KIND_CPU }, { kind: KIND_GPU } ]"
+    found = toml(f"{text} {groups}")
+    assert found["device"] == "cpu,cuda"
+    assert found["devices"] == {
+        "cpu": {"providers": ["openvino", "cpu"]},
+        "cuda": {"providers": ["tensorrt", "cuda", "cpu"]},
+    }
+    assert toml(text)["providers"] == ["tensorrt", "cuda", "cpu"]
+
+
+def test_an_option_that_reaches_no_batch_is_left_out_beside_one_that_needs_it() -> None:
+    cuda = "{ name: 'cuda' parameters { key: 'enable_cuda_graph' value: '1' } }"
+    text = (
+        f"optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {{ name: 'tensorrt' }}, {cuda} ] }} }}"
+    )
+    translation = translate(read_pbtxt(text, "c"))
+    assert "enable_cuda_graph of cuda is left out: it does not reach the batched session" in translation.notes
+    assert "provider" not in tomllib.loads(as_toml(translation))
+
+
+def test_a_gpu_batches_where_an_option_reaches_nothing_else() -> None:
+    gpu = "instance_group { kind: KIND_GPU }"
+    assert toml(gpu) == {"device": "cuda"}
+    found = toml(gpu + parameter("execution_mode", "1"))
+    assert (found["scheduler"], found["kv_cache_bytes"]) == ("batched", 2147483648)
 
 
 def test_devices_come_from_the_instance_groups() -> None:
@@ -131,10 +169,7 @@ def test_beside_a_global_pool_the_models_own_threads_do_not_count() -> None:
     text = parameter("intra_op_thread_count", "2")
     pool = ("onnxruntime,enable-global-threadpool=1", "onnxruntime,intra_op_thread_count=4")
     assert toml(text, *pool) == {"session": {"global_thread_pool": 1, "intra_op_num_threads": 4}}
-    assert toml(text, "onnxruntime,enable-global-threadpool=0")["session"] == {
-        "intra_op_num_threads": 2,
-        "global_thread_pool": 0,
-    }
+    assert toml(text, "onnxruntime,enable-global-threadpool=0") == {"session": {"intra_op_num_threads": 2}}
     assert toml(text, "pytorch,enable-global-threadpool=1") == {"session": {"intra_op_num_threads": 2}}
 
 
@@ -151,11 +186,11 @@ def test_an_unknown_parameter_is_named_with_the_nearest_one() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (accelerator("migraphx"), "execution accelerator 'migraphx': expected is one of tensorrt, cuda, openvino"),
-        (accelerator("tensorrt", precision_mode="FP8"), "precision_mode='FP8': expected is one of FP32"),
+        (accelerator("migraphx"), 'execution accelerator "migraphx": expected is one of tensorrt, cuda, openvino'),
+        (accelerator("tensorrt", precision_mode="FP8"), 'precision_mode="FP8": expected is one of FP32'),
         (accelerator("tensorrt", trt_engine_cache="1"), "did you mean trt_engine_cache_"),
-        (parameter("execution_mode", "2"), "execution_mode='2': expected is one of"),
-        ("max_batch_size: many", "max_batch_size='many': expected is a whole number"),
+        (parameter("execution_mode", "2"), 'execution_mode="2": expected is one of'),
+        ("max_batch_size: many", 'max_batch_size="many": expected is a whole number'),
     ],
 )
 def test_what_triton_would_refuse_is_refused(text: str, message: str) -> None:

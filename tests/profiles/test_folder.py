@@ -20,7 +20,7 @@ def test_the_last_session_is_read_unless_another_is_named(tmp_path: Path) -> Non
 
 def test_an_unknown_session_is_an_error_that_names_those_there_are(tmp_path: Path) -> None:
     write_session(tmp_path)
-    with pytest.raises(ProfileNotFound, match="no session 'other'.*mine_1700000000"):
+    with pytest.raises(ProfileNotFound, match='no session "other".*mine_1700000000'):
         read_profile(tmp_path, "other")
 
 

@@ -7,8 +7,19 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from genai_server.errors import InvalidField
+from genai_server.grammar_checker.compiler import complaint
+from genai_server.text.grammars.grammar import check_size
+
 # What ends strings, numbers and containers, so that drawn answers do not grow for ever.
 _ENDING = [ord(char) for char in '"}],:)>']
+
+
+def validate(grammar: str, *, param: str) -> None:
+    """Refuse what the server refuses, with the compiler in this process."""
+    check_size(grammar, param=param)
+    if (words := complaint(grammar)) is not None:
+        raise InvalidField(f"{param} cannot be used: {words}", param=param)
 
 
 def byte_tokenizer() -> LLTokenizer:

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.errors import InvalidField, ModelDirectoryError
-from genai_server.text.chat_template import ChatTemplate
+from genai_server.errors import InvalidField, ModelDirectoryError, NoChatTemplate
+from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import SHORT_TEXT, TextCodec, load_text_codec
-from genai_server.text.dialect import read_dialect
+from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
+from tests.model_edits import base_model
 from tests.running_server import DEMO
 from tests.text.guided import tokenizer_with
 from tests.text.small_tokenizers import compatible, sentencepiece, words
@@ -83,8 +84,6 @@ def test_a_refusal_of_the_template_reaches_the_caller() -> None:
 def test_the_template_can_be_asked_what_it_knows(demo: TextCodec) -> None:
     assert demo.takes_tools
     assert not demo.reads("enable_thinking")
-    assert demo.mentions("<tool_call>")
-    assert not demo.mentions("[TOOL_CALLS]")
 
 
 # special tokens in what a request says
@@ -227,12 +226,11 @@ def test_special_tokens_are_shown_to_those_who_want_to_see_them(demo: TextCodec)
     assert demo.decoder(show=["<|im_end|>"]).decode([END]) == "<|im_end|>"
 
 
-def test_one_token_has_bytes_and_a_text(demo: TextCodec) -> None:
+def test_one_token_has_bytes(demo: TextCodec) -> None:
     first = asyncio.run(demo.encode_text("é"))[0]
     assert demo.token_bytes(first) == b"\xc3"
-    assert demo.token_text(first) == "\ufffd"
-    assert demo.token_text(END) == "<|im_end|>"
-    assert demo.token_text(demo.vocab_size) == ""
+    assert demo.token_bytes(END) == b"<|im_end|>"
+    assert demo.token_bytes(demo.vocab_size) == b""
 
 
 @pytest.mark.parametrize("token", [-1, 1920])
@@ -252,10 +250,20 @@ def test_the_scripted_device_needs_no_model_directory(tmp_path: Path, device: st
     assert asyncio.run(codec.encode_chat(_user("count 3"))) == list(b"count 3\n\x04")
 
 
-def test_any_other_device_needs_the_models_template(tmp_path: Path) -> None:
+def test_any_other_device_needs_the_models_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ModelDirectoryError, match="no chat template"):
+    with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json cannot be loaded"):
         load_text_codec(tmp_path, "cpu")
+
+
+def test_a_model_without_a_template_encodes_texts_and_no_messages(tmp_path: Path) -> None:
+    codec = load_text_codec(base_model(tmp_path / "base"), "cpu")
+    assert not codec.has_chat_template
+    assert not codec.takes_tools
+    assert asyncio.run(codec.encode_text("Hello"))
+    for refused in (codec.require_chat_template, lambda: codec.render_chat(_user("x"))):
+        with pytest.raises(NoChatTemplate):
+            refused()
 
 
 def test_a_prompt_longer_than_the_operator_allows_is_refused() -> None:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from genai_server.engine.guidance import Guidance, bytes_guidance
 from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.sampling.grammar import Guidance, bytes_guidance
 from genai_server.errors import GrammarFailed, InvalidField
-from genai_server.text import grammar
+from genai_server.text.grammars import grammar
+from tests.text.guided import validate
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
 MOST_SECONDS = 20
@@ -98,7 +99,7 @@ def follow(build: Callable[[], str], guidance: Guidance, seed: int) -> None:
     started = time.monotonic()
     try:
         built = build()
-        grammar.validate(built, param="grammar")
+        validate(built, param="grammar")
         if guidance.guide(built) is None:
             guidance.keep(built, guidance._compile(built))
         guide = guidance.guide(built)
@@ -129,7 +130,7 @@ def test_a_regular_expression_is_refused_or_followed(guidance: Guidance, pattern
 @example("start: a\na: b a | a b | /x/\nb: a | ", 0)
 @example("start: " + "(" * 4000 + '"x"' + ")" * 4000, 0)
 def test_a_lark_grammar_is_refused_or_followed(guidance: Guidance, source: str, seed: int) -> None:
-    follow(lambda: grammar.lark(source), guidance, seed)
+    follow(lambda: grammar.given_lark(source, param="grammar"), guidance, seed)
 
 
 @fuzzed

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from genai_server.errors import InvalidField, ModelDirectoryError
-from genai_server.text.chat_template import SCRIPTED_TEMPLATE, ChatTemplate
+from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE, ChatTemplate
 from tests.running_server import DEMO, ROOT
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))

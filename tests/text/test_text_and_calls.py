@@ -11,11 +11,11 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from genai_server.parts import Content, ToolCallArguments, ToolCallStart
-from genai_server.text import grammar
-from genai_server.text.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
+from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
+from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats import ANY_OBJECT, TOOL_FORMATS, Tool
 from tests.running_server import DEMO
-from tests.text.guided import byte_tokenizer, fits, matcher, tokenizer_with
+from tests.text.guided import byte_tokenizer, fits, matcher, tokenizer_with, validate
 from tests.text.parsing import merged, parser, stream
 
 CITY = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
@@ -60,7 +60,7 @@ def _built(
 @pytest.mark.parametrize("parallel", [False, True])
 def test_text_and_a_call_of_any_of_the_functions_fit(form: str, parallel: bool) -> None:
     built = _built(form, parallel=parallel)
-    grammar.validate(built, param="tools")
+    validate(built, param="tools")
     for text in ("", "Hi!", "é\n\n- <b> [1] {a: 2}\n", "\n{ [f] f(1)", "<tool_cal", "functools", '{"city": "Paris"}'):
         assert fits(built, text), text
     for before in ("", "\n", " "):

@@ -15,13 +15,14 @@ from genai_server.anthropic_api.schemas import (
 )
 from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.quoted import quoted
 
 
 def chat_messages(body: CountTokensRequest) -> Iterator[tuple[str, JsonObject]]:
     """The messages, each with the name of the place in the body that it comes from.
 
     Neighbours of one role are one turn, as in Anthropic's API; texts of one turn stand on lines of their own, and a
-    tool's result is a message of its own. Raises InvalidField for the result of a call that nobody made.
+    tool's result is a message of its own. Raises InvalidField for the result of a call that was not made.
     """
     called: dict[str, str] = {}
     for role, group in groupby(_places(body), key=lambda one: one[1].role):
@@ -70,7 +71,7 @@ def _result(block: Block, place: str, called: dict[str, str]) -> JsonObject:
     id = block.tool_use_id
     if id not in called:
         field = f"{place}.tool_use_id"
-        raise InvalidField(f"{field} must be the id of a tool_use block before it; given {id!r}", param=field)
+        raise InvalidField(f"{field} must be the id of a tool_use block before it; given {quoted(id)}", param=field)
     text = block.content if isinstance(block.content, str) else _text(block.content or [])
     content = f"Error: {text}" if block.is_error else text
     return {"role": "tool", "tool_call_id": id, "name": called[id], "content": content}

@@ -9,12 +9,12 @@ from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
 from genai_server.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
 
-# Clients drop thoughts that have no signature. These need none, for whoever sends them back may change them.
+# Clients drop thoughts without a signature. Here nothing depends on it: clients may change thoughts they send back.
 _SIGNATURE = "unsigned"
 
 
 class MessageBuilder:
-    """Builds the one message of a request, or the events of its stream, which are to be asked for in their order.
+    """Builds the message of one request, or the events of its stream, in the order `first`, `parts`, `last`.
 
     `max_tokens` is the request's. Without `shows_thinking` the blocks of thoughts are empty.
     """
@@ -30,7 +30,7 @@ class MessageBuilder:
     def complete(
         self, answer: WholeAnswer, reason: FinishReason, usage: Usage, *, stop_string: str | None = None
     ) -> JsonObject:
-        """The message; `stop_string` is the text that has ended it, if one has."""
+        """The message; `stop_string` is the stop string that ended it, if one did."""
         self._calls_tools = bool(answer.tool_calls)
         return {
             **self._message,
@@ -65,7 +65,7 @@ class MessageBuilder:
         return events
 
     def last(self, reason: FinishReason, usage: Usage, *, stop_string: str | None = None) -> list[JsonObject]:
-        """The events that say why the answer has ended."""
+        """The events that end the stream."""
         end = {"type": "message_delta", "delta": self._end(reason, usage, stop_string), "usage": _usage(usage)}
         return [*self._close(), end, {"type": "message_stop"}]
 
@@ -81,7 +81,7 @@ class MessageBuilder:
         return blocks
 
     def _within(self, block: JsonObject) -> list[JsonObject]:
-        """The events that lead to a block of this type: none if it is open."""
+        """The events that open a block of this type; none if it is open."""
         if self._open == block["type"]:
             return []
         events = self._close()
@@ -101,7 +101,7 @@ class MessageBuilder:
         return [*signed, {"type": "content_block_stop", "index": self._index}]
 
     def _end(self, reason: FinishReason, usage: Usage, stop_string: str | None) -> JsonObject:
-        """Why the answer has ended; the true reason beside it where Anthropic has no word for it."""
+        """Why the answer ended, with the true reason beside it where Anthropic has no word for it."""
         if stop_string is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
         match reason:
@@ -116,7 +116,7 @@ class MessageBuilder:
 
 
 def _input(arguments: str) -> JsonObject:
-    """The arguments of a call; of a call that was cut, those that are complete."""
+    """The arguments of a call; of a call that was cut off, those that are complete."""
     try:
         found = from_json(arguments, allow_inf_nan=False, allow_partial=True)
     except ValueError:
@@ -125,7 +125,7 @@ def _input(arguments: str) -> JsonObject:
 
 
 def _usage(usage: Usage) -> JsonObject:
-    """Anthropic counts the tokens that were read from the cache apart from the input."""
+    """Anthropic's usage, where `input_tokens` excludes the cached ones."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

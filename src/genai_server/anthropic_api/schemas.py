@@ -1,13 +1,24 @@
 """Bodies of Anthropic's Messages API (https://docs.anthropic.com/en/api/messages)."""
 
 import json
+from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
-from genai_server.openai_api.schemas.base import JsonObject, NonEmptyText, Text, Wire, field_error, missing_error
-from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_TOOLS, FunctionName
+from genai_server.openai_api.schemas.base import (
+    JsonObject,
+    NonEmptyText,
+    Text,
+    Wire,
+    elements,
+    field_error,
+    missing_error,
+)
+from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, FunctionName
+from genai_server.openai_api.schemas.response_items import DirectCaller
 from genai_server.openai_api.schemas.sampling import MOST_STOP_STRINGS, SamplingFields, StopText
+from genai_server.quoted import quoted
 
 _BLOCKS_OF_ROLE = {
     "user": ("text", "tool_result"),
@@ -43,7 +54,10 @@ class TextBlock(_Cacheable):
 
     type: Literal["text"]
     text: Text
-    citations: list[Any] | None = Field(None, max_length=0)
+    citations: Annotated[list[Any], elements(0)] | None = None
+
+
+TextBlocks = Annotated[list[TextBlock], elements(MOST_PARTS)]
 
 
 class ThinkingBlock(Wire):
@@ -68,7 +82,7 @@ class ToolUseBlock(_Cacheable):
     id: NonEmptyText
     name: FunctionName
     input: AnyObject
-    caller: dict[Literal["type"], Literal["direct"]] | None = None
+    caller: DirectCaller | None = None
     toolset_name: None = None
 
 
@@ -77,7 +91,7 @@ class ToolResultBlock(_Cacheable):
 
     type: Literal["tool_result"]
     tool_use_id: NonEmptyText
-    content: Text | list[TextBlock] | None = None
+    content: Text | TextBlocks | None = None
     is_error: bool | None = None
     toolset_name: None = None
 
@@ -106,7 +120,7 @@ class Message(Wire):
     """One turn of the conversation, or a part of one."""
 
     role: Literal["user", "assistant", "system"]
-    content: Text | list[Block]
+    content: Text | Annotated[list[Block], elements(MOST_PARTS)]
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:
@@ -137,7 +151,7 @@ class Tool(_Cacheable):
     description: Text | None = None
     input_schema: AnyObject
     strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
-    allowed_callers: list[Literal["direct"]] | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
     defer_loading: Annotated[bool, AfterValidator(_not_true)] | None = None
     eager_input_streaming: bool | None = Field(None, description="Has no effect here: input is sent as it comes.")
 
@@ -194,9 +208,9 @@ class CountTokensRequest(Wire):
     """Body of /v1/messages/count_tokens: what makes the prompt."""
 
     model: str | None = Field(None, description="The served model's id; the first model if left out.")
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    system: Text | list[TextBlock] | None = None
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    messages: Annotated[list[Message], elements(MOST_MESSAGES, least=1)]
+    system: Text | TextBlocks | None = None
+    tools: Annotated[list[Tool], elements(MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -205,13 +219,13 @@ class CountTokensRequest(Wire):
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
         names = [tool.name for tool in self.tools or []]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise field_error("tools", f"must have different names; given {twice[0]!r} twice")
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise field_error("tools", f"must have different names; given {quoted(twice[0])} twice")
         choice = self.tool_choice
         if choice is not None and choice.type in ("any", "tool") and not names:
             raise field_error("tool_choice", f"of type {choice.type} is only allowed with tools")
         if choice is not None and choice.name is not None and choice.name not in names:
-            raise field_error("tool_choice.name", f"must be the name of one of tools; given {choice.name!r}")
+            raise field_error("tool_choice.name", f"must be the name of one of tools; given {quoted(choice.name)}")
         last = self.messages[-1]
         if last.role == "assistant" and any(block.type == "tool_use" for block in last.blocks):
             place = f"messages[{len(self.messages) - 1}]"
@@ -227,8 +241,8 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
 
     max_tokens: int = Field(ge=1, description="Most tokens of the answer.")
     temperature: float | None = Field(None, ge=0.0, le=1.0, description="0 takes the most likely token each time.")
-    stop_sequences: list[StopText] | None = Field(
-        None, max_length=MOST_STOP_STRINGS, description="Texts that end the answer; they are not part of it."
+    stop_sequences: Annotated[list[StopText], elements(MOST_STOP_STRINGS)] | None = Field(
+        None, description="Texts that end the answer; they are not part of it."
     )
     stop: None = Field(None, description="Is called stop_sequences here.")
     stream: bool | None = None

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,38 +14,39 @@ from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 
 from genai_server import __version__
-from genai_server.api import (
-    adapter_admin,
-    admin,
+from genai_server.api.admin import adapters, profiles, requests, runtime_options
+from genai_server.api.admin import models as model_admin
+from genai_server.api.catalog import Catalog
+from genai_server.api.errors import install_error_handlers
+from genai_server.api.generation.request_context import ClientLeft
+from genai_server.api.generation.response_store import ResponseStore
+from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
+from genai_server.api.middleware.body import BodyLimits
+from genai_server.api.middleware.connection_limit import ConnectionLimit
+from genai_server.api.middleware.drain import Drain, Drained
+from genai_server.api.middleware.head_requests import HeadRequests
+from genai_server.api.middleware.keys import ApiKeys
+from genai_server.api.middleware.rate_limit import RateLimits
+from genai_server.api.middleware.request_head import RequestHead
+from genai_server.api.middleware.request_id import RequestId
+from genai_server.api.routes import (
     chat,
     chat_completions,
     completions,
-    exposition,
+    health,
     messages,
-    model_admin,
+    metrics,
     models,
-    profiles,
-    requests,
     responses,
-    status,
     tokens,
 )
-from genai_server.api.account import Accounts, Observer
-from genai_server.api.auth import OPEN_PATHS, Gate
-from genai_server.api.body import BodyLimits
-from genai_server.api.caller import ClientLeft
-from genai_server.api.catalog import Catalog
-from genai_server.api.drain import Drain, Drained
-from genai_server.api.engine_metrics import EngineMetrics
-from genai_server.api.errors import install_error_handlers
-from genai_server.api.keys import ApiKeys
-from genai_server.api.rate_limit import RateLimits
-from genai_server.api.request_id import RequestId
-from genai_server.api.response_store import ResponseStore
 from genai_server.api.served_model import LoadText
 from genai_server.api.services import Services
+from genai_server.api.telemetry.engine_metrics import EngineMetrics
+from genai_server.api.telemetry.request_record import Observer, RequestRecords
 from genai_server.config import Settings
-from genai_server.garbage import rare_full_collections
+from genai_server.gc_policy import rare_full_collections
+from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.timing import Clock
 
 
@@ -56,14 +57,18 @@ class Engines(Protocol):
 
 
 @dataclass(frozen=True)
-class Books:
-    """Who is told of each request when it has ended, the registry of the metrics that are made of that, the clock, in
-    seconds, that times it, and what is to be done at the end, which may block.
-    """
+class Telemetry:
+    """What observes the app's requests."""
 
+    # Of the metrics.
     registry: CollectorRegistry
+    # Get each request when it has ended.
     observers: Sequence[Observer]
+    # Times requests, in seconds.
     clock: Clock = time.perf_counter
+    # Counts the result of each check of a grammar.
+    count_check: Callable[[str], None] = lambda result: None
+    # Called when the app ends; may block.
     close: Callable[[], None] = lambda: None
 
 
@@ -73,14 +78,14 @@ def create_app(
     load_text: LoadText,
     drain: Drain,
     keys: ApiKeys,
-    books: Books,
+    telemetry: Telemetry,
     *,
     on_loopback: bool,
 ) -> FastAPI:
     """The ASGI app; its lifespan attaches to the engines.
 
-    `load_text` reads the text side of a model. `drain` is begun from outside. `keys` open the app. `books` are kept of
-    its requests. `on_loopback` says whether only this machine can reach the server, for all that is known.
+    `load_text` reads the text side of a model. `drain` is begun from outside. `keys` are the API keys. `on_loopback`
+    says whether only this machine can reach the server, as far as is known.
     """
 
     @asynccontextmanager
@@ -93,23 +98,17 @@ def create_app(
         ):
             responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
             engine_metrics = EngineMetrics(settings, models)
-            books.registry.register(engine_metrics)
-            app.state.services = Services(settings, models, responses, books.clock, on_loopback, drain, books.registry)
-            yield
-            books.registry.unregister(engine_metrics)
-            await asyncio.to_thread(books.close)
+            telemetry.registry.register(engine_metrics)
+            with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
+                app.state.services = Services(
+                    settings, models, responses, grammars, telemetry.clock, on_loopback, drain, telemetry.registry
+                )
+                yield
+            telemetry.registry.unregister(engine_metrics)
+            await asyncio.to_thread(telemetry.close)
 
     app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan)
-    app.add_middleware(Drained, drain=drain)
-    _add_doors(
-        app,
-        settings,
-        keys,
-        RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, books.clock),
-        on_loopback,
-    )
-    app.add_middleware(Accounts, model=next(iter(settings.served)), clock=books.clock, observers=books.observers)
-    app.add_middleware(RequestId)
+    _add_middleware(app, settings, drain, keys, telemetry, on_loopback=on_loopback)
     install_error_handlers(app)
     for module in (
         chat,
@@ -119,16 +118,16 @@ def create_app(
         messages,
         models,
         tokens,
-        admin,
+        runtime_options,
         model_admin,
-        adapter_admin,
+        adapters,
         requests,
         profiles,
-        status,
+        health,
     ):
         app.include_router(module.router)
     if settings.metrics != "off":
-        app.include_router(exposition.router)
+        app.include_router(metrics.router)
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:
@@ -138,23 +137,35 @@ def create_app(
     return app
 
 
-def _add_doors(app: FastAPI, settings: Settings, keys: ApiKeys, limits: RateLimits, on_loopback: bool) -> None:
-    """What a request passes before a route sees it; the last one here is the first."""
-    app.add_middleware(BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout)
+def _add_middleware(
+    app: FastAPI, settings: Settings, drain: Drain, keys: ApiKeys, telemetry: Telemetry, *, on_loopback: bool
+) -> None:
+    """Add what a request passes before its route; the last one added here is passed first."""
+    app.add_middleware(HeadRequests)
+    app.add_middleware(Drained, drain=drain)
     app.add_middleware(
-        Gate,
+        BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout, most_bytes=settings.max_bodies_bytes
+    )
+    app.add_middleware(
+        Authentication,
         keys=keys,
-        limits=limits,
+        limits=RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, telemetry.clock),
         admin_key=settings.admin_api_key,
         on_loopback=on_loopback,
         insecure=settings.insecure,
-        open_paths=OPEN_PATHS | {exposition.PATH} if settings.metrics == "open" else OPEN_PATHS,
+        open_paths=OPEN_PATHS | {metrics.PATH} if settings.metrics == "open" else OPEN_PATHS,
     )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "server-timing"],
         )
+    app.add_middleware(RequestHead)
+    app.add_middleware(ConnectionLimit)
+    app.add_middleware(
+        RequestRecords, model=next(iter(settings.served)), clock=telemetry.clock, observers=telemetry.observers
+    )
+    app.add_middleware(RequestId)

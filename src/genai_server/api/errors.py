@@ -3,6 +3,7 @@
 Anthropic's paths have errors in Anthropic's form, all others in OpenAI's.
 """
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -19,16 +20,19 @@ from starlette.types import Scope
 from genai_server import errors
 from genai_server.anthropic_api.error import error_object
 from genai_server.errors import GenaiServerError
+from genai_server.quoted import quoted
 
 log = logging.getLogger(__name__)
 
-# status and OpenAI's error type; an error without a row of its own has its nearest ancestor's.
+# HTTP status and OpenAI's error type. An error without a row has that of its nearest ancestor.
 TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.GenaiServerError: (500, "server_error"),
     errors.RequestError: (400, "invalid_request_error"),
     errors.ModelNotFound: (404, "invalid_request_error"),
     errors.RequestNotFound: (404, "invalid_request_error"),
+    errors.AmbiguousRequest: (409, "invalid_request_error"),
     errors.ResponseNotFound: (404, "invalid_request_error"),
+    errors.HeadTooLarge: (431, "invalid_request_error"),
     errors.BodyTooSlow: (408, "invalid_request_error"),
     errors.InvalidApiKey: (401, "invalid_request_error"),
     errors.RateLimitExceeded: (429, "rate_limit_error"),
@@ -39,8 +43,8 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }
-# Headers of every response: nobody guesses at a kind of content, keeps an answer that may be private, or shows /docs in
-# a frame of his own.
+# Headers of every response: browsers do not guess the content's type, do not keep an answer that may be private, and do
+# not show /docs in a frame of another site.
 FOR_BROWSERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
@@ -48,10 +52,10 @@ FOR_BROWSERS = {
 }
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _MOST_SHOWN = 100
-# A value of which only the size is wrong has the type that is meant, which of a union's members is then clear.
+# A value with the right type but a wrong size shows which of a union's members the client means.
 _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 _ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
-# pydantic's kinds of findings in plain words; a kind that is not here speaks for itself.
+# pydantic's kinds of findings in plain words; of other kinds pydantic's own message is shown.
 _RULES = {
     "bool_type": "must be true or false",
     "finite_number": "must be a finite number",
@@ -63,6 +67,7 @@ _RULES = {
     "list_type": "must be a list",
     "literal_error": "must be {expected}",
     "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
     "string_pattern_mismatch": "must match {pattern}",
     "string_too_long": "must have at most {max_length} character(s)",
     "string_too_short": "must have at least {min_length} character(s)",
@@ -71,6 +76,9 @@ _RULES = {
     "too_long": "must have at most {max_length} element(s), and has {actual_length}",
     "too_short": "must have at least {min_length} element(s)",
 }
+# Values as pydantic names them, and as JSON does.
+_JSON = {"'": '"', "True": "true", "False": "false", "None": "null"}
+_PYTHONS = re.compile("|".join(_JSON))
 
 
 def http_status(error: GenaiServerError) -> tuple[int, str]:
@@ -78,16 +86,9 @@ def http_status(error: GenaiServerError) -> tuple[int, str]:
     return next(TABLE[ancestor] for ancestor in type(error).__mro__ if ancestor in TABLE)
 
 
-def error_body(error: GenaiServerError) -> dict[str, Any]:
-    """OpenAI's form of an error."""
-    _, kind = http_status(error)
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-
-
-def anthropic_body(error: GenaiServerError, request_id: str) -> dict[str, Any]:
-    """Anthropic's form of an error."""
-    status, _ = http_status(error)
-    return error_object(status, error.message, error.code, request_id)
+def internal_error() -> GenaiServerError:
+    """What a client is told of an exception that the server did not expect."""
+    return GenaiServerError("internal error; the server's log has more")
 
 
 def speaks_anthropic(scope: Scope) -> bool:
@@ -96,16 +97,22 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def request_id_headers(scope: Scope) -> dict[str, str]:
-    """The name of a request, where its client looks for it."""
+    """The request's id, in the headers where its client looks for it."""
     name: str = scope["state"]["request_id"]
     return {"x-request-id": name, "request-id": name} if speaks_anthropic(scope) else {"x-request-id": name}
+
+
+def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
+    """An error in the form of the API that the request of this scope is for: OpenAI's, unless it is Anthropic's."""
+    status, kind = http_status(error)
+    return _body(scope, status, kind, error.message, error.code, error.param)
 
 
 def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
     """The whole response to the request of this scope, for errors before the headers."""
     status, _ = http_status(error)
     scope["state"]["error_code"] = error.code
-    body = anthropic_body(error, scope["state"]["request_id"]) if speaks_anthropic(scope) else error_body(error)
+    body = error_body(error, scope)
     headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if isinstance(error, errors.InvalidApiKey):
         headers = {"www-authenticate": "Bearer"}
@@ -113,7 +120,7 @@ def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make every error of the app answer in this form."""
+    """Answer every exception of the app with an error body."""
 
     @app.exception_handler(GenaiServerError)
     async def ours(request: Request, error: GenaiServerError) -> JSONResponse:
@@ -121,17 +128,20 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(from_validation(error), request.scope)
+        return error_response(from_findings(error.errors(), error.body), request.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
+        cause = error.__cause__  # FastAPI hides what it met while it read a body
+        if isinstance(cause, ValueError):
+            cause = malformed(cause)
+        if isinstance(cause, GenaiServerError):
+            return error_response(cause, request.scope)
         reason = HTTPStatus(error.status_code)
         message = f"{reason.phrase}: {request.method} {request.url.path[:_MOST_SHOWN]}"
         kind, code = "invalid_request_error", reason.name.lower()
-        body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
         request.state.error_code = code
-        if speaks_anthropic(request.scope):
-            body = error_object(reason, message, code, request.state.request_id)
+        body = _body(request.scope, reason, kind, message, code)
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ", ".join(_methods(app, request))  # Starlette names those of one route only
@@ -139,28 +149,50 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        response = error_response(GenaiServerError("internal error; the server's log has more"), request.scope)
-        # This handler runs outside the middleware that names the request.
+        response = error_response(internal_error(), request.scope)
+        # This handler runs outside the middleware that sets these headers.
         response.headers.update(FOR_BROWSERS | request_id_headers(request.scope))
         return response
 
 
+def _body(
+    scope: Scope | None, status: int, kind: str, message: str, code: str, param: str | None = None
+) -> dict[str, Any]:
+    if scope is not None and speaks_anthropic(scope):
+        return error_object(status, message, code, scope["state"]["request_id"])
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
 def _methods(app: FastAPI, request: Request) -> list[str]:
-    """What a path can be asked; if it is documented, not by routes that have a parameter in its place."""
+    """The methods of a path. A documented path has its own only, not those of a route with a parameter in its place."""
     documented = app.openapi()["paths"].get(request.scope["path"])
     if documented is not None:
-        return sorted(method.upper() for method in documented)
-    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
-    return [m for m, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in app.routes)]
+        found = {method.upper() for method in documented}
+    else:
+        scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+        found = {m for m, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in app.routes)}
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # api/middleware/head_requests.py
 
 
-def from_validation(error: RequestValidationError) -> GenaiServerError:
-    """The first of pydantic's findings, naming the field, what it must be and what was given."""
+def malformed(error: ValueError) -> GenaiServerError:
+    """The error that tells the client why Python cannot read a JSON text."""
+    match error:
+        case json.JSONDecodeError():
+            return errors.MalformedBody(f"the body is not JSON: {error.msg} at character {error.pos}")
+        case UnicodeDecodeError():
+            byte = error.object[error.start]
+            return errors.MalformedBody(f"the body is not UTF-8: byte 0x{byte:02x} at {error.start}, {error.reason}")
+    # A number of too many digits. Behind the semicolon Python advises its programmers.
+    return errors.MalformedBody(f"the body has a number that cannot be read: {str(error).partition(';')[0]}")
+
+
+def from_findings(findings: Sequence[Mapping[str, Any]], body: Any) -> GenaiServerError:
+    """The first of pydantic's findings in a body, naming the field, what it must be and what was given."""
     # Of a union, the nearest.
-    first = max(error.errors(), key=lambda finding: (finding["type"] in _SIZES, len(_path(finding, error.body))))
+    first = max(findings, key=lambda finding: (finding["type"] in _SIZES, len(_path(finding, body))))
     if first["type"] == "json_invalid":
         return errors.MalformedBody(f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
-    field = _field_name(_path(first, error.body))
+    field = _field_name(_path(first, body))
     if first["type"] in ("field", "missing_field"):
         field = f"{field}.{first['ctx']['field']}" if field else first["ctx"]["field"]
         kind = errors.MissingField if first["type"] == "missing_field" else errors.InvalidField
@@ -173,14 +205,13 @@ def from_validation(error: RequestValidationError) -> GenaiServerError:
         return errors.UnsupportedField(f"{field} is not supported here: leave it out, or null", param=field)
     if isinstance(first["input"], bytes):
         return errors.MalformedBody("the body is not declared as JSON; send content-type: application/json")
-    given = repr(first["input"])
-    if len(given) > _MOST_SHOWN:
-        given = given[:_MOST_SHOWN] + "…"
     rule = first["msg"].removeprefix("Value error, ")
     if first["type"] in _RULES:
         rule = _RULES[first["type"]].format_map(first.get("ctx", {}))
+    if first["type"] == "literal_error":
+        rule = _PYTHONS.sub(lambda found: _JSON[found[0]], rule)
     found = errors.WrongType if first["type"].endswith("_type") else errors.InvalidField
-    return found(f"{field or 'the body'} {rule}; given {given}", param=field)
+    return found(f"{field or 'the body'} {rule}; given {quoted(first['input'])}", param=field)
 
 
 def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:

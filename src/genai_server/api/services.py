@@ -1,6 +1,6 @@
 """What the routes work with, passed in when the app is made.
 
-What routes depend on is `async` throughout: FastAPI has threads for everything else, two a request.
+All dependencies of routes are `async`: FastAPI would run others in threads, two for each request.
 """
 
 from dataclasses import dataclass
@@ -10,23 +10,34 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
 from genai_server.api.catalog import Catalog
-from genai_server.api.drain import Drain
-from genai_server.api.response_store import ResponseStore
+from genai_server.api.generation.response_store import ResponseStore
+from genai_server.api.middleware.drain import Drain
+from genai_server.api.served_model import ServedModel
 from genai_server.config import Settings
+from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.timing import Clock
 
 
 @dataclass(frozen=True)
 class Services:
-    """Everything that a route needs; `registry` has the metrics."""
+    """Everything that a route needs."""
 
     settings: Settings
     models: Catalog
     responses: ResponseStore
+    grammars: GrammarChecker
+    # In seconds.
     clock: Clock
+    # Whether only this machine can reach the server, as far as is known.
     on_loopback: bool
     drain: Drain
+    # Of the metrics.
     registry: CollectorRegistry
+
+    async def served(self, model: str | None) -> ServedModel:
+        """The model that a request names, where it needs the text side alone. Raises ModelNotFound and Unavailable."""
+        _, served = await self.models.serving(self.models.choose(model), self.settings.request_timeout)
+        return served
 
 
 async def services(request: Request) -> Services:

@@ -11,7 +11,7 @@ from genai_server.bench.answer import Answer
 from genai_server.bench.load import Outcome
 
 # By name and not imported: it belongs to the engine, and brings the library with it.
-_BARE_LOOP = "genai_server.engine.bare_loop"
+_BARE_LOOP = "genai_server.engine.measuring.bare_loop"
 TUNED = "library"
 SHIPPED = "library as shipped"
 _OPTIONS = {TUNED: ["--threads", "0"], SHIPPED: []}

@@ -75,12 +75,11 @@ class ChatClient:
 
     def models(self) -> list[str]:
         """The ids of the models that it serves. Raises ChatFailed."""
-        with closing(self._connect(_SHORT)) as connection:
-            body = self._response(connection, "GET", "/v1/models", None).read()
-        try:
-            return [str(model["id"]) for model in json.loads(body)["data"]]
-        except (ValueError, LookupError, TypeError):
-            raise ChatFailed(f"{self.url}/v1/models is no list of models") from None
+        return list(self._models())
+
+    def takes_messages(self, model: str) -> bool:
+        """Whether a model chats, as far as the server says; one without a chat template does not. Raises ChatFailed."""
+        return self._models().get(model, {}).get("chat") is not False
 
     def answer(self, model: str, messages: Sequence[Message], answer: Answer) -> Generator[Piece, None, None]:
         """Ask, and give the pieces as they come; `answer` is filled meanwhile. Raises ChatFailed.
@@ -97,6 +96,14 @@ class ChatClient:
                     answer.tokens, answer.is_counted = int(usage["completion_tokens"]), True
                 for choice in event.get("choices") or ():
                     yield from _noted(choice.get("delta") or {}, answer)
+
+    def _models(self) -> dict[str, dict[str, Any]]:
+        with closing(self._connect(_SHORT)) as connection:
+            body = self._response(connection, "GET", "/v1/models", None).read()
+        try:
+            return {str(model["id"]): dict(model) for model in json.loads(body)["data"]}
+        except (ValueError, LookupError, TypeError):
+            raise ChatFailed(f"{self.url}/v1/models is no list of models") from None
 
     def _connect(self, patience: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port

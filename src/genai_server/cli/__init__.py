@@ -5,33 +5,50 @@ import sys
 from importlib import import_module
 
 from genai_server import __version__
+from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
 from genai_server.errors import ChatFailed, ConfigurationError, ExportFailed, PullFailed
 
-# Each is a module of this package, with dashes for underscores.
-COMMANDS = (
-    "serve",
-    "pull",
-    "export",
-    "models",
-    "chat",
-    "key",
-    "top",
-    "bench",
-    "profile",
-    "doctor",
-    "tune",
-    "import-triton",
-)
+# The module of this package that adds each subcommand.
+COMMANDS = {
+    "serve": "serve.command",
+    "pull": "pull",
+    "export": "export",
+    "models": "models",
+    "chat": "chat",
+    "key": "key",
+    "top": "top",
+    "bench": "bench",
+    "profile": "profile",
+    "doctor": "doctor.command",
+    "tune": "tune.command",
+    "import-triton": "import_triton",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status: 2 for a wrong setting, 1 for what failed on the way."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run a subcommand; returns the exit status: 2 for a wrong setting, 1 for what failed on the way.
+
+    It is 141 if what reads the output has gone, as in `genai-server doctor | head -1`.
+    """
+    try:
+        status = _run(sys.argv[1:] if arguments is None else arguments)
+    except OSError:
+        if not output_is_cut(probe="\n"):
+            raise
+        return OUTPUT_CUT
+    except SystemExit:
+        if not output_is_cut():
+            raise
+        return OUTPUT_CUT
+    return OUTPUT_CUT if output_is_cut() else status
+
+
+def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="genai-server", description="Serve onnxruntime-genai models over HTTP.")
     parser.add_argument("--version", action="version", version=f"genai-server {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in _needed(arguments):
-        import_module(f"genai_server.cli.{command.replace('-', '_')}").add_parser(subparsers)
+        import_module(f"genai_server.cli.{COMMANDS[command]}").add_parser(subparsers)
     options = parser.parse_args(arguments)
     try:
         status: int = options.run(options)
@@ -46,4 +63,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _needed(arguments: list[str]) -> tuple[str, ...]:
     """The subcommand that is named, alone, for the modules of all take most of a second; all where it is not known."""
-    return tuple(command for command in COMMANDS if arguments[:1] == [command]) or COMMANDS
+    return tuple(command for command in COMMANDS if arguments[:1] == [command]) or tuple(COMMANDS)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from genai_server.bench.plan import SCENARIOS, Plan
 from genai_server.errors import ConfigurationError
+from genai_server.installation import this_installation
 
 if TYPE_CHECKING:
     from genai_server.bench.report import Report
@@ -131,14 +132,16 @@ def _check(arguments: argparse.Namespace) -> None:
     """What can be known to fail before anything is measured. Raises ConfigurationError."""
     if any(importlib.util.find_spec(library) is None for library in _LIBRARIES):
         raise ConfigurationError(
-            f"bench needs {', '.join(_LIBRARIES)}, which an extra brings: pip install genai-server[bench]"
+            f"bench needs {', '.join(_LIBRARIES)}; install it: {this_installation().extra_command('bench')}"
         )
     if arguments.library is not None:
         if arguments.scenario != "sweep":
             raise ConfigurationError(f"--library: only --scenario sweep has it, not {arguments.scenario}")
         if importlib.util.find_spec("onnxruntime_genai") is None:
-            raise ConfigurationError("--library needs onnxruntime-genai: pip install genai-server[cpu]")
-        from genai_server.engine.model_files import check_model_directory
+            raise ConfigurationError(
+                f"--library needs onnxruntime-genai; install it: {this_installation().command('cpu')}"
+            )
+        from genai_server.engine.model.files import check_model_directory
 
         check_model_directory(arguments.library)
     from genai_server.bench.session import MOST_URLS

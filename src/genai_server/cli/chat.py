@@ -16,13 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from genai_server.api.keys import make_key
+from genai_server.api.middleware.keys import make_key
 from genai_server.chat.client import Answer, ChatClient
 from genai_server.chat.conversation import Conversation, Message
 from genai_server.chat.own_server import own_server
 from genai_server.cli.models import find
 from genai_server.config import load_settings
+from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed
+from genai_server.quoted import quoted
 
 _PROMPT = "> "
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -49,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
             models = client.models()
             model = arguments.model or next(iter(models), "")
             if model not in models:
-                raise ChatFailed(f"{client.url} has no model {model!r}; it has: {', '.join(models) or 'none'}")
+                raise ChatFailed(f"{client.url} has no model {quoted(model)}; it has: {', '.join(models) or 'none'}")
+            if not client.takes_messages(model):
+                raise ChatFailed(f"{model} {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}, for the server")
             print(f"{model} at {client.url}; /help tells what can be said besides questions")
             Terminal(client, model, Conversation(arguments.system)).run()
     except KeyboardInterrupt:  # while the server starts, or ends

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from genai_server.cli.pull import absolute, add_hub_options, checked_name, tell_how_to_serve
 from genai_server.config import builder_environment, load_settings
-from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub import builder, store
 from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
@@ -81,6 +81,8 @@ def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin:
         raise ExportFailed("stopped") from None
     except ModelDirectoryError as error:
         raise ExportFailed(f"what was built is no whole model: {error.message}") from None
+    except BrokenPipeError:  # of the output
+        raise
     except OSError as error:
         raise ExportFailed(f"{error.filename or folder}: {error.strerror}") from None
     finally:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from genai_server.api.keys import line_of, make_key
+from genai_server.api.middleware.keys import line_of, make_key
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 from genai_server.config import load_settings
-from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.model_inventory import inventory
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.inventory import inventory
 from genai_server.errors import ConfigurationError, ModelDirectoryError
 from genai_server.hub import store
 

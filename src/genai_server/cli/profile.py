@@ -6,7 +6,6 @@
 
 import argparse
 import json
-import os
 import sys
 import urllib.error
 import urllib.parse
@@ -63,9 +62,9 @@ def run_report(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigurationError(f"--html={arguments.html}: cannot be written: {error.strerror}") from None
     elif arguments.json:
-        _print(msgspec.json.encode(report).decode())
+        print(msgspec.json.encode(report).decode())
     else:
-        _print(as_text(report, arguments.top))
+        print(as_text(report, arguments.top))
     return 0
 
 
@@ -129,13 +128,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return str(json.loads(error.read())["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return f"{error.url}: {error.code} {error.reason}"
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader, `head` say, has had enough, and Python would complain once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(command: str, message: str) -> int:

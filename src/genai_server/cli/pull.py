@@ -11,12 +11,13 @@ import shutil
 from pathlib import Path
 
 from genai_server.config import load_settings
-from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE, check_model_directory, has_chat_template
 from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed
 from genai_server.hub import store
 from genai_server.hub.download import download
 from genai_server.hub.library import Hub
 from genai_server.hub.repository import Repository, Selection, is_repository_name, select_model
+from genai_server.quoted import quoted
 
 # As a shell has it for a program that Ctrl-C ended.
 INTERRUPTED = 130
@@ -84,7 +85,7 @@ def checked_name(text: str) -> str:
     """A repository's name as its owner writes it, also if the address of its page is given."""
     name = text.removeprefix("https://huggingface.co/").strip("/")
     if not is_repository_name(name):
-        raise ConfigurationError(f"{text!r} is no name of a repository; one is such as owner/name")
+        raise ConfigurationError(f"{quoted(text)} is no name of a repository; one is such as owner/name")
     return name
 
 
@@ -97,7 +98,10 @@ def tell_how_to_serve(directory: Path) -> None:
     """Print the lines to serve the model, and to talk to it."""
     quoted = shlex.quote(str(directory))
     print(f"serve it:  genai-server serve --model-dir {quoted} --model-name {shlex.quote(directory.name)}")
-    print(f"try it:    genai-server chat {quoted}")
+    if has_chat_template(directory):
+        print(f"try it:    genai-server chat {quoted}")
+    else:
+        print(f"it {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}")
 
 
 def _is_up_to_date(directory: Path, repository: Repository, selection: Selection) -> bool:

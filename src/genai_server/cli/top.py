@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from genai_server.cli.observed import Moment, NotSeen, Observer, Span
 from genai_server.errors import ConfigurationError
+from genai_server.installation import this_installation
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,7 +33,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Watch until Ctrl-C; status 1 if the server cannot be seen. Raises ConfigurationError."""
     if importlib.util.find_spec("rich") is None:
-        raise ConfigurationError("genai-server top needs rich; install genai-server[bench]")
+        raise ConfigurationError(
+            f"genai-server top needs rich; install it: {this_installation().extra_command('bench')}"
+        )
     observer = Observer(arguments.url, arguments.api_key)
     try:
         with suppress(KeyboardInterrupt):
@@ -49,7 +52,10 @@ def _watch(observer: Observer, before: Moment, interval: float, *, once: bool) -
 
     if once:
         time.sleep(interval)
-        Console().print(view(Span(before, observer.look())))
+        console = Console()
+        with console.capture() as captured:  # itself, it would end the process where nobody reads
+            console.print(view(Span(before, observer.look())))
+        print(captured.get(), end="")
         return
     with Live(view(Span(None, before)), screen=True, auto_refresh=False) as live:
         while True:

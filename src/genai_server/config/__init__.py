@@ -3,11 +3,12 @@
 The only room that reads the process's environment.
 """
 
-from genai_server.config.addresses import is_loopback
-from genai_server.config.command_line import add_options
+from genai_server.config.engine_settings import device_options, engine_settings
 from genai_server.config.environment import (
+    allow_telemetry,
     builder_environment,
-    disable_telemetry,
+    checker_environment,
+    engine_environment,
     engines_to_attach,
     export_engines,
     export_settings,
@@ -15,19 +16,29 @@ from genai_server.config.environment import (
     limit_tokenizer_threads,
     shared_metrics,
 )
-from genai_server.config.session_options import device_options
-from genai_server.config.settings import ADAPTER_NAME, MODEL_NAME, Settings, device_list, environment_variable, option
-from genai_server.config.sources import load_settings, unknown_variables
+from genai_server.config.settings import (
+    ADAPTER_NAME,
+    MODEL_NAME,
+    Settings,
+    device_list,
+    environment_variable,
+    is_loopback,
+    option,
+)
+from genai_server.config.sources import add_options, load_settings, unknown_variables
 
 __all__ = [
     "ADAPTER_NAME",
     "MODEL_NAME",
     "Settings",
     "add_options",
+    "allow_telemetry",
     "builder_environment",
+    "checker_environment",
     "device_list",
     "device_options",
-    "disable_telemetry",
+    "engine_environment",
+    "engine_settings",
     "engines_to_attach",
     "environment_variable",
     "export_engines",

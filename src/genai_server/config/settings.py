@@ -12,8 +12,8 @@ from typing import Annotated
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from genai_server.config.addresses import is_loopback
-from genai_server.options.providers import PROVIDERS
+from genai_server.options.providers import PROVIDERS, meant_devices
+from genai_server.quoted import quoted
 
 DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
@@ -104,12 +104,18 @@ class Settings(BaseModel):
     exact: bool = Field(
         False,
         alias="GENAI_EXACT",
-        description="Make every answer bit for bit the same in any company, at some cost.",
+        description="Make every answer bitwise equal whatever else is running, at some cost.",
     )
     tool_parser: str = Field(
         "auto",
         alias="GENAI_TOOL_PARSER",
         description="How the model writes tool calls, such as hermes; auto asks its chat template, none has no tools.",
+    )
+    chat_template: str = Field(
+        "",
+        alias="GENAI_CHAT_TEMPLATE",
+        description="Chat template in place of the model's own: a file, or `alpaca`, `chatml`, `gemma`, `llama2`, "
+        "`llama3`, `mistral`, `phi-2`, `phi-3`, `vicuna` or `zephyr`; for another model than the first `big=chatml`.",
     )
     max_queue: int = Field(
         256,
@@ -128,7 +134,14 @@ class Settings(BaseModel):
         alias="GENAI_REQUEST_TIMEOUT",
         ge=1,
         le=86400,
-        description="Seconds after which an answer ends as it is; the most, too, that a request may ask for.",
+        description="Seconds after which an answer ends with its text so far; also the most a request may ask for.",
+    )
+    grammar_timeout: int = Field(
+        5,
+        alias="GENAI_GRAMMAR_TIMEOUT",
+        ge=1,
+        le=600,
+        description="Seconds for checking one grammar, tool or JSON schema; one that takes longer is a 400.",
     )
     prefill_chunk: int = Field(
         128,
@@ -157,17 +170,23 @@ class Settings(BaseModel):
     allow_special_tokens: bool = Field(
         False,
         alias="GENAI_ALLOW_SPECIAL_TOKENS",
-        description="Let messages and tools write the tokens that structure a prompt, such as the end of a turn.",
+        description="Let messages and tools contain the tokens that structure a prompt, such as the end of a turn.",
     )
     max_body_bytes: Positive = Field(
         1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Largest request body, in bytes."
+    )
+    max_bodies_bytes: Positive = Field(
+        256 * 1024 * 1024,
+        alias="GENAI_MAX_BODIES_BYTES",
+        description="Most bytes of all bodies together that each API process has received, or is receiving, for "
+        "requests that have not ended; more get a 503.",
     )
     response_store_size: int = Field(
         256,
         alias="GENAI_RESPONSE_STORE_SIZE",
         ge=0,
         le=1_000_000,
-        description="Responses of /v1/responses that each API process keeps, the last used ones; 0 keeps none.",
+        description="Responses of /v1/responses that each API process stores, the last used ones; 0 stores none.",
     )
     response_store_bytes: Positive = Field(
         64 * 1024 * 1024,
@@ -179,7 +198,7 @@ class Settings(BaseModel):
         alias="GENAI_DRAIN_TIMEOUT",
         ge=0,
         le=86400,
-        description="Seconds that running answers may go on when the server is told to stop.",
+        description="Seconds that running answers may continue after the server is told to stop.",
     )
     step_timeout: int = Field(
         60,
@@ -220,7 +239,7 @@ class Settings(BaseModel):
         description="Key for the admin endpoints; without one, and without API keys, they serve this machine only.",
     )
     insecure: bool = Field(
-        False, alias="GENAI_INSECURE", description="Serve whoever can reach the server, though there are no API keys."
+        False, alias="GENAI_INSECURE", description="Serve every client that can reach the server, without API keys."
     )
     max_concurrent_per_key: int = Field(
         0,
@@ -233,7 +252,12 @@ class Settings(BaseModel):
         alias="GENAI_RATE_PER_KEY",
         ge=0,
         le=100_000,
-        description="Requests that a key may begin within a minute, likewise; 0 sets no limit.",
+        description="Requests that a key may begin within a minute, in each API process; 0 sets no limit.",
+    )
+    shared_prefix_cache: bool = Field(
+        False,
+        alias="GENAI_SHARED_PREFIX_CACHE",
+        description="Use the cached beginning of one key's prompts for other keys, too, which can then find it out.",
     )
     cors_origins: str = Field(
         "",
@@ -262,16 +286,16 @@ class Settings(BaseModel):
         30,
         alias="GENAI_IDLE_TIMEOUT",
         le=86400,
-        description="Seconds after which a connection is closed on which no whole head of a request came.",
+        description="Seconds after which a connection without a complete request head is closed.",
     )
     body_timeout: Positive = Field(
-        60, alias="GENAI_BODY_TIMEOUT", le=86400, description="Seconds in which the body of a request must have come."
+        60, alias="GENAI_BODY_TIMEOUT", le=86400, description="Seconds within which the body of a request must arrive."
     )
     stall_timeout: Positive = Field(
         30,
         alias="GENAI_STALL_TIMEOUT",
         le=86400,
-        description="Seconds that a client may take nothing of its answer before its request is cancelled.",
+        description="Seconds without a byte read by the client, after which its request is cancelled.",
     )
     profile_dir: Path = Field(
         Path("./profiles"), alias="GENAI_PROFILE_DIR", description="Folder for the per-token profiles."
@@ -283,7 +307,9 @@ class Settings(BaseModel):
         "when only the running ones are left profiling stops.",
     )
     profile_max_bytes: Positive = Field(
-        256 * 1024 * 1024, alias="GENAI_PROFILE_MAX_BYTES", description="Most bytes in that folder, likewise."
+        256 * 1024 * 1024,
+        alias="GENAI_PROFILE_MAX_BYTES",
+        description="Most bytes in that folder; handled in the same way.",
     )
     profile_max_age: Positive = Field(
         30 * 24 * 3600,
@@ -325,6 +351,11 @@ class Settings(BaseModel):
         pattern="^(key|open|off)$",
         description="Who may read /metrics: `key`, whoever may use the API; `open`, everybody; `off`, nobody.",
     )
+    telemetry: bool = Field(
+        False,
+        alias="GENAI_TELEMETRY",
+        description="Let ONNX Runtime and onnxruntime-genai tell Microsoft how the engines use them.",
+    )
     otlp_endpoint: str = Field(
         "",
         alias="GENAI_OTLP_ENDPOINT",
@@ -349,7 +380,7 @@ class Settings(BaseModel):
         entries = [entry.partition("=") for entry in _listed(value)] if value else []
         for name, _, path in entries:
             if not re.fullmatch(MODEL_NAME, name) or not path:
-                raise ValueError(f"{name!r} is no model with its directory; one is such as small=./models/demo")
+                raise ValueError(f"{quoted(name)} is no model with its directory; one is such as small=./models/demo")
         if len({name for name, _, _ in entries}) < len(entries):
             raise ValueError("a model is named twice")
         return value
@@ -364,20 +395,43 @@ class Settings(BaseModel):
     @field_validator("adapters")
     @classmethod
     def _are_adapters(cls, value: str, info: ValidationInfo) -> str:
-        models = info.data.get("models")
-        served = [entry.partition("=")[0] for entry in _listed(models)] if models else [info.data.get("model_name")]
+        served = _named(info)
         names = []
         for entry in _listed(value) if value else []:
             id, _, path = entry.partition("=")
             model, name = _adapter_id(id)
             if not re.fullmatch(ADAPTER_NAME, name) or not path:
-                raise ValueError(f"{id!r} is no adapter with its file; one is such as law=./law.onnx_adapter")
+                raise ValueError(f"{quoted(id)} is no adapter with its file; one is such as law=./law.onnx_adapter")
             if model and model not in served:
-                raise ValueError(f"{id!r} is of a model that is not served")
+                raise ValueError(f"{quoted(id)} is of a model that is not served")
             names.append((model or served[0], name))
         if len(set(names)) < len(names):
             raise ValueError("an adapter is named twice")
         return value
+
+    @field_validator("chat_template")
+    @classmethod
+    def _are_chat_templates(cls, value: str, info: ValidationInfo) -> str:
+        models = _named(info)
+        owners = []
+        for entry in _listed(value) if value else []:
+            model, template = _chat_template(entry)
+            if model and model not in models:
+                raise ValueError(f"{quoted(entry)} is for a model that is not served")
+            if not template:
+                raise ValueError(
+                    f"{quoted(entry)} is no chat template; one is such as chatml, ./chat.jinja or big=chatml"
+                )
+            owners.append(model or models[0])
+        if len(set(owners)) < len(owners):
+            raise ValueError("a model is given two chat templates")
+        return value
+
+    def chat_template_of(self, model: str) -> str:
+        """The chat template that a model is given in place of its own, a file or a name; "" if it is given none."""
+        first = next(iter(self.served))
+        found = map(_chat_template, _listed(self.chat_template))
+        return next((template for of, template in found if (of or first) == model), "")
 
     def adapter_files(self, model: str) -> dict[str, str]:
         """The file of each adapter of a model, by the adapter's name."""
@@ -392,7 +446,7 @@ class Settings(BaseModel):
         for origin in filter(None, _listed(value)):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin!r} is no origin; one is such as https://app.example or http://localhost:3000"
+                    f"{quoted(origin)} is no origin; one is such as https://app.example or http://localhost:3000"
                 )
         return value
 
@@ -433,6 +487,18 @@ def _listed(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",")]
 
 
+def _named(info: ValidationInfo) -> list[str]:
+    """The names of the models that are served, from settings that were validated before."""
+    models = info.data.get("models")
+    return [entry.partition("=")[0] for entry in _listed(models)] if models else [str(info.data.get("model_name"))]
+
+
+def _chat_template(entry: str) -> tuple[str, str]:
+    """Model, or "" for the first, and its chat template."""
+    model, equals, template = entry.partition("=")
+    return (model, template) if equals else ("", entry)
+
+
 def _adapter_id(id: str) -> tuple[str, str]:
     """Model, or "" for the first, and name of an adapter."""
     model, _, name = id.rpartition(":")
@@ -444,7 +510,7 @@ def device_list(value: str) -> list[str]:
     names = _listed(value)
     for name in names:
         if not _DEVICE.fullmatch(name):
-            raise ValueError(f"unknown device {name!r}; known are {', '.join(PROVIDERS)}")
+            raise ValueError(f"unknown device {quoted(name)}{meant_devices(name)}")
     if len(set(names)) < len(names):
         raise ValueError("a device is named twice")
     return names
@@ -460,3 +526,13 @@ def environment_variable(name: str) -> str:
 def option(name: str) -> str:
     """The command-line option of a field of Settings."""
     return "--" + name.replace("_", "-")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine, whatever a name server says."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

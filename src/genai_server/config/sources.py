@@ -1,10 +1,11 @@
 """Where settings come from: command line > environment > .env > configuration file > default."""
 
+import argparse
 import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dotenv import dotenv_values
 from pydantic import ValidationError
@@ -13,9 +14,12 @@ from genai_server.config.environment import ATTACH_VARIABLE
 from genai_server.config.settings import Settings, environment_variable, option
 from genai_server.errors import ConfigurationError
 from genai_server.options import file
+from genai_server.quoted import quoted
 
 # What the scripts that start the server read.
 _OF_SCRIPTS = "GENAI_EXTRA"
+# Characters of a wrong value that are shown: a list of models is long.
+_LONGEST = 1000
 
 
 def load_settings(
@@ -54,7 +58,7 @@ def load_settings(
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         field = next(field for field in Settings.model_fields if name in (field, environment_variable(field)))
-        shown = "(hidden)" if field in ("admin_api_key", "api_keys") else repr(values[field])
+        shown = "(hidden)" if field in ("admin_api_key", "api_keys") else quoted(values[field], most=_LONGEST)
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
 
@@ -68,3 +72,14 @@ def unknown_variables(
     given = {*environ, *(dotenv_values(dotenv) if dotenv is not None else ())}
     strange = {name for name in given if name.startswith("GENAI_")} - {*known, ATTACH_VARIABLE, _OF_SCRIPTS}
     return {name: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the parser one option for each setting."""
+    for name, field in Settings.model_fields.items():
+        text = f"{field.description} ({environment_variable(name)}, default: {field.default})".replace("%", "%%")
+        if field.annotation is bool:
+            parser.add_argument(option(name), dest=name, nargs="?", const="true", metavar="true|false", help=text)
+        else:
+            metavar = "N" if int in (field.annotation, *get_args(field.annotation)) else "TEXT"
+            parser.add_argument(option(name), dest=name, metavar=metavar, help=text)

@@ -9,28 +9,27 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from queue import Empty
+from queue import Empty, SimpleQueue
 
-from genai_server.engine.guidance import Compiled, Guidance
-from genai_server.engine.inbox import Connected, Disconnected, GrammarCompiled, Leave, Message
-from genai_server.engine.ledger import Ledger
+from genai_server.engine.admin import AdminCalls
+from genai_server.engine.admission import Admission
+from genai_server.engine.ipc.inbox import Connected, Disconnected, GrammarCompiled, Inbox, Leave, Message
+from genai_server.engine.ipc.outbox import Outbox, Send
 from genai_server.engine.meter import Meter
-from genai_server.engine.operator import Operator
-from genai_server.engine.outbox import Outbox
-from genai_server.engine.outcome import next_outcome, prompt_logprobs
-from genai_server.engine.reception import Reception
+from genai_server.engine.profiling.runtime_options import TERMINATE, RuntimeOptionState
+from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.base import Interrupted, Terminated
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
-from genai_server.engine.runtime_options import TERMINATE, RuntimeOptionState
-from genai_server.engine.scheduler import Pass, Scheduler
-from genai_server.engine.sequence import Sequence
-from genai_server.engine.wire import Wire
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.sampling.next_token import choose_next_token, prompt_logprobs
+from genai_server.engine.scheduling.scheduler import Read, Scheduler, Step
+from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
-from genai_server.heap import give_back_free_memory
 from genai_server.heartbeat import Heartbeat
-from genai_server.messages.generation import Cancel, Progress, PromptLogprobs, Refused, Stop, Submit, Tokens
+from genai_server.malloc import give_back_free_memory
+from genai_server.messages.generation import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class EngineLoop:
         scheduler: Scheduler,
         options: RuntimeOptionState,
         guidance: Guidance,
-        wire: Wire,
+        send: Send,
         *,
         heartbeat: Heartbeat | None = None,
         clock: Clock = time.perf_counter,
@@ -63,16 +62,16 @@ class EngineLoop:
         self._has_worked = False
         self._runners = runners
         self._scheduler = scheduler
-        self._inbox = wire.inbox
+        self.inbox: Inbox = SimpleQueue()  # takes messages from any thread
         self._heartbeat = heartbeat or Heartbeat()
         self._clock = clock
         self._options = options
         self._model = runners.model
-        self._reception = Reception(scheduler, options, guidance, runners, clock, self._on_compiled)
-        self._outbox = Outbox(wire.send)
+        self._outbox = Outbox(send)
         self._tell = self._outbox.tell
-        self._ledger = Ledger(scheduler, runners, self._reception, self._outbox)
-        self._operator = Operator(runners, scheduler, options, self._ledger, self._terminate)
+        self._requests = RequestTable(scheduler, runners, self._outbox)
+        self._admission = Admission(self._requests, options, guidance, runners, self.inbox, self._outbox, clock)
+        self._admin = AdminCalls(runners, scheduler, options, self._requests, self._terminate)
         self._meter = Meter()
         self._next_figures = clock() + _FIGURES_EVERY
 
@@ -83,25 +82,25 @@ class EngineLoop:
 
     def leave(self) -> None:
         """Have `run_forever` return after the pass that runs now; any thread may call it."""
-        self._inbox.put((0, Leave()))
+        self.inbox.put((0, Leave()))
 
     def run_one_step(self) -> None:
         """Receive what has arrived, waiting a moment for it if there is nothing to do, and run one forward pass."""
         self._receive()
         self._heartbeat.beat()
-        self._heartbeat.count(self._ledger.num_present, self._reception.num_arrived)
+        self._heartbeat.count(len(self._requests), self._admission.num_arrived)
         now = self._clock()
-        self._ledger.finish_late(now)
+        self._requests.finish_late(now)
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_EVERY
-            self._outbox.tell_figures(self._meter.figures(self._scheduler.running, self._ledger, self._options))
+            self._outbox.tell_figures(self._meter.figures(self._scheduler.running, self._requests, self._options))
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:
             self._open(sequence)
-        self._move()
+        self._place()
         self._deliver()
-        step = self._scheduler.next_pass()
+        step = self._scheduler.next_step()
         if step is not None:
             self._forward(step)
         self._deliver()
@@ -110,10 +109,10 @@ class EngineLoop:
 
     def _receive(self) -> None:
         block = self._scheduler.is_idle
-        patience = min(_IDLE_BEAT, max(0.0, self._ledger.next_deadline - self._clock())) if block else None
+        patience = min(_IDLE_BEAT, max(0.0, self._requests.next_deadline - self._clock())) if block else None
         try:
             while True:
-                connection, message = self._inbox.get(block, patience)
+                connection, message = self.inbox.get(block, patience)
                 block = False
                 self._handle(connection, message)
         except Empty:
@@ -129,9 +128,9 @@ class EngineLoop:
     def _handle(self, connection: int, message: Message) -> None:
         match message:
             case Submit():
-                self._submit(connection, message)
+                self._admission.submit(connection, message)
             case GrammarCompiled():
-                self._go_on(connection, message)
+                self._admission.grammar_compiled(message)
             case Cancel(key) | Stop(key):
                 self._leave(connection, key, answered=isinstance(message, Stop))
             case Leave():
@@ -140,44 +139,27 @@ class EngineLoop:
                 self._outbox.connect(connection)
             case Disconnected():
                 self._outbox.disconnect(connection)
-                self._ledger.drop_all(connection)
+                self._admission.disconnected(connection)
+                self._requests.drop_all(connection)
             case _:
-                self._tell(connection, self._operator.reply(message))
+                self._tell(connection, self._admin.reply(message))
 
     def _leave(self, connection: int, key: int, *, answered: bool) -> None:
         """A reader wants no more of an answer, but perhaps its figures."""
-        self._reception.forget(connection, key)
-        sequence = self._ledger.find(connection, key)
+        sequence = self._requests.find(connection, key)
         if sequence is not None and answered:
-            self._ledger.finish(sequence, FinishReason.STOP)
+            self._requests.finish(sequence, FinishReason.STOP)
         elif sequence is not None:
-            self._ledger.drop(sequence)
-
-    def _submit(self, connection: int, message: Submit) -> None:
-        try:
-            sequence = self._reception.take(connection, message)
-        except GenaiServerError as error:
-            self._tell(connection, Refused(message.key, error.code, error.message, error.param, error.retry_after))
-            return
-        if sequence is not None:
-            self._ledger.accept(sequence)
-
-    def _on_compiled(self, connection: int, submit: Submit, compiled: Compiled) -> None:
-        self._inbox.put((connection, GrammarCompiled(submit, compiled)))
-
-    def _go_on(self, connection: int, message: GrammarCompiled) -> None:
-        """Consider again who has waited for a grammar."""
-        if self._reception.compiled(connection, message.submit, message.compiled):
-            self._submit(connection, message.submit)
+            self._requests.drop(sequence)
 
     def _terminate(self, sequence: Sequence) -> None:
         """End a sequence; on a Generator by the library's own option: its next pass raises at once."""
-        if sequence.batched or sequence in self._scheduler.waiting:
-            self._ledger.finish(sequence, FinishReason.TERMINATED)
+        if sequence.batched or sequence.state is not SequenceState.RUNNING:
+            self._requests.finish(sequence, FinishReason.TERMINATED)
             return
         with self._failing([sequence]):
             self._runners.set_runtime_option(sequence, TERMINATE, "1")
-            self._forward(Pass([sequence], 1))
+            self._forward(Step([Read(sequence, 1)]))
 
     # forward, sample, deliver
 
@@ -186,12 +168,12 @@ class EngineLoop:
             self._runners.open(sequence)
             self._meter.opened(sequence)
 
-    def _move(self) -> None:
+    def _place(self) -> None:
         for sequence in list(self._scheduler.running):
             with self._failing([sequence]):
-                self._options.move(sequence)
+                self._options.place(sequence)
 
-    def _forward(self, step: Pass) -> None:
+    def _forward(self, step: Step) -> None:
         """Run a pass and sample from it; only one that runs to its end tells how long passes take."""
         self._has_worked = True
         with self._failing(step.sequences):
@@ -200,11 +182,10 @@ class EngineLoop:
             is_usual = not step.reads_more
             for sequence in step.sequences:
                 sequence.start()
-                self._options.before_pass(sequence)
+            self._options.before_step(step)
             with self._ending_in_time(step):
                 scores = self._runners.forward(step)
-            for sequence in step.sequences:
-                self._options.after_pass(sequence, self._ledger.accepted)
+            self._options.after_step(step, self._requests)
             for sequence, found in zip(step.sequences, scores, strict=True):
                 with self._failing([sequence]):
                     self._advance(sequence, found)
@@ -215,10 +196,10 @@ class EngineLoop:
             self._meter.passed(step, seconds)
 
     @contextmanager
-    def _ending_in_time(self, step: Pass) -> Iterator[None]:
+    def _ending_in_time(self, step: Step) -> Iterator[None]:
         """Interrupt the reading of a prompt at its own deadline; for the others' it would only be lost."""
         seconds = min(sequence.deadline for sequence in step.sequences) - self._clock()
-        if not step.prefills or seconds > _LONGEST_PASS:
+        if step.decodes or seconds > _LONGEST_PASS:
             yield
             return
         alarm = threading.Timer(seconds, self._runners.interrupt)
@@ -237,12 +218,12 @@ class EngineLoop:
         except Interrupted:
             pass  # what interrupted the pass is in the inbox; it is given again to those who are left
         except Terminated:
-            self._ledger.finish(sequences[0], FinishReason.TERMINATED)
+            self._requests.finish(sequences[0], FinishReason.TERMINATED)
         except GenaiServerError as error:
-            self._ledger.fail(sequences, error)
+            self._requests.fail(sequences, error)
         except Exception:
             log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
-            self._ledger.fail(sequences, RunnerFailed("internal error; the server's log has more"))
+            self._requests.fail(sequences, RunnerFailed("internal error; the server's log has more"))
 
     def _advance(self, sequence: Sequence, scores: Scores) -> None:
         """Tell what has come of a pass for a sequence."""
@@ -254,13 +235,13 @@ class EngineLoop:
         if sequence.request.progress and not sequence.num_produced:
             self._tell(connection, Progress(key, sequence.num_read, sequence.num_cached))
         if sequence.num_unread == 0:
-            outcome = next_outcome(sequence, scores, self._model.eos_token_ids)
+            outcome = choose_next_token(sequence, scores, self._model.eos_token_ids)
             if outcome.tokens:
                 self._meter.produced(sequence)
                 self._tell(connection, Tokens(key, outcome.tokens, outcome.logprobs))
             if outcome.reason is not None:
-                self._ledger.finish(sequence, outcome.reason)
+                self._requests.finish(sequence, outcome.reason)
 
     def _deliver(self) -> None:
-        self._ledger.tell_load(terminated=self._options.terminated)
+        self._requests.tell_load(terminated=self._options.terminated)
         self._outbox.deliver()

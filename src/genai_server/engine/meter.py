@@ -4,9 +4,9 @@ from collections.abc import Sequence as Several
 
 import numpy as np
 
-from genai_server.engine.ledger import Ledger
-from genai_server.engine.runtime_options import RuntimeOptionState
-from genai_server.engine.scheduler import Pass
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.requests import RequestTable
+from genai_server.engine.scheduling.scheduler import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.figures import Figures, Histogram
 
@@ -55,13 +55,13 @@ class Meter:
             self._cache_queries += len(request.prompt)
             self._cache_hits += sequence.num_cached
 
-    def passed(self, step: Pass, seconds: float) -> None:
+    def passed(self, step: Step, seconds: float) -> None:
         """A pass has run to its end."""
-        if step.prefills:
-            self._prefill_passes.add(seconds)
-        else:
+        if step.decodes:
             self._decode_passes.add(seconds)
-            self._decode_rows.add(len(step.sequences))
+            self._decode_rows.add(len(step.reads))
+        else:
+            self._prefill_passes.add(seconds)
 
     def produced(self, sequence: Sequence) -> None:
         """A sequence has one token more."""
@@ -71,7 +71,7 @@ class Meter:
         else:
             self._prompt_tokens += len(sequence.request.prompt)
 
-    def figures(self, running: Several[Sequence], ledger: Ledger, options: RuntimeOptionState) -> Figures:
+    def figures(self, running: Several[Sequence], requests: RequestTable, options: RuntimeOptionState) -> Figures:
         """All that has been counted, here and elsewhere."""
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
@@ -79,9 +79,9 @@ class Meter:
             generation_tokens=self._generation_tokens,
             cache_queries=self._cache_queries,
             cache_hits=self._cache_hits,
-            terminated=ledger.num_terminated,
+            terminated=requests.num_terminated,
             profile_sessions=options.num_profile_sessions,
-            profiled=sum(sequence.profile != "0" for sequence in running),
+            profiled=sum(sequence.profile.is_on for sequence in running),
             prefill_passes=self._prefill_passes.histogram(),
             decode_passes=self._decode_passes.histogram(),
             decode_rows=self._decode_rows.histogram(),

@@ -14,19 +14,21 @@ from typing import BinaryIO
 import msgspec
 from msgspec import structs
 
-from genai_server.engine.connections import Connections, Listener, listen
-from genai_server.engine.guidance import Guidance, bytes_guidance, model_guidance
-from genai_server.engine.lifeline import Lifeline, ignore_group_signals
+from genai_server.child_process import ignore_group_signals, private_standard_output
+from genai_server.engine.host.parent_watch import ParentWatch
+from genai_server.engine.ipc.connections import Connections, Listener, listen
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.model_files import session_profile
-from genai_server.engine.profile_manifest import about_engine
-from genai_server.engine.runner_choice import load_runners, profile_folder, runs_by_library
+from genai_server.engine.model.files import session_profile
+from genai_server.engine.profiling.manifest import about_engine
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.runners.choose import load_runners, profile_folder
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runtime_options import RuntimeOptionState
-from genai_server.engine.scheduler import Scheduler
-from genai_server.engine.warm_up import scores_prompts, warm_up
-from genai_server.engine.wire import Wire
-from genai_server.garbage import spare_what_is_there
+from genai_server.engine.runners.rules import runs_by_library
+from genai_server.engine.runners.warm_up import scores_prompts, warm_up
+from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.errors import GenaiServerError
+from genai_server.gc_policy import spare_what_is_there
 from genai_server.generation import ModelInfo
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
@@ -39,26 +41,33 @@ IDLE_CHUNK = 256
 
 def main() -> None:
     """Serve until the supervisor leaves."""
-    report = _private_standard_output()
+    report = private_standard_output()
     ignore_group_signals()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
-    lifeline = Lifeline(Path(spec.state_file).parent)
-    lifeline.hold()
-    configure_logging(spec.log_level, spec.log_format)
+    parent_watch = ParentWatch(Path(spec.state_file).parent)
+    parent_watch.hold()
+    configure_logging(spec.settings.log_level, spec.settings.log_format)
+    if spec.settings.telemetry:
+        # Here, for it brings all settings with it: a quarter of the start of an engine without a model.
+        from genai_server.config import allow_telemetry
+
+        allow_telemetry()
     try:
         listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
         runners = load_runners(spec)
         for adapter in spec.adapters:
             runners.adapters.load(adapter)
-        warm_up(runners, spec.prefill_chunk, spec.max_length)
-        model = structs.replace(runners.model, scores_prompts=scores_prompts(runners, spec.max_length))
+        warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
+        model = structs.replace(runners.model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
         guidance = load_guidance(spec, model)
     except Exception as error:  # whatever the library raises: the operator must read it
-        lifeline.let_go()
-        _tell(report, EngineReport(error=f"{type(error).__name__}: {error}".removeprefix("RuntimeError: ")))
+        parent_watch.let_go()
+        # Our own words, and the library's, speak for themselves.
+        is_plain = isinstance(error, GenaiServerError) or type(error) is RuntimeError
+        _tell(report, EngineReport(error=str(error) if is_plain else f"{type(error).__name__}: {error}"))
         os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
     try:
-        serve(spec, listener, runners, model, guidance, report, lifeline)
+        serve(spec, listener, runners, model, guidance, report, parent_watch)
     except BaseException:
         log.exception("the engine met an internal error and ends")
         os._exit(1)
@@ -72,7 +81,7 @@ def serve(
     model: ModelInfo,
     guidance: Guidance,
     report: BinaryIO,
-    lifeline: Lifeline,
+    parent_watch: ParentWatch,
 ) -> None:
     """Take connections, tell them of the model, and run the generator worker, until the process ends.
 
@@ -85,21 +94,21 @@ def serve(
         runners,
         profiles,
         state_file=Path(spec.state_file),
-        max_rows=spec.profile_max_rows,
-        about=about_engine(spec.device, Path(spec.model_dir), spec.threads, spec.options),
+        max_rows=spec.settings.profile_max_rows,
+        about=about_engine(spec.device, Path(spec.model_dir), spec.settings.threads, spec.options),
     )
     loop = EngineLoop(
         runners,
-        make_scheduler(spec, runners.batching.num_slots or spec.max_batch_size),
+        make_scheduler(spec, runners.batching.num_slots or spec.settings.max_batch_size),
         options,
         guidance,
-        Wire(connections.inbox, connections.send),
+        connections.send,
         heartbeat=Heartbeat(Path(spec.heartbeat_file)),
     )
-    connections.start()
+    connections.start(loop.inbox)
     if not spec.device.startswith("scripted") and (name := session_profile(Path(spec.model_dir))):
         log.warning("all passes are profiled, as %s wants it, into %s", spec.model_dir, profiles.path_prefix(name))
-        lifeline.before_leaving(loop.leave)
+        parent_watch.before_leaving(loop.leave)
     spare_what_is_there()
     _tell(report, EngineReport(address=listener.address))
     loop.run_forever()
@@ -108,27 +117,21 @@ def serve(
 
 def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
     """The scheduler for as many running sequences as the runners have room for."""
-    limited_by = "the batch of onnxruntime-genai" if runs_by_library(spec) else "GENAI_KV_CACHE_BYTES"
+    by_library = runs_by_library(spec.device, Path(spec.model_dir), spec.settings.scheduler)
+    limited_by = "the batch of onnxruntime-genai" if by_library else "GENAI_KV_CACHE_BYTES"
     return Scheduler(
         max_running=max_running,
-        max_waiting=spec.max_queue,
-        max_waiting_tokens=spec.max_queue_tokens,
-        prefill_chunk=spec.prefill_chunk,
+        max_waiting=spec.settings.max_queue,
+        max_waiting_tokens=spec.settings.max_queue_tokens,
+        prefill_chunk=spec.settings.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
-        limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.max_batch_size else limited_by,
+        limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.settings.max_batch_size else limited_by,
     )
 
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
     """What the device's answers can be guided with."""
     return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
-
-
-def _private_standard_output() -> BinaryIO:
-    """Keep standard output for the report alone: native libraries print to it what they like."""
-    report = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return report
 
 
 def _tell(report: BinaryIO, what: EngineReport) -> None:

@@ -1,27 +1,27 @@
 """One request inside the engine."""
 
 import math
+from enum import StrEnum
+from functools import cached_property
 
-from genai_server.engine.guidance import Guide
-from genai_server.engine.sampler import Sampler
+from genai_server.engine.profiling.session import SequenceProfile
+from genai_server.engine.sampling.grammar import Guide
+from genai_server.engine.sampling.sampler import Sampler
 from genai_server.generation import GenerationRequest, Phases
-from genai_server.messages.operator import RequestState
+from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.timing import Clock
 
 
-class Sequence:
-    """A request with its tokens; `id` is unique in the engine's life, `origin` who wants it, `guide` what the answer
-    must fit, `adapter` what its runner has loaded for it.
+class SequenceState(StrEnum):
+    """Where a sequence stands on its way through the engine."""
 
-    `tokens` are those of the prompt and those produced; its runner has read the first `num_read` of them, and
-    `num_cached` of the prompt came from the cache. The log probabilities of the prompt's first `num_scored` need not be
-    told any more; the very first has none. `profile` is the prefix that its passes shall be profiled under from now on,
-    `active_profile` the one that the runner knows; "0" is none. `profiled_from` is the output token from which it is
-    profiled, `num_profiled` how many of its tokens were; one that is `left_out` is not chosen when the device is
-    profiled. `batched` says which of the engine's two runners has it. At `deadline`, a time of the clock, the answer
-    ends as it is. One that is `by_library` has its prompt read and its tokens chosen where it runs. `gap` are the
-    seconds between the last two tokens, None before the second.
-    """
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"  # not accepted yet: a worker thread compiles its grammar
+    WAITING = "waiting"  # accepted, and ready to run
+    RUNNING = "running"  # has one of the places on the device
+
+
+class Sequence:
+    """A request with its tokens, from its arrival to its end."""
 
     def __init__(
         self,
@@ -32,31 +32,47 @@ class Sequence:
         guide: Guide | None = None,
         *,
         adapter: object | None = None,
+        reuses_past: bool = False,
     ) -> None:
-        self.id = id
-        self.origin = origin
+        self.id = id  # unique in the engine's life, and growing
+        self.origin = origin  # connection and key of who wants it
         self.request = request
         self.sampler = Sampler(request.sampling, request.prompt)
-        self.guide = guide
-        self.adapter = adapter
-        self.tokens = list(request.prompt)
-        self.num_read = 0
-        self.num_cached = 0
+        self.guide = guide  # what the answer must fit
+        self.adapter = adapter  # what its runner has loaded for it
+        self.reuses_past = reuses_past  # whether it can go on from another's prompt
+        self.state = SequenceState.WAITING
+        self.tokens = list(request.prompt)  # of the prompt, and those produced
+        self.num_read = 0  # how many of these its runner has read
+        self.num_cached = 0  # tokens of the prompt that came from the cache
+        # Tokens of the prompt whose log probabilities need not be told any more; the very first has none.
         self.num_scored = 1
-        self.batched = False
-        self.by_library = False
-        self.profile = "0"
-        self.active_profile = "0"
-        self.profiled_from = 0
-        self.num_profiled = 0
-        self.left_out = False
+        self.batched = False  # which of the engine's two runners has it
+        self.by_library = False  # whether its prompt is read and its tokens are chosen where it runs
+        self.profile = SequenceProfile()
         self._clock = clock
         self._arrived = clock()
+        # The time of the clock at which the answer ends as it is.
         self.deadline = math.inf if request.timeout is None else self._arrived + request.timeout
         self._started: float | None = None
         self._first: float | None = None
         self._last = self._arrived
-        self.gap: float | None = None
+        self.gap: float | None = None  # seconds between the last two tokens, None before the second
+
+    @cached_property
+    def prompt_key(self) -> int:
+        """Equal for equal prompts of one salt."""
+        return hash((self.request.cache_salt, *self.request.prompt))
+
+    def gives_prompt(self, other: "Sequence") -> bool:
+        """Whether the other can go on from this one's whole prompt, yet to be read, and is no more urgent."""
+        return (
+            self.reuses_past
+            and other.reuses_past
+            and self.num_produced == 0
+            and self.request.priority <= other.request.priority
+            and self.prompt_key == other.prompt_key
+        )
 
     @property
     def max_length(self) -> int:
@@ -74,9 +90,9 @@ class Sequence:
         return len(self.tokens) - self.num_read
 
     @property
-    def is_prefilling(self) -> bool:
-        """Whether more than the last produced token is unread: the prompt, or a past that a runner reads anew."""
-        return not self.by_library and (self.num_unread > 1 or self.num_produced == 0)
+    def is_decoding(self) -> bool:
+        """Whether nothing but the last produced token is unread: no prompt, and no tokens that a runner reads anew."""
+        return self.by_library or (self.num_unread <= 1 and self.num_produced > 0)
 
     @property
     def wants_positions(self) -> bool:
@@ -87,12 +103,6 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens that may still be produced."""
         return max(0, self.max_length - len(self.tokens))
-
-    def profile_under(self, prefix: str) -> None:
-        """Be profiled from the next token on, or go on as before under another prefix, or no longer ("0")."""
-        if self.profile == "0" or prefix == "0":
-            self.profiled_from = self.num_produced
-        self.profile = prefix
 
     def start(self) -> None:
         """The first pass begins."""
@@ -109,13 +119,15 @@ class Sequence:
             self.gap = now - self._last
         self._last = now
 
-    def state(self, *, is_running: bool) -> RequestState:
+    def describe(self) -> RequestState:
         """The sequence in the operator's list."""
-        phase = "queued" if not is_running else "decode" if self.num_produced else "prefill"
+        started = RequestPhase.DECODE if self.num_produced else RequestPhase.PREFILL
+        phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         age = self._clock() - self._arrived
         prompt = len(self.request.prompt)
         adapter = None if self.request.adapter is None else self.request.adapter.name
-        return RequestState(self.request.request_id, phase, age, prompt, self.num_cached, self.num_produced, adapter)
+        name, unique = self.request.request_id, self.request.own_id
+        return RequestState(name, phase, age, prompt, self.num_cached, self.num_produced, adapter, unique)
 
     def phases(self) -> Phases:
         """Where the time went up to now."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genai_server.errors import ConfigurationError, ExportFailed
+from genai_server.installation import this_installation
 
 LOG = "export.log"
 # The builder's names of our devices.
@@ -39,7 +40,7 @@ class Build:
     @property
     def options(self) -> list[str]:
         """Of the builder. Prompts need the last token's logits only; the rest is what a CPU's kernels are fastest with
-        (docs/models.md has the measurements).
+        (docs/performance.md has the measurements).
         """
         chosen = {"prune_lm_head": "true"}
         if self.device == "cpu" and self.precision in ("int4", "int8"):
@@ -58,8 +59,8 @@ def check_environment(python: Path) -> None:
         raise ConfigurationError(f"--python={python}: cannot be run: {error}") from None
     if missing := done.stdout.split():
         raise ConfigurationError(
-            f"{python} lacks {', '.join(missing)}: pip install 'genai-server[cpu,export]' there, or name the Python of "
-            "an environment that has it with --python"
+            f"{python} lacks {', '.join(missing)}: {this_installation().command('cpu', 'export', python=str(python))}, "
+            "or name the Python of an environment that has it with --python"
         )
 
 

@@ -84,6 +84,8 @@ def _check_space(folder: Path, missing: dict[str, RemoteFile]) -> None:
 def _disk_told_plainly(folder: Path) -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:  # of the output, which no disk is
+        raise
     except OSError as error:
         if error.errno == errno.ENOSPC:
             why = f"the disk of {folder} is full; what has come is kept: make room and pull again"

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub.repository import RemoteFile, Repository
+from genai_server.installation import this_installation
+from genai_server.quoted import quoted
 
 _OLDEST = (2, 4)
 
@@ -85,7 +87,7 @@ class Hub:
         except RepositoryNotFoundError as error:
             raise PullFailed(self._not_found(name, error)) from None
         except RevisionNotFoundError:
-            raise PullFailed(f"{name} has no revision {revision!r}") from None
+            raise PullFailed(f"{name} has no revision {quoted(revision)}") from None
         except HFValidationError as error:
             raise PullFailed(f"{name}: {error}") from None
         except OfflineModeIsEnabled:
@@ -122,7 +124,10 @@ def _first_line(error: Exception) -> str:
 
 def _check_installed() -> None:
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise ConfigurationError("huggingface_hub is not installed; pip install 'genai-server[hub]'")
+        raise ConfigurationError(
+            f"huggingface_hub is not installed; install it: {this_installation().extra_command('hub')}"
+        )
     version = importlib.metadata.version("huggingface_hub")
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < _OLDEST:
-        raise ConfigurationError(f"huggingface_hub {version} is too old; pip install 'genai-server[hub]'")
+        remedy = this_installation().extra_command("hub")
+        raise ConfigurationError(f"huggingface_hub {version} is too old; install it: {remedy}")

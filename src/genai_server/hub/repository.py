@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath, PureWindowsPath
 
 from genai_server.errors import PullFailed
+from genai_server.quoted import quoted
 
 MODEL_CONFIG = "genai_config.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -84,7 +85,7 @@ def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
     named = {file.path[start:]: file for file in files if not PurePosixPath(file.path).name.startswith(".")}
     for name in named:
         if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive:
-            raise PullFailed(f"a file of the repository would lie elsewhere: {name!r}")
+            raise PullFailed(f"a file of the repository would lie elsewhere: {quoted(name)}")
     return Selection(folder, named)
 
 

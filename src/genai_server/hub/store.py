@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub.digest import has_digest
 from genai_server.hub.repository import MODEL_CONFIG, Repository, Selection
+from genai_server.quoted import quoted
 
 ORIGIN = ".genai-server.json"
 
@@ -128,7 +129,7 @@ def remove(models: Path, name: str) -> int:
     """Remove a model, or what is there of one; returns the bytes that it took. Raises ConfigurationError."""
     directory = models / name
     if directory.parent != models or name.startswith("."):
-        raise ConfigurationError(f"{name!r} is no name of a model in {models}")
+        raise ConfigurationError(f"{quoted(name)} is no name of a model in {models}")
     found = [path for path in (staging(directory), staging(directory, "source")) if path.is_dir()]
     if directory.is_symlink() or (directory.is_dir() and not _is_model(directory)):
         raise ConfigurationError(f"{directory} is no model directory; remove it yourself")
@@ -136,7 +137,7 @@ def remove(models: Path, name: str) -> int:
         found.append(directory)
     if not found:
         known = ", ".join(path.name for path in models_in(models)) or "none"
-        raise ConfigurationError(f"there is no model {name!r} in {models}; there are: {known}")
+        raise ConfigurationError(f"there is no model {quoted(name)} in {models}; there are: {known}")
     size = sum(size_of(path) for path in found)
     try:
         for path in found:

@@ -1,1 +1,1 @@
-"""What an engine process is told, and what it tells, as frozen msgspec structs: a module for each kind of talk."""
+"""All that crosses a process border, as frozen msgspec structs: a module for each kind of exchange."""

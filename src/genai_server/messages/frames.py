@@ -10,16 +10,16 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from genai_server.messages.admin import AdminCall, AdminReply
 from genai_server.messages.figures import Figures, Load
 from genai_server.messages.generation import Cancel, Event, Stop, Submit
 from genai_server.messages.handshake import Hello, Welcome
-from genai_server.messages.operator import Answer, Question
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _PREFIX_BYTES = 4
 
-ToEngine = Hello | Submit | Cancel | Stop | Question
-ToApi = Welcome | Load | Figures | Event | Answer
+ToEngine = Hello | Submit | Cancel | Stop | AdminCall
+ToApi = Welcome | Load | Figures | Event | AdminReply
 
 
 def encode_frame(messages: Sequence[Struct]) -> bytes:

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from genai_server.generation import FinishReason, GenerationRequest, Phases, TokenLogprob
+from genai_server.messages.error import ErrorInfo
 
 
 class Submit(Struct, frozen=True, tag=True):
@@ -10,10 +11,12 @@ class Submit(Struct, frozen=True, tag=True):
 
     key: int
     request: GenerationRequest
+    # The next message is a Submit, too, and belongs with this one: all of these are taken, or none is.
+    more: bool = False
 
 
 class Cancel(Struct, frozen=True, tag=True):
-    """Nobody wants this request's answer any more; nothing is answered."""
+    """End the request; nothing is answered."""
 
     key: int
 
@@ -31,22 +34,19 @@ class Accepted(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The request was not taken; `code` names a class of errors.py, `param` the field at fault, if one is, and
-    `retry_after` the seconds after which it may be taken, if it may.
-    """
+    """The request was not taken."""
 
     key: int
-    code: str
-    message: str
-    param: str | None = None
-    retry_after: int | None = None
+    error: ErrorInfo
 
 
 class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
-    """The next token ids of an answer, with one of `logprobs` for each if the request wants them."""
+    """The next tokens of an answer."""
 
     key: int
+    # Their ids.
     tokens: list[int]
+    # One for each token if the request wants them, else none.
     logprobs: list[TokenLogprob] = []
 
 
@@ -58,32 +58,31 @@ class PromptLogprobs(Struct, frozen=True, tag=True):
 
 
 class Progress(Struct, frozen=True, tag=True):
-    """So many tokens of the prompt are read, those included that the cache had; sent after each chunk, if wanted."""
+    """How far the prompt is read; sent after each chunk, if the request wants it."""
 
     key: int
+    # Tokens, those included that the cache had.
     num_read: int
     num_cached: int
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """The answer is complete; `phases` says what the engine spent on it, `num_cached` how much of the prompt it had,
-    `num_profiled` how many of its tokens were profiled.
-    """
+    """The answer is complete."""
 
     key: int
     reason: FinishReason
     phases: Phases
+    # Tokens of the prompt that the cache had.
     num_cached: int = 0
+    # Tokens of the answer that were profiled.
     num_profiled: int = 0
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The answer ended in an error; `code` names a class of errors.py, `param` the field at fault, if one is."""
+    """The answer ended in an error."""
 
     key: int
-    code: str
-    message: str
-    param: str | None = None
+    error: ErrorInfo
 
 
 # What an engine tells of a request.

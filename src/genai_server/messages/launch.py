@@ -1,4 +1,4 @@
-"""How an engine process is started and unloaded: what it and its supervisor say over its standard input and output."""
+"""How an engine process is started and unloaded, over its standard input and output."""
 
 from msgspec import Struct
 
@@ -6,40 +6,59 @@ from genai_server.generation import Adapter
 from genai_server.options.device import DeviceOptions
 
 
-class EngineSpec(Struct, frozen=True):
-    """What an engine process is started with, one line of JSON on its standard input.
+class EngineSettings(Struct, frozen=True):
+    """The settings that every engine of a server has; config/settings.py describes each."""
 
-    `address` is a path for a Unix socket, or "" for a free TCP port on loopback. `threads` 0 means the physical cores
-    that the process may use. Sizes are in bytes, ages in seconds, `prefill_chunk` and `max_queue_tokens` in tokens.
-    `state_file` keeps what the operator has set over a restart of the engine, into `heartbeat_file` go its heartbeats.
-    `profile_folder` is the engine's own folder in `profile_dir`, named after the device without it. Without one of the
-    `adapters` it is not ready.
-    """
-
-    device: str
-    model_dir: str
-    address: str
-    secret: str
+    # Of an operator; 0 takes the physical cores that the process may use.
     threads: int
+    # Requests that run at once, at most.
     max_batch_size: int
+    # Requests that wait, at most.
     max_queue: int
+    # Tokens of the prompts that wait, at most; 0 for any number.
     max_queue_tokens: int
+    # Tokens of a prompt that are read at once while other requests are answered, at most.
     prefill_chunk: int
+    # Tokens of a prompt and its answer, at most.
     max_length: int
+    # auto, batched, generator or library.
     scheduler: str
+    # Of a batch, at most; 0 takes half of what is free.
     kv_cache_bytes: int
+    # For packed weights; "" does without.
     cache_dir: str
+    # Holds a folder for each engine.
     profile_dir: str
     profile_max_files: int
     profile_max_bytes: int
+    # In seconds.
     profile_max_age: int
+    # Requests of a batch that a switch for the whole device profiles at a time.
     profile_max_rows: int
-    state_file: str
-    heartbeat_file: str
     log_level: str
-    log_format: str = "text"
+    log_format: str
+    # Whether the libraries may report how they are used.
+    telemetry: bool
+
+
+class EngineSpec(Struct, frozen=True):
+    """What an engine process is started with, one line of JSON on its standard input."""
+
+    device: str
+    model_dir: str
+    settings: EngineSettings
+    # A path for a Unix socket, or "" for a free TCP port on loopback.
+    address: str = ""
+    # What an API process must know to be served.
+    secret: str = ""
+    # Keeps the runtime options over a restart of the engine.
+    state_file: str = ""
+    # The engine writes its heartbeats into it.
+    heartbeat_file: str = ""
     options: DeviceOptions = DeviceOptions()
+    # The engine's own folder in `profile_dir`; "" for the device's name.
     profile_folder: str = ""
+    # The engine is not ready before it has loaded all of them.
     adapters: list[Adapter] = []
 
 
@@ -48,10 +67,9 @@ UNLOAD_ORDER = b"unload\n"
 
 
 class EngineReport(Struct, frozen=True):
-    """What an engine process tells its supervisor, once, as a line of JSON on its standard output.
+    """What an engine process tells its supervisor, once, as a line of JSON on its standard output."""
 
-    Either `address` says where it listens, or `error` why it could not load.
-    """
-
+    # Where it listens; "" if it could not load.
     address: str = ""
+    # Why it could not load.
     error: str = ""

@@ -11,7 +11,7 @@ from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallAr
 class ChatCompletionBuilder:
     """Builds the objects of one request; `created` is in seconds since 1970.
 
-    With `has_usage` each chunk has a `usage`, null but where one is given.
+    With `has_usage` each chunk has a `usage`, which is null unless one is given.
     """
 
     def __init__(
@@ -22,30 +22,31 @@ class ChatCompletionBuilder:
         self._has_logprobs = has_logprobs
 
     def complete(self, answers: list[tuple[WholeAnswer, FinishReason]], usage: Usage) -> JsonObject:
-        """All answers."""
-        choices = [self._choice(index, answer, reason) for index, (answer, reason) in enumerate(answers)]
+        """The object with all answers."""
+        choices = [self.choice(index, answer, reason) for index, (answer, reason) in enumerate(answers)]
         return {**self._common, "object": "chat.completion", "choices": choices, "usage": usage.to_json()}
 
     def first(self, index: int) -> JsonObject:
-        """The chunk that only says who speaks."""
+        """The first chunk of an answer, which has the role only."""
         return self._chunk(index, {"role": "assistant", "content": ""}, [])
 
     def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
-        """More of one answer, with the log probabilities of the tokens that it came from."""
+        """The chunk with more of one answer, and the log probabilities of its tokens."""
         delta: JsonObject = {}
         for part in parts:
             _add(delta, part)
         return self._chunk(index, delta, tokens, usage=usage)
 
     def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
-        """The chunk that says why one answer ends."""
+        """The chunk that says why one answer ended."""
         return self._chunk(index, {}, [], reason=openai_reason(reason, calls_tools=calls_tools), usage=usage)
 
     def usage(self, usage: Usage) -> JsonObject:
-        """The chunk after the last, for those who asked for it."""
+        """The chunk with the usage, after all others."""
         return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": usage.to_json()}
 
-    def _choice(self, index: int, answer: WholeAnswer, reason: FinishReason) -> JsonObject:
+    def choice(self, index: int, answer: WholeAnswer, reason: FinishReason) -> JsonObject:
+        """One answer."""
         return {
             "index": index,
             "message": message(answer),

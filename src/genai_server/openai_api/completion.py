@@ -19,22 +19,22 @@ class CompletionBuilder:
         self._has_logprobs = has_logprobs
 
     def complete(self, choices: list[JsonObject], usage: Usage) -> JsonObject:
-        """All answers."""
+        """The object with all answers."""
         return {**self._common, "choices": choices, "usage": usage.to_json()}
 
     def chunk(self, choice: JsonObject, usage: Usage | None = None) -> JsonObject:
-        """More of one answer."""
+        """The chunk with more of one answer."""
         chunk = {**self._common, "choices": [choice]}
         return {**chunk, "usage": usage.to_json() if usage else None} if self._has_usage else chunk
 
     def usage(self, usage: Usage) -> JsonObject:
-        """The chunk after the last, for those who asked for it."""
+        """The chunk with the usage, after all others."""
         return {**self._common, "choices": [], "usage": usage.to_json()}
 
     def choice(
         self, index: int, text: str, tokens: list[ScoredToken], reason: FinishReason | None = None
     ) -> JsonObject:
-        """One answer, or more of it; without a reason it goes on."""
+        """One answer, or more of it; without a reason it has not ended."""
         ended = openai_reason(reason) if reason else {"finish_reason": None}
         return {"index": index, "text": text, "logprobs": self._logprobs(tokens), **ended}
 

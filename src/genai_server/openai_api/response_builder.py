@@ -16,10 +16,10 @@ from genai_server.parts import Reasoning as Thought
 
 
 class ResponseBuilder:
-    """Takes a response that has only begun, as `responses.new_response` makes it, to its end.
+    """Completes a response that `responses.new_response` has made.
 
-    The first of `finish`, `cancel` and `fail` ends it, after which nothing may be added. With `is_encrypted` reasoning
-    has that form, too.
+    The first of `finish`, `cancel` and `fail` ends it; `add` must not be called after that. With `is_encrypted`
+    reasoning has its `encrypted_content`, too.
     """
 
     def __init__(self, begun: JsonObject, *, is_encrypted: bool = False) -> None:
@@ -37,7 +37,7 @@ class ResponseBuilder:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing changes any more."""
+        """Whether the response has ended."""
         return bool(self._begun["status"] != "in_progress")
 
     def begin(self) -> list[JsonObject]:
@@ -45,7 +45,7 @@ class ResponseBuilder:
         return [self._state("created"), self._state("in_progress")]
 
     def add(self, parts: Sequence[Part], tokens: Sequence[ScoredToken]) -> list[JsonObject]:
-        """More of the answer, with the tokens that have come if log probabilities are wanted."""
+        """Add parts of the answer, and their tokens if log probabilities are wanted; returns the events."""
         self._tokens += tokens
         events: list[JsonObject] = []
         for part in parts:
@@ -67,7 +67,7 @@ class ResponseBuilder:
         return events
 
     def finish(self, reason: FinishReason, usage: Usage, at: int, **more: Any) -> list[JsonObject]:
-        """The answer is complete, or cut, `at` so many seconds since 1970; the last events.
+        """End it with a complete or cut off answer, `at` seconds since 1970; returns the last events.
 
         The response gets `more` fields, this server's own.
         """
@@ -80,11 +80,11 @@ class ResponseBuilder:
         return [*events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
 
     def cancel(self, usage: Usage) -> list[JsonObject]:
-        """Nobody wants more of it; the last events, for which OpenAI has no name of their own."""
+        """End it as cancelled; returns the last events, for which OpenAI has no name of their own."""
         return [*self._close("incomplete"), self._end("incomplete", usage, status="cancelled")]
 
     def fail(self, error: GenaiServerError, usage: Usage) -> JsonObject:
-        """It cannot go on; the last event, once more if it has ended already."""
+        """End it with an error; returns the last event, the same one again if it has already ended."""
         if self.is_ended:
             return self._state(self._last_event)
         if self._last_item is not None:
@@ -132,7 +132,7 @@ class ResponseBuilder:
         return {"type": f"response.{name}", "sequence_number": self._num_events - 1, **fields}
 
     def _tokens_of(self, text: str) -> list[ScoredToken]:
-        """The last tokens that have come, as many as make the text; those before are of markers."""
+        """The latest tokens, as many as make the text; earlier ones belong to markers."""
         missing, found = len(text.encode(errors="replace")), []
         while missing > 0 and self._tokens:
             found.append(self._tokens.pop())

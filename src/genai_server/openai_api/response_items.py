@@ -1,5 +1,5 @@
-"""The items of a conversation in OpenAI's Responses API, in the form in which it gives them out and they are kept here
-(https://platform.openai.com/docs/api-reference/responses/input-items), and the messages of a chat that they are.
+"""The items of a conversation in OpenAI's Responses API, in the form of its responses, and the messages they become
+(https://platform.openai.com/docs/api-reference/responses/input-items).
 """
 
 import base64
@@ -19,10 +19,11 @@ from genai_server.openai_api.schemas.response_items import (
     ReasoningItem,
     Status,
 )
+from genai_server.quoted import quoted
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
+    """A random id that cannot be guessed."""
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
@@ -32,29 +33,29 @@ def message(role: str, content: list[JsonObject], id: str | None = None, status:
 
 
 def input_text(text: str) -> JsonObject:
-    """What somebody else than the model says."""
+    """A message that is not the model's."""
     return {"type": "input_text", "text": text}
 
 
 def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
-    """What the model says."""
+    """A message of the model."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
 def reasoning(content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
-    """What the model thinks; see `reasoning_text` for its content."""
+    """Reasoning; see `reasoning_text` for its content."""
     return {"id": id or new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": content}
 
 
 def reasoning_text(text: str) -> JsonObject:
-    """What the model thinks."""
+    """A content part of reasoning."""
     return {"type": "reasoning_text", "text": text}
 
 
 def encrypted(text: str) -> str:
     """`encrypted_content` of reasoning, for clients that keep nothing else of it.
 
-    It hides nothing, as there is nothing to hide: the content stands beside it.
+    It is not encrypted: the content stands beside it in plain text.
     """
     return base64.b64encode(text.encode()).decode()
 
@@ -62,7 +63,7 @@ def encrypted(text: str) -> str:
 def function_call(
     call_id: str, name: str, arguments: str, id: str | None = None, status: Status = "completed"
 ) -> JsonObject:
-    """A call that the model makes."""
+    """A tool call of the model."""
     called = {"call_id": call_id, "name": name, "arguments": arguments}
     return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called}
 
@@ -83,7 +84,9 @@ def given_items(given: str | Sequence[InputItem], known: Mapping[str, JsonObject
     for index, item in enumerate(given):
         if isinstance(item, ItemReference):
             if item.id not in known:
-                raise InvalidField(f"no response that is kept has an item {item.id!r}", param=f"input[{index}].id")
+                raise InvalidField(
+                    f"no response that is kept has an item {quoted(item.id)}", param=f"input[{index}].id"
+                )
             found.append(known[item.id])
         else:
             found.append(_given_item(item, index))
@@ -122,7 +125,7 @@ def _thoughts(item: ReasoningItem, index: int) -> list[str]:
 def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
     """The messages of a conversation: what the model thinks, says and calls in one go is one of them.
 
-    Raises InvalidField for the output of a call that nobody made.
+    Raises InvalidField for the output of a call that was not made.
     """
     messages: list[JsonObject] = []
     calls: set[str] = set()
@@ -130,7 +133,7 @@ def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
         if item["type"] == "function_call_output":
             if item["call_id"] not in calls:
                 raise InvalidField(
-                    f"input has the output of a call {item['call_id']!r} but no such call", param="input"
+                    f"input has the output of a call {quoted(item['call_id'])} but no such call", param="input"
                 )
             told = {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
             messages.append({**told, "name": item.get("name")})

@@ -1,4 +1,4 @@
-"""The output items of a response while they come, and the events that tell of each
+"""The output items of a running response, and the events of each
 (https://platform.openai.com/docs/api-reference/responses-streaming).
 """
 
@@ -17,7 +17,7 @@ Told = tuple[str, JsonObject]
 
 
 class OutputItem(ABC):
-    """One item, whose text comes piece by piece."""
+    """One item, whose text grows piece by piece."""
 
     def __init__(self, prefix: str) -> None:
         self.id = items.new_id(prefix)
@@ -26,7 +26,7 @@ class OutputItem(ABC):
 
     @property
     def text(self) -> str:
-        """What has come of it up to now."""
+        """Its text up to now."""
         return "".join(self._texts)
 
     @abstractmethod
@@ -34,20 +34,20 @@ class OutputItem(ABC):
         """The item as it is now."""
 
     def opening(self) -> Iterator[Told]:
-        """It begins."""
+        """The events that open it."""
         yield "output_item.added", {"item": self.to_json()}
 
     @abstractmethod
     def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[Told]:
-        """It goes on by a text, which these tokens make if log probabilities are wanted."""
+        """The events of more text; `tokens` make that text, if log probabilities are wanted."""
 
     def closing(self) -> Iterator[Told]:
-        """It ends."""
+        """The events that close it."""
         yield "output_item.done", {"item": self.to_json()}
 
 
 class FunctionCall(OutputItem):
-    """A call that the model makes; its text are the arguments."""
+    """A tool call of the model; its text is the arguments."""
 
     def __init__(self, call_id: str, name: str) -> None:
         super().__init__("fc")
@@ -67,7 +67,7 @@ class FunctionCall(OutputItem):
 
 
 class TextItem(OutputItem):
-    """An item with its text in one part of its content; `kind` is the part's type, and begins its events' names."""
+    """An item with one content part; `kind` is the part's type, and the beginning of its events' names."""
 
     kind: ClassVar[str]
 
@@ -94,12 +94,12 @@ class TextItem(OutputItem):
         yield from super().closing()
 
     def parts(self) -> list[JsonObject]:
-        """All of the content; at the beginning there is none."""
+        """The item's content; empty at the beginning."""
         return [self.part()] if self._texts or self.status != "in_progress" else []
 
 
 class Reasoning(TextItem):
-    """What the model thinks; `is_encrypted` gives it in that form, too."""
+    """Reasoning; with `is_encrypted` it has its `encrypted_content`, too."""
 
     kind = "reasoning_text"
 
@@ -116,7 +116,7 @@ class Reasoning(TextItem):
 
 
 class Message(TextItem):
-    """What the model says."""
+    """A message of the model."""
 
     kind = "output_text"
 

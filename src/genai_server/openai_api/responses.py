@@ -30,8 +30,9 @@ _MESSAGE = re.compile(r"\bmessages\[\d+\]\.?([\w.\[\]]*)")
 
 
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
-    """The chat whose answer is the response. Raises InvalidField for the output of a call that nobody made, and for a
-    conversation of too many messages.
+    """The chat whose answer is the response.
+
+    Raises InvalidField for the output of a call that was not made, and for a conversation of too many messages.
     """
     messages = to_messages(conversation)
     if body.instructions is not None:
@@ -70,7 +71,7 @@ def _tools(body: ResponsesRequest) -> JsonObject:
 
 
 def outer_error(error: GenaiServerError) -> GenaiServerError:
-    """An error about the chat as one about the response, which names the field that the client gave."""
+    """An error of the chat as one of the response, which names the client's own field."""
 
     def place(inner: re.Match[str]) -> str:
         return f"input ({inner[1]})" if inner[1] else "input"
@@ -89,11 +90,11 @@ def outer_error(error: GenaiServerError) -> GenaiServerError:
 def new_response(
     body: ResponsesRequest, *, model: str, sampling: Sampling, created: int, is_stored: bool
 ) -> JsonObject:
-    """A response that has only begun: what was asked for, with the values that are in effect.
+    """A response at its beginning: the request's fields, with the values that are in effect.
 
     `created` is in seconds since 1970.
     """
-    asked = body.model_dump(exclude_none=True, by_alias=True)
+    asked = body.model_dump(include={"reasoning", "text", "tool_choice"}, exclude_none=True, by_alias=True)
     return {
         "id": new_id("resp"),
         "object": "response",
@@ -131,5 +132,5 @@ def new_response(
 
 
 def _given_text(value: Any) -> str | None:
-    """A field that may have any value; clients read no other than texts."""
+    """The value if it is a string: clients read nothing else."""
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""From bodies to the vocabulary of generation: defaults and limits. Without any I/O."""
+"""From bodies to requests for the engine: resolves defaults, checks limits. Without I/O."""
 
 from dataclasses import dataclass
 
@@ -25,9 +25,11 @@ _COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True)
 class Policy:
-    """The operator's: most tokens of prompt and answer together, and whether answers are exact by default."""
+    """The server's settings for all requests."""
 
+    # Most tokens of prompt and answer together.
     max_length: int
+    # Whether answers are exact where the request does not say.
     exact: bool = False
 
 
@@ -38,11 +40,12 @@ def to_generation_request(
     *,
     request_id: str,
     policy: Policy,
+    cache_salt: str | None = None,
     progress: bool = False,
 ) -> GenerationRequest:
-    """Resolve all defaults; see GenerationRequest for `progress`.
+    """The engine's request for one prompt, with every default resolved; see GenerationRequest for the arguments.
 
-    Raises InvalidField and PromptTooLong, which name field, limit and given value.
+    Raises InvalidField and PromptTooLong, which name the field, the limit and the given value.
     """
     source = "prompt" if isinstance(body, CompletionRequest) else "messages"
     it_makes = "the prompt makes" if source == "prompt" else "the messages make"
@@ -67,6 +70,7 @@ def to_generation_request(
         sampling=to_sampling(body, model),
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,
+        cache_salt=cache_salt,
         priority=body.priority or 0,
         exact=policy.exact if body.exact is None else body.exact,
         min_tokens=_min_tokens(body, room if max_tokens is None else min(room, max_tokens)),
@@ -77,7 +81,7 @@ def to_generation_request(
 
 
 def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:
-    """The most tokens of the answer, and under which of its names it was given."""
+    """The field that limits the answer's tokens, and its value."""
     if isinstance(body, ChatParameters) and body.max_completion_tokens is not None:
         if body.max_tokens is not None:
             raise InvalidField("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
@@ -116,7 +120,7 @@ def _prompt_logprobs(body: GenerationFields, model: ModelInfo) -> bool:
 
 
 def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
-    """The model's own sampling values, with those that the request gives in their place. Raises InvalidField."""
+    """The request's sampling values, with the model's own for those left out. Raises InvalidField."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
     if strange := [token for token in bias if token >= model.vocab_size]:
@@ -124,13 +128,13 @@ def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
             f"logit_bias must have token ids below {model.vocab_size}, the model's vocabulary, given {strange[0]}",
             param="logit_bias",
         )
-    # A random stream begins at a number that is not negative; OpenAI's seeds may be.
+    # Ours are not negative; OpenAI's may be.
     seed = None if body.seed is None else body.seed % 2**64
     return structs.replace(model.defaults, **given, seed=seed, logit_bias=bias)
 
 
 def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
-    """The request of one of several choices: each has a random stream of its own."""
+    """The request of one of several answers to a prompt: each has its own seed."""
     seed = request.sampling.seed
     if index == 0 or seed is None:
         return request

@@ -8,7 +8,7 @@ from genai_server.openai_api.schemas.base import JsonObject
 
 @dataclass(frozen=True)
 class Usage:
-    """Counted in tokens."""
+    """Numbers of tokens."""
 
     prompt: int
     completion: int = 0
@@ -26,7 +26,7 @@ class Usage:
         }
 
     def to_response_json(self) -> JsonObject:
-        """The same as OpenAI's Responses API has it; nothing is written to a cache that has to be paid for."""
+        """The usage object of OpenAI's Responses API; there is no cache whose writes are billed."""
         return {
             "input_tokens": self.prompt,
             "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
@@ -37,7 +37,12 @@ class Usage:
 
 
 def openai_reason(reason: FinishReason, *, calls_tools: bool = False) -> JsonObject:
-    """`finish_reason` of a choice, and the true one beside it where OpenAI has no word for it."""
+    """`finish_reason` of a choice, with the true reason beside it where OpenAI has no word for it."""
     if reason.is_interruption:  # the answer is cut, as with "length"
         return {"finish_reason": "length", "genai_finish_reason": reason.value}
-    return {"finish_reason": "tool_calls" if calls_tools and reason is FinishReason.STOP else reason.value}
+    return {"finish_reason": finish_reason(reason, calls_tools=calls_tools)}
+
+
+def finish_reason(reason: FinishReason, *, calls_tools: bool = False) -> str:
+    """The true reason, in OpenAI's word where it has one."""
+    return "tool_calls" if calls_tools and reason is FinishReason.STOP else reason.value

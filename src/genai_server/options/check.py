@@ -12,6 +12,7 @@ from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.providers import CPU, PROVIDERS, provider
 from genai_server.options.table import Row, names, nearest
 from genai_server.options.values import Value
+from genai_server.quoted import quoted
 
 SECTIONS = ("session", "provider", "providers")
 _SESSION_ROWS = names(session.SESSION)
@@ -40,7 +41,9 @@ def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
     warnings: list[str] = []
     for name in [name for name in given if name in DEPRECATED]:
         if device.partition(":")[0] not in _CUDA_DEVICES:
-            raise ConfigurationError(f"[session] {name}={given[name]!r}: it is an option of cuda, not of {device}")
+            raise ConfigurationError(
+                f"[session] {name}={quoted(given[name])}: it is an option of cuda, not of {device}"
+            )
         value = str(given.pop(name))
         tables["cuda"] = {name: _MOVED.get(name, {}).get(value, value)} | tables.get("cuda", {})
         warnings.append(f"[session] {name} is deprecated: write it in [provider.cuda]")
@@ -55,7 +58,7 @@ def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
     if given:
         name, value = next(iter(given.items()))
         known = {*_SESSION_ROWS, *_ENTRY_ROWS, *_RUN_ROWS, session.LIBRARIES}
-        raise ConfigurationError(f"[session] {name}={value!r}: unknown option{nearest(name, known)}")
+        raise ConfigurationError(f"[session] {name}={quoted(value)}: unknown option{nearest(name, known)}")
     _check_together(options, warnings)
     return options
 
@@ -73,7 +76,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _table(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{where}: expected is a table, not {value!r}")
+        raise ConfigurationError(f"{where}: expected is a table, not {quoted(value)}")
     return dict(value)
 
 
@@ -82,24 +85,30 @@ def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in [name for name in given if name in rows]:
         row, value = rows[name], given.pop(name)
-        if row.name in found:
-            raise ConfigurationError(f"[session] {name}={value!r}: {row.name} is given twice")
-        found[row.name] = _text(row, name, value, "[session]")
+        _add(found, row, name, value, "[session]")
     return found
+
+
+def _add(found: dict[str, str], row: Row, name: str, value: Value, where: str) -> None:
+    """Put what a value stands for into `found`. Raises ConfigurationError."""
+    meant = row.options(_text(row, name, value, where))
+    if twice := sorted(meant.keys() & found.keys()):
+        raise ConfigurationError(f"{where} {name}={quoted(value)}: {twice[0]} is given twice")
+    found.update(meant)
 
 
 def _text(row: Row, name: str, value: Value, where: str) -> str:
     if row.impossible:
-        raise ConfigurationError(f"{where} {name}={value!r}: it cannot be set: {row.impossible}")
+        raise ConfigurationError(f"{where} {name}={quoted(value)}: it cannot be set: {row.impossible}")
     try:
         return row.kind.text(value)
     except ValueError as error:
-        raise ConfigurationError(f"{where} {name}={value!r}: {error}") from None
+        raise ConfigurationError(f"{where} {name}={quoted(value)}: {error}") from None
 
 
 def _libraries(value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(path, str) and path for path in value):
-        raise ConfigurationError(f"[session] {session.LIBRARIES}={value!r}: expected is a list of paths")
+        raise ConfigurationError(f"[session] {session.LIBRARIES}={quoted(value)}: expected is a list of paths")
     return value
 
 
@@ -109,20 +118,20 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
     if order is None:
         order = [kind, *PROVIDERS[kind].fallback] if kind in PROVIDERS else []
     if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
-        raise ConfigurationError(f"providers={order!r}: expected is a list of names")
+        raise ConfigurationError(f"providers={quoted(order)}: expected is a list of names")
     if len(set(order)) < len(order):
-        raise ConfigurationError(f"providers={order!r}: a provider is named twice")
+        raise ConfigurationError(f"providers={quoted(order)}: a provider is named twice")
     if CPU in order[:-1]:
-        raise ConfigurationError(f"providers={order!r}: {CPU} must be the last, for it leaves nothing to others")
+        raise ConfigurationError(f"providers={quoted(order)}: {CPU} must be the last, for it leaves nothing to others")
     read = {name: provider_options(name, table) for name, table in tables.items()}
     for name in order:
         if name not in PROVIDERS and not any(tables.get(name, {}).get(place) for place in _PLACES):
             raise ConfigurationError(
-                f"providers={order!r}: {name} is unknown, and [provider.{name}] has no library or package"
+                f"providers={quoted(order)}: {name} is unknown, and [provider.{name}] has no library or package"
                 f"{nearest(name, PROVIDERS)}"
             )
     if kind in PROVIDERS and kind != CPU and kind not in order:
-        raise ConfigurationError(f"providers={order!r}: {kind} is missing, and device {device} is on it")
+        raise ConfigurationError(f"providers={quoted(order)}: {kind} is missing, and device {device} is on it")
     found = [read.get(name, ProviderOptions(name)) for name in order if name != CPU]
     family = _NVIDIA if kind in _NVIDIA else (kind,)
     return [_with_index(one, index) if index and one.name in family else one for one in found]
@@ -139,7 +148,9 @@ def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
     if key is None:
         return options
     if options.options.get(key, index) != index:
-        raise ConfigurationError(f"[provider.{options.name}] {key}={options.options[key]!r}: the device's is {index}")
+        raise ConfigurationError(
+            f"[provider.{options.name}] {key}={quoted(options.options[key])}: the device's is {index}"
+        )
     return ProviderOptions(options.name, options.options | {key: index}, options.library, options.package)
 
 
@@ -161,12 +172,8 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
         row = rows.get(key)
         if row is None:
             why = f"unknown option{nearest(key, rows)}" if rows else f"{name} has no options of its own"
-            raise ConfigurationError(f"{where} {key}={value!r}: {why}")
-        read = _text(row, key, value, where)
-        meant = row.means[read] if row.means else {row.name: read}
-        if twice := sorted(meant.keys() & found.keys()):
-            raise ConfigurationError(f"{where} {key}={value!r}: {twice[0]} is given twice")
-        found |= meant
+            raise ConfigurationError(f"{where} {key}={quoted(value)}: {why}")
+        _add(found, row, key, value, where)
     return ProviderOptions(name, found, **places)
 
 
@@ -175,7 +182,7 @@ def _check_together(options: DeviceOptions, warnings: list[str]) -> None:
     shrinking = options.run.get(session.SHRINKAGE, "")
     if "cpu" in shrinking and options.session.get(session.ARENA) == "0":
         raise ConfigurationError(
-            f"[session] {session.SHRINKAGE}={shrinking!r}: without {session.ARENA} none can shrink"
+            f"[session] {session.SHRINKAGE}={quoted(shrinking)}: without {session.ARENA} none can shrink"
         )
     if options.session.get(session.MODE) != "parallel" and int(options.session.get("inter_op_num_threads", "0")) > 1:
         warnings.append(f"[session] inter_op_num_threads has no effect: {session.MODE} is not parallel")

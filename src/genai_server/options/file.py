@@ -13,6 +13,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.options.check import SECTIONS, check_device
 from genai_server.options.device import DeviceOptions
 from genai_server.options.table import nearest
+from genai_server.quoted import quoted
 
 DEFAULT_FILE = "genai-server.toml"
 _SCOPES = ("devices", "models")
@@ -52,9 +53,9 @@ def file_settings(tables: Mapping[str, Any], known: Mapping[str, Any], path: str
             names = (*known, *SECTIONS, *_SCOPES)
             raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}: unknown setting{nearest(name, names)}")
         if name == "config":
-            raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={value!r}: a file cannot name another")
+            raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={quoted(value)}: a file cannot name another")
         if not isinstance(value, str | int | float | bool):
-            raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={value!r}: expected is one value")
+            raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={quoted(value)}: expected is one value")
         found[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return found
 
@@ -96,7 +97,7 @@ def _part(tables: Mapping[str, Any], scope: str, name: str) -> Mapping[str, Any]
     parts = tables.get(scope, {})
     found = parts.get(name, {}) if isinstance(parts, Mapping) else parts
     if not isinstance(found, Mapping):
-        raise ConfigurationError(f"[{scope}.{name}]: expected is a table, not {found!r}")
+        raise ConfigurationError(f"[{scope}.{name}]: expected is a table, not {quoted(found)}")
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf import text_format
 
 from genai_server.errors import ConfigurationError
+from genai_server.quoted import quoted
 
 # Every value of a field, in order: numbers and words as text.
 Message = dict[str, list["str | Message"]]
@@ -37,7 +38,7 @@ def _message(tokenizer: Any, end: str) -> Message:
     fields: Message = {}
     while not (tokenizer.AtEnd() if not end else tokenizer.TryConsume(end)):
         if tokenizer.AtEnd():
-            raise tokenizer.ParseError(f"expected {end!r}")
+            raise tokenizer.ParseError(f"expected {quoted(end)}")
         name = tokenizer.ConsumeIdentifier()
         colon = tokenizer.TryConsume(":")
         fields.setdefault(name, []).extend(_values(tokenizer, colon=colon))

@@ -4,6 +4,8 @@ onnxruntime-genai's names are those of `NormalizeProviderName` and the table in 
 no tensorrt. Any other provider may come from a package or a library, under the name that the library gives it.
 """
 
+import difflib
+import string
 from dataclasses import dataclass
 
 from genai_server.options.cuda import CUDA
@@ -17,7 +19,8 @@ from genai_server.options.values import choice, flag, number, text
 class Provider:
     """`genai` is onnxruntime-genai's name, None if it has none; `onnxruntime` is ONNX Runtime's.
 
-    `fallback` takes what it leaves of a graph, if nobody says otherwise.
+    `fallback` takes what it leaves of a graph, if nobody says otherwise. `memory` is ONNX Runtime's name of its memory,
+    if a batch can have its keys and values there. `package` is the Python package of one that is not built in.
     """
 
     name: str
@@ -25,6 +28,8 @@ class Provider:
     onnxruntime: str
     rows: tuple[Row, ...] = ()
     fallback: tuple[str, ...] = ()
+    memory: str = ""
+    package: str = ""
 
 
 _DIRECTML = (
@@ -85,11 +90,11 @@ CPU = "cpu"
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
-        Provider(CPU, "CPU", "CPUExecutionProvider"),
-        Provider("cuda", "cuda", "CUDAExecutionProvider", CUDA),
-        Provider("tensorrt", None, "TensorrtExecutionProvider", TENSORRT, ("cuda",)),
+        Provider(CPU, "CPU", "CPUExecutionProvider", memory="cpu"),
+        Provider("cuda", "cuda", "CUDAExecutionProvider", CUDA, memory="cuda"),
+        Provider("tensorrt", None, "TensorrtExecutionProvider", TENSORRT, ("cuda",), memory="cuda"),
         Provider("nv_tensorrt_rtx", "NvTensorRtRtx", "NvTensorRTRTXExecutionProvider", NV_TENSORRT_RTX),
-        Provider("openvino", "OpenVINO", "OpenVINOExecutionProvider", OPENVINO),
+        Provider("openvino", "OpenVINO", "OpenVINOExecutionProvider", OPENVINO, package="onnxruntime_ep_openvino"),
         Provider("directml", "DML", "DmlExecutionProvider", _DIRECTML),
         Provider("webgpu", "WebGPU", "WebGpuExecutionProvider", _WEBGPU),
         Provider("qnn", "QNN", "QNNExecutionProvider", _QNN),
@@ -100,3 +105,32 @@ PROVIDERS: dict[str, Provider] = {
 def provider(name: str) -> Provider:
     """The provider of this name of ours; a stranger comes from a library and is called alike everywhere."""
     return PROVIDERS.get(name) or Provider(name, name, name)
+
+
+# What people call devices besides, with whose they are where that is not clear.
+_NICKNAMES = {
+    "gpu": {"cuda": " (NVIDIA)", "directml": " (Windows)"},
+    "nvidia": {"cuda": ""},
+    "trt": {"tensorrt": ""},
+    "rtx": {"nv_tensorrt_rtx": ""},
+    "intel": {"openvino": ""},
+}
+
+
+# Characters of a name that are looked at.
+_LONGEST = 40
+
+
+def meant_devices(name: str) -> str:
+    """The end of a refusal of an unknown device: `; did you mean …?`, or the known ones."""
+    letters = name.strip().lower().rstrip(string.digits)
+    index = name.strip()[len(letters) :]
+    number = f":{index}" if 1 <= len(index) <= 3 else ""
+    kind = letters.rstrip(" :_-")[:_LONGEST]
+    by_library = {known: p.name for p in PROVIDERS.values() for known in (p.genai or "", p.onnxruntime)}
+    libraries = {known.lower(): {ours: ""} for known, ours in by_library.items() if known}
+    near = difflib.get_close_matches(kind, PROVIDERS, n=1, cutoff=0.7)
+    meant = libraries.get(kind) or _NICKNAMES.get(kind) or dict.fromkeys(near, "")
+    if not meant:
+        return f"; known are {', '.join(PROVIDERS)}"
+    return f"; did you mean {' or '.join(f'{device}{number}{whose}' for device, whose in meant.items())}?"

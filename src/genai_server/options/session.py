@@ -19,23 +19,26 @@ SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 LIBRARIES = "custom_op_libraries"
 
 _MOST_THREADS = 1024
-# Triton's numbers, of which ONNX Runtime's own 1 and 2 mean something else.
+# ONNX Runtime's numbers. onnxruntime-genai (0.18) has no name for 3, ORT_ENABLE_LAYOUT.
 _LEVELS = {
-    "-1": "basic",
-    "0": "all",
-    "1": "extended",
-    "2": "disabled",
+    "0": "disabled",
+    "1": "basic",
+    "2": "extended",
+    "99": "all",
     "ORT_DISABLE_ALL": "disabled",
     "ORT_ENABLE_BASIC": "basic",
     "ORT_ENABLE_EXTENDED": "extended",
     "ORT_ENABLE_ALL": "all",
 }
+# Triton's numbers, of which 1 and 2 mean something else to ONNX Runtime.
+_TRITONS_LEVELS = {"-1": "basic", "0": "all", "1": "extended", "2": "disabled"}
 
 SESSION: tuple[Row, ...] = (
     Row(THREADS, number(0, _MOST_THREADS), also=("intra_op_thread_count",)),
     Row("inter_op_num_threads", number(0, _MOST_THREADS), also=("inter_op_thread_count",)),
     Row(MODE, choice("sequential", "parallel", also={"0": "sequential", "1": "parallel"}), Reach.BATCHED),
-    Row(LEVEL, choice("disabled", "basic", "extended", "all", also=_LEVELS), also=("level",)),
+    Row(LEVEL, choice("disabled", "basic", "extended", "all", also=_LEVELS)),
+    Row("level", choice(*_TRITONS_LEVELS), means={key: {LEVEL: name} for key, name in _TRITONS_LEVELS.items()}),
     Row(ARENA, flag(), also=("enable_mem_arena",)),
     Row(PATTERN, flag()),
     Row(POOL, flag(), Reach.BATCHED, also=("enable-global-threadpool",)),

@@ -31,6 +31,10 @@ class Row:
     means: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     impossible: str = ""
 
+    def options(self, text: str) -> Mapping[str, str]:
+        """ONNX Runtime's options, by name, that a checked value stands for."""
+        return self.means[text] if self.means else {self.name: text}
+
 
 def names(rows: Iterable[Row]) -> dict[str, Row]:
     """The rows by each of their names."""

@@ -6,19 +6,32 @@ from typing import Any
 
 from genai_server.errors import ConfigurationError
 from genai_server.options import session
-from genai_server.options.check import flat, provider_options
+from genai_server.options.check import check_device, flat, provider_options
 from genai_server.options.cuda import DEPRECATED, SEARCHES, STRATEGIES
+from genai_server.options.device import reaching, unreachable
 from genai_server.options.pbtxt import Message, messages
+from genai_server.options.providers import PROVIDERS
 from genai_server.options.session import ENTRIES, RUN, SESSION
-from genai_server.options.table import names, nearest
+from genai_server.options.table import Reach, names, nearest
 from genai_server.options.toml import toml_key, toml_value
 from genai_server.options.values import number
+from genai_server.quoted import quoted
 
 BACKEND = "onnxruntime"
 _MOVED = {"cudnn_conv_algo_search": SEARCHES, "arena_extend_strategy": STRATEGIES}
 _ROWS = names((*SESSION, *ENTRIES, *RUN))
 _POOL, _BATCH = "enable-global-threadpool", "default-max-batch-size"
 _THREADS = ("intra_op_thread_count", "inter_op_thread_count")
+# What Triton's examples say though it is the default, and not every runner knows.
+_DEFAULTS = {
+    session.THREADS: "0",
+    "inter_op_num_threads": "0",
+    session.MODE: "sequential",
+    session.POOL: "0",
+}
+_ON_CPUS = ("openvino",)
+# A guess: how much of a card's memory a batch's keys and values may take is not known here.
+_KV_CACHE_BYTES = 2 * 1024**3
 # Fields that say where and what the model is, and that our model directory says itself.
 _OF_THE_MODEL = {
     "platform": "",
@@ -36,12 +49,16 @@ _OF_THE_MODEL = {
 
 @dataclass
 class Translation:
-    """Tables of our configuration, and what had no place in them."""
+    """Tables of our configuration, and what had no place in them.
+
+    `providers` are the accelerators of each kind of device, with what takes what they leave; `provider` has the options
+    of each.
+    """
 
     settings: dict[str, Any] = field(default_factory=dict)
     session: dict[str, str] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
-    providers: list[str] = field(default_factory=list)
+    providers: dict[str, list[str]] = field(default_factory=dict)
     provider: dict[str, dict[str, str]] = field(default_factory=dict)
     libraries: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -53,11 +70,8 @@ def translate(config: Message, backend_config: Sequence[str] = ()) -> Translatio
     for name, values in config.items():
         _field(found, name, values)
     _backend(found, backend_config)
-    if set(found.devices) == {"cpu"}:
-        for name in [name for name in _order(found) if name != "openvino"]:
-            found.provider.pop(name, None)
-            found.providers = [kept for kept in found.providers if kept != name]
-            found.notes.append(f"{name} is left out: all instances are on the CPU")
+    _place(found)
+    _choose_runner(found)
     return found
 
 
@@ -86,7 +100,7 @@ def _max_batch_size(found: Translation, name: str, value: str) -> None:
     try:
         size = int(number().text(value))
     except ValueError as error:
-        raise ConfigurationError(f"{name}={value!r}: {error}") from None
+        raise ConfigurationError(f"{name}={quoted(value)}: {error}") from None
     if size > 0:  # 0 is for models that cannot batch
         found.settings["max_batch_size"] = size
 
@@ -116,9 +130,12 @@ def _set(found: Translation, name: str, value: str) -> None:
     try:
         text = row.kind.text(value)
     except ValueError as error:
-        raise ConfigurationError(f"parameter {name}={value!r}: {error}") from None
-    if not (name in _THREADS and text == "0"):  # which is the default of both
-        found.session[row.name] = text
+        raise ConfigurationError(f"parameter {name}={quoted(value)}: {error}") from None
+    for option, meant in row.options(text).items():
+        if _DEFAULTS.get(option) == meant:
+            found.session.pop(option, None)
+        else:
+            found.session[option] = meant
 
 
 def _checked(provider: str, name: str, value: str) -> str:
@@ -152,10 +169,9 @@ def _optimization(found: Translation, values: list[Any]) -> None:
 def _accelerator(found: Translation, accelerator: Message) -> None:
     name = str(accelerator.get("name", [""])[-1])
     if name not in ("tensorrt", "cuda", "openvino"):
-        raise ConfigurationError(f"execution accelerator {name!r}: expected is one of tensorrt, cuda, openvino")
+        raise ConfigurationError(f"execution accelerator {quoted(name)}: expected is one of tensorrt, cuda, openvino")
     options = provider_options(name, _entries(accelerator.get("parameters", []))).options
     found.provider[name] = found.provider.get(name, {}) | options
-    found.providers.append(name)
 
 
 def _backend(found: Translation, backend_config: Sequence[str]) -> None:
@@ -175,38 +191,69 @@ def _backend(found: Translation, backend_config: Sequence[str]) -> None:
         _max_batch_size(found, f"--backend-config {_BATCH}", given[_BATCH])
     if _POOL in given:
         _set(found, _POOL, given[_POOL])
-        if found.session[session.POOL] == "1":
+        if found.session.get(session.POOL) == "1":
             for name in _THREADS:  # Triton ignores the model's own beside a global pool
                 if found.session.pop(_ROWS[name].name, None) is not None:
                     found.notes.append(f"parameter {name} is left out: beside a global pool Triton ignores it")
                 _set(found, name, given.get(name, "0"))
 
 
+def _place(found: Translation) -> None:
+    """Find the devices, and give each kind of them its accelerators; on a GPU, CUDA takes what the others leave."""
+    on_gpus = [name for name in found.provider if name not in (*_ON_CPUS, "cuda")]
+    orders = {"cpu": [name for name in found.provider if name in _ON_CPUS], "cuda": on_gpus}
+    if "cuda" in found.provider or on_gpus:
+        orders["cuda"] = [*on_gpus, "cuda"]
+    if not found.devices:
+        found.devices = ["cuda"] if orders["cuda"] else ["cpu"] if orders["cpu"] else []
+    kinds = dict.fromkeys(device.partition(":")[0] for device in found.devices)
+    for kind, others in (("cpu", "GPUs"), ("cuda", "the CPU")):
+        for name in orders[kind] if kind not in kinds else []:
+            if found.provider.pop(name, None) is not None:
+                found.notes.append(f"{name} is left out: all instances are on {others}")
+    found.providers = {kind: [*orders[kind], "cpu"] for kind in kinds if orders[kind]}
+    for name, options in found.provider.items():
+        if package := PROVIDERS[name].package:
+            options["package"] = package
+            found.notes.append(f"{name} comes from a package: pip install {package.replace('_', '-')}")
+
+
+def _choose_runner(found: Translation) -> None:
+    """Have GPUs batch where an option reaches nothing else there."""
+    for kind in {device.partition(":")[0] for device in found.devices} - {"cpu"}:
+        order = {"providers": found.providers[kind]} if kind in found.providers else {}
+        used = {name: options for name, options in found.provider.items() if name in found.providers.get(kind, ())}
+        options = check_device({"session": found.session, "provider": used, **order}, kind)
+        if reason := unreachable(options, Reach.GENERATOR):
+            found.settings |= {"scheduler": "batched", "kv_cache_bytes": _KV_CACHE_BYTES}
+            found.notes.append(f"{reason}: so scheduler is batched, which was never tried on a GPU")
+            found.notes.append("kv_cache_bytes is a guess of what keys and values may take of each card's memory")
+            for kept in reaching(options, Reach.BATCHED).providers:
+                for key in [key for key in found.provider.get(kept.name, {}) if key not in kept.options]:
+                    del found.provider[kept.name][key]
+                    found.notes.append(f"{key} of {kept.name} is left out: it does not reach the batched session")
+
+
 def as_toml(found: Translation) -> str:
     """The configuration file's text."""
     lines = [f"# {note}" for note in found.notes]
     lines += [f"{name} = {toml_value(value)}" for name, value in found.settings.items()]
-    order = _order(found)
-    devices = ",".join(dict.fromkeys(found.devices)) or ("cuda" if "cuda" in order else "cpu" if order else "")
-    if devices:
-        lines.append(f'device = "{devices}"')
-    if order:
-        lines.append(f"providers = [{', '.join(toml_value(name) for name in [*order, 'cpu'])}]")
+    if found.devices:
+        lines.append(f'device = "{",".join(dict.fromkeys(found.devices))}"')
+    orders = {kind: f"providers = [{', '.join(map(toml_value, names))}]" for kind, names in found.providers.items()}
+    is_alone = len({device.partition(":")[0] for device in found.devices}) == 1
+    if is_alone:
+        lines += orders.values()
     if found.session or found.libraries:
         lines += ["", "[session]"]
         lines += [f"{toml_key(name)} = {toml_value(value)}" for name, value in flat(found.session).items()]
         if found.libraries:
             lines.append(f"{session.LIBRARIES} = [{', '.join(toml_value(path) for path in found.libraries)}]")
-    for name in order:
-        if found.provider.get(name):
+    if not is_alone:
+        for kind, order in orders.items():
+            lines += ["", f"[devices.{kind}]", order]
+    for name, options in found.provider.items():
+        if options:
             lines += ["", f"[provider.{name}]"]
-            lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in found.provider[name].items()]
+            lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in options.items()]
     return "\n".join(lines).strip() + "\n"
-
-
-def _order(found: Translation) -> list[str]:
-    """The accelerators as they were given; on a GPU, CUDA takes what they leave."""
-    order = list(dict.fromkeys([*found.providers, *found.provider]))
-    if any(name != "openvino" for name in order) and "cuda" not in order:
-        order.append("cuda")
-    return order

@@ -10,6 +10,7 @@ from genai_server.errors import ProfileNotFound
 from genai_server.profiles.forward_pass import ForwardPass, Profile
 from genai_server.profiles.manifest import DECODE, PREFILL, Manifest, PassRecord, find_manifests
 from genai_server.profiles.trace_file import Run, read_runs
+from genai_server.quoted import quoted
 
 UNKNOWN = "unknown"
 _STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")
@@ -43,7 +44,7 @@ def find_session(root: Path, session: str | None = None) -> Manifest | None:
     found = [manifest for manifest in manifests if session in (None, manifest.session.id)]
     if session is not None and not found:
         known = ", ".join(manifest.session.id for manifest in manifests) or "none"
-        raise ProfileNotFound(f"no session {session!r} is in {root}; there are: {known}", param="session")
+        raise ProfileNotFound(f"no session {quoted(session)} is in {root}; there are: {known}", param="session")
     return found[-1] if found else None
 
 

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from genai_server.config import limit_tokenizer_threads
 from genai_server.errors import InvalidField
-from genai_server.text.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
-from genai_server.text.conversation import Message, Tool
-from genai_server.text.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
-from genai_server.text.grammar import find_opaque_tokens
-from genai_server.text.prompt import PromptWriter
-from genai_server.text.special_tokens import Prompt, SpecialTokenGuard, blaming
-from genai_server.text.template_files import DEFAULT, load_chat_templates
+from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
+from genai_server.text.grammars.grammar import find_opaque_tokens
+from genai_server.text.prompts.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
+from genai_server.text.prompts.conversation import Message, Tool
+from genai_server.text.prompts.prompt import PromptWriter
+from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
+from genai_server.text.prompts.template_files import DEFAULT, load_chat_templates
 from genai_server.text.tokenizer import FILE, ByteTokenizer, Decoder, ModelTokenizer, Tokenizer
 
 # What template and tokenizer do in a few milliseconds at most: so many characters, and so many messages.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class TextCodec:
-    """Chat template and tokenizer of one model; belongs to the event loop, and must be closed.
+    """Chat template, if there is one, and tokenizer of one model; belongs to the event loop, and must be closed.
 
     Messages and tools are objects as OpenAI's clients send them; a content is a text, a list of text parts, or None.
     Special tokens in them are plain text, unless `allow_special_tokens`. `dialect` is how the model writes what is not
@@ -127,10 +127,6 @@ class TextCodec:
         """What one token adds to a text, in UTF-8, of which it may be a part; empty for an unknown id."""
         return self._tokenizer.token_bytes(token)
 
-    def token_text(self, token: int) -> str:
-        """The same as text, with U+FFFD for bytes that are no character by themselves."""
-        return self._tokenizer.token_bytes(token).decode(errors="replace")
-
     @property
     def special_tokens(self) -> Mapping[str, int]:
         """The texts of the tokens that structure a prompt rather than being text, with their ids."""
@@ -141,6 +137,15 @@ class TextCodec:
         """How many tokens the tokenizer knows. The model may have more."""
         return self._tokenizer.vocab_size
 
+    def require_chat_template(self) -> None:
+        """Raises NoChatTemplate if the model takes no messages."""
+        self._writer.require_template()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model takes messages, not only raw prompts."""
+        return self._writer.has_template
+
     @property
     def takes_tools(self) -> bool:
         """Whether the chat template can tell the model of tools."""
@@ -149,10 +154,6 @@ class TextCodec:
     def reads(self, name: str) -> bool:
         """Whether the chat template reads a variable, such as `enable_thinking` or `reasoning_effort`."""
         return self._writer.reads(name)
-
-    def mentions(self, text: str) -> bool:
-        """Whether a text, such as `<tool_call>`, occurs in the chat template."""
-        return self._writer.mentions(text)
 
     def close(self) -> None:
         """Free what it holds."""
@@ -176,14 +177,16 @@ def load_text_codec(
     model_dir: Path,
     device: str,
     *,
+    chat_template: str = "",
     tool_parser: str = AUTOMATIC,
     allow_special_tokens: bool = False,
     max_characters: int = MAX_CHARACTERS,
 ) -> TextCodec:
     """The text side of the model that `device` runs, whose prompts have at most `max_characters`.
 
-    `tool_parser` names the format of its tool calls. Raises ModelDirectoryError if a file cannot be used, and
-    ConfigurationError for an unknown format.
+    `chat_template` is a file, or the name of a known one, in place of the model's own; a scripted device has its own at
+    any rate. `tool_parser` names the format of its tool calls. Raises ModelDirectoryError if a file cannot be used,
+    ChatTemplateError if the given template cannot, and ConfigurationError for an unknown format.
     """
     tokenizer: Tokenizer
     opaque_tokens: Mapping[str, int] = {}
@@ -193,7 +196,8 @@ def load_text_codec(
         tokenizer = ByteTokenizer()
     else:
         limit_tokenizer_threads()
-        templates, tokenizer = load_chat_templates(model_dir, max_characters=max_characters), ModelTokenizer(model_dir)
+        templates = load_chat_templates(model_dir, chat_template, max_characters=max_characters)
+        tokenizer = ModelTokenizer(model_dir)
         opaque_tokens = find_opaque_tokens(json.loads((model_dir / FILE).read_text(encoding="utf-8")))
     dialect = read_dialect("\n".join(template.source for template in templates.values()), tool_parser)
     return TextCodec(

@@ -12,11 +12,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from genai_server.config import disable_telemetry
-from genai_server.engine.decoder_graph import read_decoder_graph
-from genai_server.engine.decoder_session import open_session
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pair import NOT_EXACT, RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
@@ -31,8 +30,8 @@ NAMES = ("lively", "dreamy")
 
 
 @pytest.fixture(scope="module")
-def generator(adapted: Path) -> GeneratorRunner:
-    return GeneratorRunner(adapted, "cpu", threads=0)
+def generator(adapted: Path) -> OgGeneratorRunner:
+    return OgGeneratorRunner(adapted, "cpu", threads=0)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def session(adapted: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def loaded(adapted: Path, generator: GeneratorRunner) -> dict[str, object]:
+def loaded(adapted: Path, generator: OgGeneratorRunner) -> dict[str, object]:
     return {name: generator.load_adapter(adapted / f"{name}.onnx_adapter") for name in NAMES}
 
 
@@ -58,7 +57,7 @@ class Adapted(Engine):
 
 
 @pytest.fixture
-def engine(adapted: Path, generator: GeneratorRunner, session: Any) -> Iterator[Adapted]:
+def engine(adapted: Path, generator: OgGeneratorRunner, session: Any) -> Iterator[Adapted]:
     graph = read_decoder_graph(adapted)
     batched = BatchedRunner(graph, session, generator.model, BatchLimits(SLOTS, MAX_LENGTH))
     engine = Adapted(RunnerPair(generator, batched))
@@ -78,7 +77,6 @@ FRANCE = "What is the capital of France?"
 
 def bare(model_dir: Path, prompt: list[int], adapter: Path | None = None) -> list[int]:
     """The library's own greedy loop, as its documentation shows it; it ends with the answer."""
-    disable_telemetry()
     import onnxruntime_genai as og
 
     model = og.Model(str(model_dir))
@@ -179,7 +177,7 @@ def test_with_an_adapter_exact_ones_can_be_profiled_also_where_others_cannot() -
 
 
 def test_an_adapter_that_nobody_names_any_more_is_there_for_who_has_it(
-    adapted: Path, engine: Adapted, generator: GeneratorRunner
+    adapted: Path, engine: Adapted, generator: OgGeneratorRunner
 ) -> None:
     file = adapted / "lively.onnx_adapter"
     adapter = generator.load_adapter(file)
@@ -191,7 +189,7 @@ def test_an_adapter_that_nobody_names_any_more_is_there_for_who_has_it(
 
 
 def test_weights_that_do_not_go_together_are_found_by_a_trial(
-    generator: GeneratorRunner, engine: Adapted, tmp_path: Path
+    generator: OgGeneratorRunner, engine: Adapted, tmp_path: Path
 ) -> None:
     file = tmp_path / "torn.onnx_adapter"
     adapter = onnxruntime.AdapterFormat()
@@ -211,4 +209,4 @@ def test_weights_that_do_not_go_together_are_found_by_a_trial(
 
 def test_a_model_without_places_for_adapters_refuses_them(adapted: Path) -> None:
     with pytest.raises(AdapterLoadFailed, match="the model takes no adapters"):
-        GeneratorRunner(DEMO, "cpu", threads=0).load_adapter(adapted / "lively.onnx_adapter")
+        OgGeneratorRunner(DEMO, "cpu", threads=0).load_adapter(adapted / "lively.onnx_adapter")

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.config import disable_telemetry
-from genai_server.engine.decoder_graph import DecoderGraph, read_decoder_graph
-from genai_server.engine.decoder_session import open_session
-from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
+from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
-from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest
@@ -54,7 +53,6 @@ def runner(graph: DecoderGraph, session: Any) -> BatchedRunner:
 @pytest.fixture(scope="module")
 def reference() -> Reference:
     """What a fresh Generator of the library answers greedily, the prompt read in one piece."""
-    disable_telemetry()
     import onnxruntime_genai as og
 
     model, vocab_size = og.Model(str(DEMO)), check_model_directory(DEMO).vocab_size
@@ -241,7 +239,7 @@ def test_however_the_scheduler_divides_a_prompt_the_bits_are_the_same(runner: Ba
         scheduler.admit()
         runner.open(0, sequence.tokens, Opening(MAX_LENGTH, reuse=False))
         while sequence.num_unread:
-            step = scheduler.next_pass()
+            step = scheduler.next_step()
             assert step is not None
             end = sequence.num_read + step.num_tokens
             logits = runner.prefill(0, sequence.tokens[sequence.num_read : end])
@@ -538,7 +536,7 @@ def test_decoding_is_not_interrupted_and_what_comes_too_late_is_nothing(batch: B
 def test_a_generators_past_is_gone_on_from_with_the_same_tokens(
     batch: Batch, reference: Reference, decoded: int
 ) -> None:
-    generator = GeneratorRunner(DEMO, "cpu", threads=0)
+    generator = OgGeneratorRunner(DEMO, "cpu", threads=0)
     prompt = text(45)
     generator.open(7, prompt, Opening(MAX_LENGTH))
     answer = [int(generator.prefill(7, prompt).argmax())]

@@ -12,20 +12,20 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph, read_decoder_graph
-from genai_server.engine.decoder_session import open_session
-from genai_server.engine.model_files import check_model_directory
-from genai_server.engine.outcome import next_outcome
-from genai_server.engine.output_head import NUM_BEST
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
+from genai_server.engine.model.output_head import NUM_BEST
+from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.buffers import BatchBuffers, MakeBuffers, buffers_on
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.device_buffers import DeviceBuffers, Place
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.sampler import top_tokens
-from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.sampling.next_token import choose_next_token
+from genai_server.engine.sampling.sampler import top_tokens
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as EngineSequence
 from genai_server.generation import GenerationRequest, Sampling
 from genai_server.options.check import check_device, on_providers
@@ -218,7 +218,7 @@ WANTED: list[dict[str, Any]] = [
 
 def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
     """The answers to one prompt in these ways, side by side, and of how many passes only the best left the device."""
-    runner, generator = on_a_device(graph, session), GeneratorRunner(DEMO, "cpu", 0)
+    runner, generator = on_a_device(graph, session), OgGeneratorRunner(DEMO, "cpu", 0)
     num_best_only = 0
     pair = RunnerPair(generator, runner)
     scheduler = Scheduler(max_running=4, max_waiting=9, prefill_chunk=32)
@@ -230,12 +230,12 @@ def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tup
         scheduler.add(sequence)
     for sequence in scheduler.admit():
         pair.open(sequence)
-    while running[0].num_left and (step := scheduler.next_pass()) is not None:
+    while running[0].num_left and (step := scheduler.next_step()) is not None:
         found = pair.forward(step)
         num_best_only += all(scores.tokens is not None for scores in found)
         for sequence, scores in zip(step.sequences, found, strict=True):
             if sequence.num_unread == 0:
-                next_outcome(sequence, scores, ())
+                choose_next_token(sequence, scores, ())
     for sequence in running:
         pair.close(sequence)
     return [sequence.tokens for sequence in running], num_best_only

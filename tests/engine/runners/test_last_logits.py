@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from genai_server.engine.decoder_graph import DecoderGraph, read_decoder_graph
-from genai_server.engine.model_files import check_model_directory
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.errors import RunnerFailed

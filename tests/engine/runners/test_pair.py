@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.decoder_graph import read_decoder_graph
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import Batching, GenerationRequest
 from genai_server.text.codec import load_text_codec
@@ -42,7 +42,7 @@ class Engine:
 
     def step(self) -> None:
         """One pass, of whoever has the turn."""
-        step = self.scheduler.next_pass()
+        step = self.scheduler.next_step()
         assert step is not None
         for sequence, scores in zip(step.sequences, self.runners.forward(step), strict=True):
             if sequence.num_unread == 0:
@@ -59,7 +59,7 @@ class Engine:
 
 
 @pytest.fixture
-def engine(generator: GeneratorRunner, session: Any) -> Iterator[Engine]:
+def engine(generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
     graph = read_decoder_graph(DEMO)
     batched = BatchedRunner(graph, session, generator.model, BatchLimits(SLOTS, MAX_LENGTH))
     engine = Engine(RunnerPair(generator, batched))
@@ -73,7 +73,7 @@ Undisturbed = Callable[[list[int], int], list[int]]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(generator: GeneratorRunner, session: Any) -> Undisturbed:
+def undisturbed(generator: OgGeneratorRunner, session: Any) -> Undisturbed:
     """The answer of a prompt that stays alone in a batch of its own, whose past is empty."""
 
     def answer(prompt: list[int], steps: int) -> list[int]:
@@ -111,7 +111,7 @@ def produced(sequence: Sequence, number: int) -> list[int]:
 def test_a_sequence_begins_in_the_batch_and_one_that_is_profiled_on_a_generator(engine: Engine) -> None:
     assert engine.begin(1, text(5)).batched
     profiled = Sequence(2, (0, 2), GenerationRequest("r2", text(5), 10, 100), lambda: 0.0)
-    profiled.profile = "slow"
+    profiled.profile.prefix = "slow"
     engine.scheduler.add(profiled)
     engine.scheduler.admit()
     engine.runners.open(profiled)
@@ -125,6 +125,24 @@ def test_what_came_from_the_cache_is_read_and_counted_as_cached(engine: Engine) 
     assert (first.num_cached, second.num_cached, second.num_read) == (0, 40, 40)
     third = engine.begin(3, [*text(40), *text(9, 2)], cache_prompt=False)
     assert (third.num_cached, third.num_read) == (0, 0)
+
+
+@pytest.mark.parametrize("changes_over", [False, True])
+def test_the_past_of_another_salt_is_not_used_also_after_it_was_on_a_generator(
+    engine: Engine, changes_over: bool
+) -> None:
+    first = engine.begin(1, text(40), cache_salt="a")
+    engine.run(first, 1)
+    if changes_over:
+        engine.runners.to_generator(first)
+        engine.run(first, 3)
+        engine.runners.to_batch(first)
+        engine.run(first, 4)
+    for key, salt in ((2, "b"), (3, None)):
+        other = engine.begin(key, [*text(40), *text(9, 1)], cache_salt=salt)
+        assert (other.num_cached, other.num_read) == (0, 0)
+        engine.end(other)
+    assert engine.begin(4, [*text(40), *text(9, 1)], cache_salt="a").num_cached == 40
 
 
 def test_forgetting_counts_the_pasts_and_leaves_those_who_run(engine: Engine) -> None:
@@ -244,7 +262,7 @@ def test_what_an_exact_one_reads_anew_of_its_answer_is_never_a_past_for_another_
     for _ in range(passes):
         engine.step()
     engine.runners.to_batch(sequence)
-    assert sequence.is_prefilling
+    assert not sequence.is_decoding
     engine.run(sequence, 14)
     engine.end(sequence)
     follow = engine.begin(2, [*sequence.tokens[:-1], *text(5, 1)], exact=True)

@@ -9,13 +9,13 @@ from typing import Any
 import onnx
 import pytest
 
-from genai_server.engine.decoder_graph import read_decoder_graph
-from genai_server.engine.decoder_session import open_session
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
-from genai_server.engine.runners.generator import GeneratorRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.scheduler import Pass
+from genai_server.engine.scheduling.scheduler import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest
 from tests.model_edits import edited_config, edited_graph
@@ -54,7 +54,7 @@ def write_windowed(target: Path, layers: int, *, in_graph: bool = True) -> Path:
     return target
 
 
-def batched_runner(model_dir: Path, generator: GeneratorRunner, max_length: int = MAX_LENGTH) -> BatchedRunner:
+def batched_runner(model_dir: Path, generator: OgGeneratorRunner, max_length: int = MAX_LENGTH) -> BatchedRunner:
     graph = read_decoder_graph(model_dir)
     session = open_session(graph, 0, optimized=False)
     return BatchedRunner(graph, session, generator.model, BatchLimits(4, max_length))
@@ -78,11 +78,13 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def generator(windowed: Path) -> GeneratorRunner:
-    return GeneratorRunner(windowed, "cpu", threads=0)
+def generator(windowed: Path) -> OgGeneratorRunner:
+    return OgGeneratorRunner(windowed, "cpu", threads=0)
 
 
-def test_rows_on_both_sides_of_the_window_get_the_librarys_answers(windowed: Path, generator: GeneratorRunner) -> None:
+def test_rows_on_both_sides_of_the_window_get_the_librarys_answers(
+    windowed: Path, generator: OgGeneratorRunner
+) -> None:
     runner = batched_runner(windowed, generator)
     prompts = {number: text(length) for number, length in enumerate((120, 3, WINDOW - 2, 60))}
     answers: dict[int, list[int]] = {}
@@ -98,7 +100,7 @@ def test_rows_on_both_sides_of_the_window_get_the_librarys_answers(windowed: Pat
     assert answers == {number: answer(generator, prompt) for number, prompt in prompts.items()}
 
 
-def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: GeneratorRunner) -> None:
+def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: OgGeneratorRunner) -> None:
     runner = batched_runner(windowed, generator)
     longer = text(100)
     shorter = [*longer[:50], *text(8, 1)]
@@ -109,7 +111,7 @@ def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: 
     assert first == answer(generator, shorter, 1)[0]
 
 
-def test_slots_are_never_shorter_than_the_window(windowed: Path, generator: GeneratorRunner) -> None:
+def test_slots_are_never_shorter_than_the_window(windowed: Path, generator: OgGeneratorRunner) -> None:
     assert read_decoder_graph(windowed).slot_length(10) == WINDOW
     runner = batched_runner(windowed, generator, max_length=10)
     assert answer(runner, text(5), 5) == answer(generator, text(5), 5)
@@ -117,7 +119,7 @@ def test_slots_are_never_shorter_than_the_window(windowed: Path, generator: Gene
 
 @pytest.mark.parametrize("returned", [2, 9])
 def test_one_that_comes_back_from_a_generator_reads_its_tokens_anew(
-    windowed: Path, generator: GeneratorRunner, returned: int
+    windowed: Path, generator: OgGeneratorRunner, returned: int
 ) -> None:
     pair = RunnerPair(generator, batched_runner(windowed, generator))
     prompt = text(70)
@@ -126,7 +128,7 @@ def test_one_that_comes_back_from_a_generator_reads_its_tokens_anew(
     for change, until in ((lambda _: None, 1), (pair.to_generator, returned), (pair.to_batch, STEPS)):
         change(sequence)
         while sequence.num_produced < until:
-            sequence.append(int(pair.forward(Pass([sequence], sequence.num_unread))[0].last.argmax()))
+            sequence.append(int(pair.forward(Step([Read(sequence, sequence.num_unread)]))[0].last.argmax()))
     assert sequence.batched
     assert sequence.tokens[len(prompt) :] == answer(generator, prompt)
     pair.close(sequence)
@@ -134,18 +136,18 @@ def test_one_that_comes_back_from_a_generator_reads_its_tokens_anew(
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_an_exact_one_that_comes_back_takes_none_of_its_answer_from_a_prompt(
-    windowed: Path, generator: GeneratorRunner, exact: bool
+    windowed: Path, generator: OgGeneratorRunner, exact: bool
 ) -> None:
     pair = RunnerPair(generator, batched_runner(windowed, generator))
     prompt = text(40)
     sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH, exact=exact), lambda: 0.0)
     pair.open(sequence)
     while sequence.num_produced < 8:
-        sequence.append(int(pair.forward(Pass([sequence], sequence.num_unread))[0].last.argmax()))
+        sequence.append(int(pair.forward(Step([Read(sequence, sequence.num_unread)]))[0].last.argmax()))
     pair.to_generator(sequence)
     other = Sequence(2, (0, 2), GenerationRequest("o", sequence.tokens, 1, MAX_LENGTH, cache_prompt=False), lambda: 0.0)
     pair.open(other)
-    pair.forward(Pass([other], other.num_unread))
+    pair.forward(Step([Read(other, other.num_unread)]))
     pair.to_batch(sequence)
     assert sequence.num_read == (38 if exact else 46)
     for each in (sequence, other):
@@ -154,13 +156,13 @@ def test_an_exact_one_that_comes_back_takes_none_of_its_answer_from_a_prompt(
 
 def test_a_configured_window_that_no_layer_has_is_no_limit(tmp_path: Path) -> None:
     model_dir = write_windowed(tmp_path / "claimed", 0, in_graph=False)
-    generator = GeneratorRunner(model_dir, "cpu", threads=0)
-    expected = answer(GeneratorRunner(DEMO, "cpu", threads=0), text(120))
+    generator = OgGeneratorRunner(model_dir, "cpu", threads=0)
+    expected = answer(OgGeneratorRunner(DEMO, "cpu", threads=0), text(120))
     assert answer(generator, text(120)) == expected
     assert read_decoder_graph(model_dir).window == 0
     assert answer(batched_runner(model_dir, generator), text(120)) == expected
 
 
-def test_the_window_matters(generator: GeneratorRunner) -> None:
-    whole = GeneratorRunner(DEMO, "cpu", threads=0)
+def test_the_window_matters(generator: OgGeneratorRunner) -> None:
+    whole = OgGeneratorRunner(DEMO, "cpu", threads=0)
     assert any(answer(whole, text(120, seed)) != answer(generator, text(120, seed)) for seed in range(4))

@@ -1,6 +1,6 @@
 """What the engine's loop asks of a runner: the one place that drives a model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,15 +14,30 @@ from genai_server.generation import GenerationRequest, ModelInfo
 @dataclass(frozen=True)
 class Opening:
     """How a sequence is begun: tokens that it can grow to, whether a past that began alike may be used again, and
-    whether its answer must be bit for bit the same in any company. An `adapter` is what the runner has loaded. The
-    `request` tells a runner that chooses tokens itself how.
+    whether its answer must be bit for bit the same in any company. Only a past of the same `salt` is used again. An
+    `adapter` is what the runner has loaded. The `request` tells a runner that chooses tokens itself how.
     """
 
     max_length: int
     reuse: bool = True
+    salt: str | None = None
     exact: bool = False
     adapter: object | None = None
     request: GenerationRequest | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a pass reads of one sequence."""
+
+    sequence: int
+    tokens: Sequence[int]
+    # Whether it is the one token that the sequence's answer goes on from, else it is of a prompt or read anew.
+    decodes: bool
+    # Whether the logits after each of the tokens are wanted, not only those after the last.
+    positions: bool = False
+    # Of how many of the best tokens the next one will be chosen; 0 is all of them.
+    num_choices: int = 0
 
 
 class Terminated(Exception):
@@ -52,6 +67,14 @@ class Runner(Protocol):
 
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         """Begin a sequence; returns how many tokens of the prompt need not be read, for their past is still there."""
+        ...
+
+    def forward(self, rows: Sequence[Row]) -> list[Scores]:
+        """Run a pass: at most `max_rows` that decode, or one other, by `decode` or `prefill`.
+
+        Of a sequence whose scores are pending the tokens were not read, and are to be given again. The arrays may be
+        overwritten by the next pass. Raises Terminated, if it is one sequence, and Interrupted.
+        """
         ...
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
@@ -137,15 +160,15 @@ class Batch(Runner, Protocol):
         """Raises InvalidField for what a request wants and cannot have here."""
         ...
 
-    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
-        """As `decode`; each next token will be chosen among so many of the best, or among all where that is 0.
-
-        Of a sequence that is pending afterwards the token was not read, and is to be given again.
-        """
-        ...
-
     def adopt(
-        self, sequence: int, read: list[int], num_prefilled: int, past: dict[str, NDArray[Any]], *, exact: bool = False
+        self,
+        sequence: int,
+        read: list[int],
+        num_prefilled: int,
+        past: dict[str, NDArray[Any]],
+        *,
+        exact: bool = False,
+        salt: str | None = None,
     ) -> None:
         """Go on with a sequence whose keys and values [1, kv_heads, …, head_size] another runner has made."""
         ...

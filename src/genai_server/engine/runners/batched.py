@@ -15,14 +15,14 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.kv_slots import KvSlots
-from genai_server.engine.output_head import BEST_LOGITS, BEST_TOKENS, FIRST_POSITION, NUM_BEST
-from genai_server.engine.runners.base import Interrupted, Opening
+from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, FIRST_POSITION, NUM_BEST
+from genai_server.engine.model.session_options import node_shares
+from genai_server.engine.runners.base import Interrupted, Opening, Row
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
+from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.session_options import node_shares
 from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest, ModelInfo
 
@@ -101,13 +101,21 @@ class BatchedRunner:
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         if how.exact:
             self._exact.add(sequence)
-        return self.slots.acquire(sequence, prompt, reuse=how.reuse, exact=how.exact)
+        return self.slots.acquire(sequence, prompt, reuse=how.reuse, exact=how.exact, salt=how.salt)
 
     def check(self, request: GenerationRequest) -> None:
         """There is nothing that a request cannot have here."""
 
     def forget(self) -> int:
         return self.slots.forget()
+
+    def forward(self, rows: Sequence[Row]) -> list[Scores]:
+        if all(row.decodes for row in rows):
+            ids, tokens = [row.sequence for row in rows], [row.tokens[0] for row in rows]
+            return self.advance(ids, tokens, (row.num_choices for row in rows))
+        (row,) = rows
+        logits = self.prefill(row.sequence, row.tokens, positions=row.positions)
+        return [Scores(np.atleast_2d(logits))]
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         if positions and self._graph.gives_last_logits_only and len(tokens) > 1:
@@ -173,12 +181,19 @@ class BatchedRunner:
         return not self._graph.window
 
     def adopt(
-        self, sequence: int, read: list[int], num_prefilled: int, past: dict[str, NDArray[Any]], *, exact: bool = False
+        self,
+        sequence: int,
+        read: list[int],
+        num_prefilled: int,
+        past: dict[str, NDArray[Any]],
+        *,
+        exact: bool = False,
+        salt: str | None = None,
     ) -> None:
         """Take over a sequence with the keys and values [1, kv_heads, …, head_size] of the tokens it has read."""
         if exact:
             self._exact.add(sequence)
-        self.slots.acquire(sequence, read, reuse=False)
+        self.slots.acquire(sequence, read, reuse=False, salt=salt)
         index = self.slots.index(sequence)
         for name, values in past.items():
             self._buffers.write(index, name, values[:, :, : len(read)])

@@ -6,15 +6,13 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.kv_slots import Buffers
+from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.device_buffers import DeviceBuffers, Place
+from genai_server.engine.runners.kv_cache import Buffers
 from genai_server.options.device import DeviceOptions
-from genai_server.options.providers import CPU, provider
+from genai_server.options.providers import PROVIDERS, provider
 
-# What ONNX Runtime calls the memory of the devices that have a batch.
-MEMORY = {CPU: "cpu", "cuda": "cuda", "tensorrt": "cuda"}
 # The provider whose sessions copy within that memory.
 _COPIES = {"cuda": "cuda"}
 
@@ -40,8 +38,8 @@ MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
 
 
 def buffers_on(device: str, options: DeviceOptions) -> MakeBuffers:
-    """What makes the buffers of a device in MEMORY, on the number that its first provider is on."""
-    memory = MEMORY[device.partition(":")[0]]
+    """What makes the buffers of a device that has a batch, on the number that its first provider is on."""
+    memory = PROVIDERS[device.partition(":")[0]].memory
     if memory == "cpu":
         return CpuBuffers
     given = next((one.options for one in options.providers), {})

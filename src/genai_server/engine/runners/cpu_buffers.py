@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.model.graph import DecoderGraph
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

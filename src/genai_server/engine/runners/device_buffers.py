@@ -9,7 +9,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.model.graph import DecoderGraph
 
 _IR_VERSION, _OPSET = 8, 16
 

@@ -8,11 +8,11 @@ the sequence's tokens anew; on the way back its keys and values are copied into 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from genai_server.engine.adapters import Adapters
-from genai_server.engine.outcome import num_choices
-from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Runner
+from genai_server.engine.model.adapters import Adapters
+from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Row, Runner
 from genai_server.engine.runners.scores import Scores
-from genai_server.engine.scheduler import Pass
+from genai_server.engine.sampling.next_token import num_choices
+from genai_server.engine.scheduling.scheduler import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 
@@ -38,7 +38,7 @@ class RunnerPair:
         self.batched = batched
         self.adapters = Adapters(generator)
         self._reason = reason
-        self._no_generator = ""
+        self._no_profile = ""
         self._nodes = dict(nodes)
 
     @property
@@ -59,7 +59,7 @@ class RunnerPair:
 
     def open(self, sequence: Sequence) -> None:
         """Begin a sequence. Raises RunnerFailed."""
-        fits_the_batch = sequence.profile == "0" and sequence.adapter is None
+        fits_the_batch = not sequence.profile.is_on and sequence.adapter is None
         self._open_on(sequence, batched=self.batched is not None and fits_the_batch)
 
     def check(self, request: GenerationRequest) -> None:
@@ -67,10 +67,15 @@ class RunnerPair:
         if self.batched is not None and request.adapter is None:
             self.batched.check(request)
 
+    def reuses_past(self, request: GenerationRequest) -> bool:
+        """Whether the keys and values of another prompt that begins alike are used again for a request."""
+        in_slots = self.batched is not None and not self.batched.chooses and request.adapter is None
+        return in_slots and request.cache_prompt and not request.prompt_logprobs
+
     def no_profile(self, *sequences: Sequence) -> str | None:
         """Why these sequences, or any at all, may not go over to a Generator, where each runs alone."""
-        if self._no_generator:
-            return f"this model's answers cannot be profiled, for it runs in a batch only: {self._no_generator}"
+        if self._no_profile:
+            return self._no_profile
         beside = [s for s in sequences if self.batched is not None and s.adapter is None]
         if any(s.request.exact for s in beside) and self.batched is not None and not self.batched.lone_row_is_exact:
             return NOT_EXACT
@@ -78,28 +83,22 @@ class RunnerPair:
 
     def do_without_generator(self, reason: str) -> None:
         """The model runs in the batch only."""
-        self._no_generator = reason
+        self._no_profile = f"this model's answers cannot be profiled, for it runs in a batch only: {reason}"
 
-    def forward(self, step: Pass) -> list[Scores]:
+    def do_without_profiles(self, reason: str) -> None:
+        """The installed libraries make none."""
+        self._no_profile = f"answers cannot be profiled with the installed libraries: {reason}"
+
+    def forward(self, step: Step) -> list[Scores]:
         """Run a pass; returns what it tells of each sequence.
 
         Of a sequence that wants the positions of its prompt these are the logits after each of the tokens. The
         sequences' `num_read` goes on only if it succeeds. Raises what runners raise.
         """
-        runner = self._runner(step.sequences[0])
-        reading = [s.tokens[s.num_read : s.num_read + step.num_tokens] for s in step.sequences]
-        if step.sequences[0].is_prefilling:
-            (sequence,) = step.sequences
-            logits = runner.prefill(sequence.id, reading[0], positions=sequence.wants_positions)
-            scores = [Scores(logits.reshape(-1, logits.shape[-1]))]
-        else:
-            ids, tokens = [s.id for s in step.sequences], [tokens[0] for tokens in reading]
-            if self.batched is not None and runner is self.batched:
-                scores = self.batched.advance(ids, tokens, map(num_choices, step.sequences))
-            else:
-                scores = [Scores(row[None]) for row in runner.decode(ids, tokens)]
-        for sequence, read, found in zip(step.sequences, reading, scores, strict=True):
-            sequence.num_read += 0 if found.is_pending else len(read)
+        rows = [_row(read) for read in step.reads]
+        scores = self._runner(step.reads[0].sequence).forward(rows)
+        for read, row, found in zip(step.reads, rows, scores, strict=True):
+            read.sequence.num_read += 0 if found.is_pending else len(row.tokens)
         return scores
 
     def to_generator(self, sequence: Sequence) -> None:
@@ -107,7 +106,6 @@ class RunnerPair:
         if sequence.batched:
             self.close(sequence)
             self._open_on(sequence, batched=False)
-            sequence.active_profile = "0"
 
     def to_batch(self, sequence: Sequence) -> None:
         """Go on in the batch, with the keys and values that the generator has if it has kept them all."""
@@ -124,7 +122,8 @@ class RunnerPair:
         self.close(sequence)
         prompt = sequence.request.prompt
         num_prefilled = min(len(read), len(prompt)) if len(prompt) > 1 else 0
-        self.batched.adopt(sequence.id, read, num_prefilled, past, exact=sequence.request.exact)
+        request = sequence.request
+        self.batched.adopt(sequence.id, read, num_prefilled, past, exact=request.exact, salt=request.cache_salt)
         sequence.batched = True
 
     def set_runtime_option(self, sequence: Sequence, option: str, value: str) -> None:
@@ -153,10 +152,23 @@ class RunnerPair:
         sequence.batched = batched
         sequence.by_library = batched and self.batched is not None and self.batched.chooses
         request = sequence.request
-        reuse = request.cache_prompt and not request.prompt_logprobs
-        how = Opening(sequence.max_length, reuse=reuse, exact=request.exact, adapter=sequence.adapter, request=request)
+        reuse = self.reuses_past(request)
+        how = Opening(
+            sequence.max_length,
+            reuse=reuse,
+            salt=request.cache_salt,
+            exact=request.exact,
+            adapter=sequence.adapter,
+            request=request,
+        )
         # What an exact sequence has decoded must not come from a prompt that has the same tokens: they round otherwise.
         past = request.prompt if request.exact else sequence.tokens
         sequence.num_read = self._runner(sequence).open(sequence.id, past, how)
         if not sequence.num_produced:
             sequence.num_cached = 0 if sequence.by_library else sequence.num_read
+
+
+def _row(read: Read) -> Row:
+    sequence = read.sequence
+    tokens = sequence.tokens[sequence.num_read : sequence.num_read + read.num_tokens]
+    return Row(sequence.id, tokens, read.decodes, sequence.wants_positions, num_choices(sequence))

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.base import Opening, Terminated
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.runners.base import Opening, Row, Terminated
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 from genai_server.generation import ModelInfo, Sampling
 
@@ -119,6 +119,11 @@ class ScriptedRunner:
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         self._sequences[sequence] = ScriptedSequence(how.adapter if isinstance(how.adapter, bytes) else b"")
         return 0
+
+    def forward(self, rows: Sequence[Row]) -> list[Scores]:
+        (row,) = rows
+        logits = self.prefill(row.sequence, row.tokens, positions=row.positions)
+        return [Scores(np.atleast_2d(logits))]
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         # Of what a prompt has next, nothing is more likely than anything else.

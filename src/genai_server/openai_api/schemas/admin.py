@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from genai_server.openai_api.schemas.base import Wire, field_error
+from genai_server.openai_api.schemas.base import Wire, elements, field_error
 from genai_server.profile_plan import PREFIX, ProfilePlan, SlowTokens
 
 
@@ -43,7 +43,7 @@ class RuntimeOptionsRequest(Wire):
     )
     model: str | None = Field(None, description="Of several models, this one; all if left out.")
     device: str | None = None
-    request_id: str | None = Field(None, min_length=1)
+    request_id: str | None = Field(None, min_length=1, description="Only this request: its unique_id, or its id.")
 
 
 class ProfileRequest(Wire):
@@ -55,7 +55,7 @@ class ProfileRequest(Wire):
     prefix: SessionPrefix = Field("session", description="What the names of the files and of the session begin with.")
     phase: Literal["prefill", "decode"] | None = Field(None, description="Only prompts, or only what follows.")
     first_tokens: int | None = Field(None, ge=1, le=_MOST, description="Prompts, and so many tokens of each answer.")
-    tokens: Annotated[list[TokenIndex], Field(min_length=2, max_length=2)] | None = Field(
+    tokens: Annotated[list[TokenIndex], elements(2, least=2)] | None = Field(
         None, description="The first and the last token of each answer, counted from 0, which comes of the prompt."
     )
     max_tokens: int = Field(256, ge=1, le=_MOST, description="The session ends after so many profiled tokens,")
@@ -105,9 +105,13 @@ class NoFields(Wire):
 
 
 class RequestEntry(BaseModel):
-    """A request that runs or waits, or one of its several answers; `age` counts the seconds since its engine has it."""
+    """A request that runs or waits, or one of its several answers; `age` counts the seconds since its engine has it.
+
+    `id` is its `X-Request-ID`, which a client may give to several; no other request has the same `unique_id`.
+    """
 
     id: str
+    unique_id: str
     object: Literal["request"]
     model: str
     device: str
@@ -129,5 +133,6 @@ class CancelledRequest(BaseModel):
     """Says that a request has ended."""
 
     id: str
+    unique_id: str
     object: Literal["request"]
     cancelled: Literal[True]

@@ -2,8 +2,8 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 JsonObject = dict[str, Any]
 # Without a constraint pydantic lets lone surrogates pass, which are in no text that can be encoded.
@@ -21,10 +21,40 @@ def missing_error(field: str, rule: str) -> PydanticCustomError:
     return PydanticCustomError("missing_field", "{rule}", {"field": field, "rule": f"is required {rule}"})
 
 
+def elements(most: int, *, least: int | None = None) -> Any:
+    """What each list of a body is declared with: how many elements it may have; the first wrong one ends the look at
+    it, for a body has room for hundreds of thousands.
+    """
+    return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+def members(most: int) -> BeforeValidator:
+    """The same for an object whose names are the client's. pydantic's own limit counts what has been looked at."""
+
+    def counted(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > most:
+            raise PydanticKnownError(
+                "too_long", {"field_type": "Dictionary", "max_length": most, "actual_length": len(given)}
+            )
+        return given
+
+    return BeforeValidator(counted)
+
+
 class Wire(BaseModel):
     """Base of all bodies: unknown fields and values of another JSON type are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_field(cls, given: Any) -> Any:
+        """Of more fields than there are, keep one that is unknown: pydantic would tell of each, and take its time."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next(name for name in given if name not in known)
+        return {name: value for name, value in given.items() if name in known or name == unknown}
 
 
 class WithoutEffect(Wire):

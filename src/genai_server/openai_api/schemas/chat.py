@@ -4,13 +4,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wire, field_error, missing_error
+from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wire, elements, field_error, missing_error
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
+from genai_server.quoted import quoted
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 # Those of a long conversation with tools; a template takes some microseconds for each.
 MOST_MESSAGES = 4096
-MOST_TOOLS = 128
+MOST_TOOLS = 512
+# And calls, of one message.
+MOST_PARTS = 4096
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -20,6 +23,9 @@ class TextPart(Wire):
     type: Literal["text"]
     text: Text
     prompt_cache_breakpoint: Any = Field(None, description="Has no effect here.")
+
+
+TextParts = Annotated[list[TextPart], elements(MOST_PARTS)]
 
 
 class CalledFunction(Wire):
@@ -37,17 +43,20 @@ class ToolCall(Wire):
     function: CalledFunction
 
 
+ToolCalls = Annotated[list[ToolCall], elements(MOST_PARTS)]
+
+
 class ChatMessage(Wire):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | TextParts | None = None
     name: NonEmptyText | None = None
-    tool_calls: list[ToolCall] | None = Field(None, description="Of the assistant.")
+    tool_calls: ToolCalls | None = Field(None, description="Of the assistant.")
     tool_call_id: NonEmptyText | None = Field(None, description="Of a tool's result: the call that it answers.")
     reasoning_content: Text | None = Field(None, description="Of the assistant.")
     refusal: None = None
-    annotations: list[Any] | None = Field(None, max_length=0)
+    annotations: Annotated[list[Any], elements(0)] | None = None
     audio: None = None
     function_call: None = None
 
@@ -102,7 +111,7 @@ class AllowedNames(Wire):
     """Some of `tools`, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: Annotated[list[NamedTool], elements(MOST_TOOLS, least=1)]
 
 
 class AllowedTools(Wire):
@@ -136,8 +145,8 @@ class ResponseFormat(Wire):
         return self
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
-Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
+Messages = Annotated[list[ChatMessage], elements(MOST_MESSAGES, least=1)]
+Tools = Annotated[list[Tool], elements(MOST_TOOLS)]
 
 
 class ChatParameters(GenerationFields):
@@ -157,7 +166,7 @@ class ChatParameters(GenerationFields):
     store: Any = Field(None, description="Has no effect here: nothing is kept.")
     # OpenAI's that this server cannot honour: nothing but null.
     audio: None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], elements(8)] | None = None
     functions: None = None
     function_call: None = None
     prediction: None = None
@@ -179,7 +188,7 @@ class ChatParameters(GenerationFields):
         names = {tool.function.name for tool in allowed.tools}
         offered = {tool.function.name for tool in self.tools or []}
         if strange := sorted(names - offered):
-            raise field_error("tool_choice", f"allows the function {strange[0]!r}, which is not among tools")
+            raise field_error("tool_choice", f"allows the function {quoted(strange[0])}, which is not among tools")
         self.tools = [tool for tool in self.tools or [] if tool.function.name in names]
         self.tool_choice = allowed.mode
 

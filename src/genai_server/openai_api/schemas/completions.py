@@ -1,21 +1,45 @@
 """Body of OpenAI's older endpoint, /v1/completions: text in, more of it out, without a chat template."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from genai_server.openai_api.schemas.base import Text, field_error
+from genai_server.openai_api.schemas.base import Text, elements, field_error
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
+from genai_server.openai_api.schemas.tokens import MOST_TOKENS
 
 MOST_PROMPTS = 128
-Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], elements(MOST_TOKENS, least=1)]
+Texts = Annotated[list[Text], elements(MOST_PROMPTS, least=1)]
+
+
+def _form_of(given: Any) -> str | None:
+    """Which of its forms a prompt has, by its first element."""
+    if isinstance(given, str):
+        return "text"
+    if not isinstance(given, list):
+        return None
+    first = given[0] if given else None
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
+
+
+Prompts = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[list[Tokens], elements(MOST_PROMPTS, least=1), Tag("lists")],
+    Discriminator(
+        _form_of,
+        custom_error_type="prompt",
+        custom_error_message="must be a text, a list of token ids, or a list of either",
+    ),
+]
 
 
 class CompletionRequest(GenerationFields, StreamFields):
     """Special tokens in a prompt are read as such: there is no turn that could be forged."""
 
-    prompt: Text | Tokens | Texts | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+    prompt: Prompts
     max_tokens: int | None = Field(None, ge=0, description="Most tokens of the answer; 16 if left out, as OpenAI's.")
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="So many answers to each prompt.")
     best_of: int | None = Field(None, ge=1, description="Nothing but the value of n.")

@@ -21,6 +21,9 @@ class LoadModelRequest(Wire):
     name: ModelName
     path: str = Field(min_length=1, description="The model's directory, on the server's machine.")
     device: Annotated[str, AfterValidator(_devices)] | None = Field(None, description="As GENAI_DEVICE, its default.")
+    chat_template: str | None = Field(
+        None, min_length=1, description="In place of the model's own, as GENAI_CHAT_TEMPLATE: a file or a name."
+    )
     wait: bool | None = Field(None, description="false answers at once; else once it is loaded, or has failed to.")
 
 
@@ -60,7 +63,8 @@ class ModelEntry(BaseModel):
     """A model that is served, or one of its aliases: `root` is the model's own name. Adapters have the name of their
     model as `parent`, and are in its state.
 
-    `loading_seconds` says for how long it has been loading, `error` why it cannot be loaded.
+    `loading_seconds` says for how long it has been loading, `error` why it cannot be loaded. `chat` is false for one
+    without a chat template, which takes raw prompts only; it is left out as long as that is not known.
     """
 
     id: str
@@ -70,5 +74,6 @@ class ModelEntry(BaseModel):
     root: str
     parent: str | None = None
     state: Literal["loading", "ready", "unloading", "unloaded", "failed"]
+    chat: bool | None = None
     loading_seconds: float | None = None
     error: str | None = None

@@ -4,9 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire
-from genai_server.openai_api.schemas.chat import FunctionName
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, elements
+from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_PARTS, FunctionName
 
+# A message of a chat may be several items: what is thought, said and called.
+MOST_ITEMS = 4 * MOST_MESSAGES
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -34,6 +36,9 @@ class ReasoningText(Wire):
     text: Text
 
 
+Thoughts = Annotated[list[ReasoningText], elements(MOST_PARTS)]
+
+
 class Item(Wire):
     """What all items may have when they come back; a null of any other name is nothing: OpenAI's client writes such out
     for all that its types have.
@@ -55,7 +60,7 @@ class MessageItem(Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | list[InputText | OutputText]
+    content: Text | Annotated[list[InputText | OutputText], elements(MOST_PARTS)]
     phase: Any = Field(None, description="Has no effect here: the model is not told.")
 
 
@@ -80,7 +85,7 @@ class FunctionCallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: NonEmptyText
-    output: Text | list[InputText]
+    output: Text | Annotated[list[InputText], elements(MOST_PARTS)]
     name: NonEmptyText | None = None
     caller: DirectCaller | None = None
 
@@ -89,8 +94,8 @@ class ReasoningItem(Item):
     """What the model thought before; it is told the first of content, encrypted content and summary that is there."""
 
     type: Literal["reasoning"]
-    summary: list[ReasoningText] = []
-    content: list[ReasoningText] | None = None
+    summary: Thoughts = []
+    content: Thoughts | None = None
     encrypted_content: Text | None = Field(None, description="As this server gave it.")
 
 
@@ -128,6 +133,6 @@ InputItem = Annotated[
     ),
 ]
 Input = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[list[InputItem], Field(min_length=1), Tag("items")],
+    Annotated[Text, Tag("text")] | Annotated[list[InputItem], elements(MOST_ITEMS, least=1), Tag("items")],
     Discriminator(_form_of, custom_error_type="input", custom_error_message="must be a text or a list of items"),
 ]

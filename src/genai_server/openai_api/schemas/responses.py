@@ -4,10 +4,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, field_error, missing_error
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, elements, field_error, members, missing_error
 from genai_server.openai_api.schemas.chat import MOST_TOOLS, FunctionName, ReasoningEffort
 from genai_server.openai_api.schemas.response_items import Input
 from genai_server.openai_api.schemas.sampling import GenerationFields
+from genai_server.quoted import quoted
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -23,7 +24,9 @@ Include = Literal[
     "web_search_call.results",
 ]
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    members(16),
 ]
 
 
@@ -49,7 +52,7 @@ class AllowedTools(Wire):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction] = Field(min_length=1)
+    tools: Annotated[list[NamedFunction], elements(MOST_TOOLS, least=1)]
 
 
 class TextFormat(Wire):
@@ -106,12 +109,12 @@ class ResponsesRequest(GenerationFields):
     max_output_tokens: int | None = Field(
         None, ge=1, description="Most tokens of the answer; all that fit if left out."
     )
-    tools: list[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: Annotated[list[FunctionTool], elements(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    include: list[Include] | None = None
+    include: Annotated[list[Include], elements(64)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description=f"Above 0 only with {LOGPROBS} in include.")
     metadata: Metadata | None = Field(None, description="Is given back.")
     store: bool | None = Field(None, description="Keep the response for later requests; true if left out.")
@@ -131,7 +134,7 @@ class ResponsesRequest(GenerationFields):
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
         if self.top_logprobs and LOGPROBS not in (self.include or []):
-            raise field_error("top_logprobs", f"is only allowed with include: [{LOGPROBS!r}]")
+            raise field_error("top_logprobs", f"is only allowed with include: [{quoted(LOGPROBS)}]")
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options", "is only allowed with stream: true")
         if self.tool_choice not in (None, "none", "auto"):
@@ -145,7 +148,7 @@ class ResponsesRequest(GenerationFields):
         if isinstance(self.tool_choice, AllowedTools):
             unknown = [tool.name for tool in self.tool_choice.tools if tool.name not in known]
             if unknown:
-                raise field_error("tool_choice", f"allows the function {unknown[0]!r}, which is not among tools")
+                raise field_error("tool_choice", f"allows the function {quoted(unknown[0])}, which is not among tools")
 
 
 class InputTokens(BaseModel):

@@ -4,10 +4,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, WithoutEffect, field_error
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, WithoutEffect, elements, field_error, members
 
 MOST_STOP_STRINGS = 4
 MOST_CHOICES = 16
+MOST_SALT = 1024
 _TOKEN_ID_LIMIT = 2**31
 
 
@@ -19,6 +20,7 @@ def _token_ids(value: dict[str, float]) -> dict[str, float]:
 
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
+Biases = Annotated[dict[str, Bias], Field(max_length=1024), AfterValidator(_token_ids), members(1024)]
 
 
 class StructuredOutputs(Wire):
@@ -26,7 +28,7 @@ class StructuredOutputs(Wire):
 
     json_: dict[str, Any] | bool | Text | None = Field(None, alias="json", description="A JSON schema.")
     regex: NonEmptyText | None = Field(None, description="A regular expression, as Rust's crate regex has them.")
-    choice: list[NonEmptyText] | None = Field(None, min_length=1, max_length=1000)
+    choice: Annotated[list[NonEmptyText], elements(1000, least=1)] | None = None
     grammar: NonEmptyText | None = Field(None, description="A Lark grammar in llguidance's dialect.")
 
     @model_validator(mode="after")
@@ -89,18 +91,26 @@ class SamplingFields(Wire):
     repetition_penalty: float | None = Field(None, ge=0.01, le=10.0)
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    logit_bias: Annotated[dict[str, Bias], AfterValidator(_token_ids)] | None = Field(
-        None, max_length=1024, description="Added to the logits of these token ids; 100 selects, -100 bans."
+    logit_bias: Biases | None = Field(
+        None, description="Added to the logits of these token ids; 100 selects, -100 bans."
     )
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: StopText | Annotated[list[StopText], Field(min_length=1, max_length=MOST_STOP_STRINGS)] | None = Field(
+    stop: StopText | Annotated[list[StopText], elements(MOST_STOP_STRINGS, least=1)] | None = Field(
         None, description="One to four texts that end the answer; they are not part of it."
     )
     min_tokens: int | None = Field(None, ge=0, description="Nothing ends the answer by itself before so many tokens.")
     ignore_eos: bool | None = Field(None, description="Go on after the token that ends an answer.")
-    cache_prompt: bool | None = Field(None, description="Use a past that begins alike again; true if left out.")
+    cache_prompt: bool | None = Field(
+        None, description="Reuse the cached prefix of an earlier prompt; true if left out."
+    )
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MOST_SALT,
+        description="Only cached prefixes of requests with the same salt are reused; random, and kept secret.",
+    )
     priority: int | None = Field(None, ge=-1000, le=1000, description="Lower is served earlier; 0 if left out.")
-    exact: bool | None = Field(None, description="Bit for bit the same answer in any company.")
+    exact: bool | None = Field(None, description="The answer is bitwise equal whatever else runs beside it.")
     structured_outputs: StructuredOutputs | None = None
     timeout: float | None = Field(
         None, gt=0, description="Seconds after which the answer ends as it is, waiting included."

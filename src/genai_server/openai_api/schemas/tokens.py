@@ -1,12 +1,14 @@
 """The bodies of the endpoints between text and token ids, in vLLM's form and in llama.cpp's."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from genai_server.openai_api.schemas.base import Text, Wire
+from genai_server.openai_api.schemas.base import Text, Wire, elements
 from genai_server.openai_api.schemas.chat import Messages, Tools
 
+# More than any prompt has.
+MOST_TOKENS = 1024 * 1024
 _SOURCES = ("prompt", "content", "messages")
 _ONLY_WITH = {
     "add_special_tokens": "prompt",
@@ -67,7 +69,7 @@ class DetokenizeRequest(Wire):
     """Body of /detokenize."""
 
     model: str | None = Field(None, description="The served model's id.")
-    tokens: list[int]
+    tokens: Annotated[list[int], elements(MOST_TOKENS)]
 
 
 class DetokenizeResponse(BaseModel):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from genai_server.parts import Part, ToolCallArguments, ToolCallStart
-from genai_server.text.lookahead import Lookahead, Reader
+from genai_server.text.answers.lookahead import Lookahead, Reader
 
 # With these a schema says more about its properties than "properties" does.
 _ABOUT_PROPERTIES = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
@@ -90,7 +90,7 @@ class ToolFormat(Protocol):
         """Rules of llguidance's Lark with `calls` on top: one call or, if `parallel`, one or more.
 
         They begin with the rule `opening`, which is left to the caller, where there is an `opening`. For
-        `opaque_tokens` see text/grammar.py.
+        `opaque_tokens` see text/grammars/grammar.py.
         """
         ...
 

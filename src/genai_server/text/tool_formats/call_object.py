@@ -8,9 +8,9 @@ them as a string that holds the object; then it is told at once.
 import json
 from collections.abc import Sequence
 
-from genai_server.text.json_text import is_json, read_colon, read_string, read_value
-from genai_server.text.lark import any_of, fits, quoted
-from genai_server.text.lookahead import Lookahead, Reader
+from genai_server.text.answers.json_text import is_json, read_colon, read_string, read_value
+from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.grammars.lark import any_of, fits, quoted
 from genai_server.text.tool_formats.base import Call, Calls, Tool, write_json
 
 _ARGUMENTS = ("arguments", "parameters")

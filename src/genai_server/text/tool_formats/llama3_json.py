@@ -9,8 +9,8 @@ The tag, or `<|python_start|>` with `<|python_end|>` after the calls, may be mis
 import re
 from collections.abc import Mapping, Sequence
 
-from genai_server.text.lark import ANYTHING, SPACES, marker, separated
-from genai_server.text.lookahead import Lookahead, Reader
+from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.grammars.lark import ANYTHING, SPACES, marker, separated
 from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
 from genai_server.text.tool_formats.call_object import CALL_KEYS, lark_object, read_call_object, write_call_object
 

@@ -12,9 +12,9 @@ call, the token again. Version 11 has `[CALL_ID]` and an id before `[ARGS]`.
 import re
 from collections.abc import Mapping, Sequence
 
-from genai_server.text.json_text import read_value
-from genai_server.text.lark import ANYTHING, any_of, fits, marker, quoted, separated
-from genai_server.text.lookahead import Lookahead, Reader
+from genai_server.text.answers.json_text import read_value
+from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.grammars.lark import ANYTHING, any_of, fits, marker, quoted, separated
 from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id
 from genai_server.text.tool_formats.call_object import lark_object, pass_on, read_call_list, write_call_object
 

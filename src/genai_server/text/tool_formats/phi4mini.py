@@ -10,8 +10,8 @@ the tools. (Tokenizer and model card of Phi-4-mini-instruct; chat templates for 
 import re
 from collections.abc import Mapping, Sequence
 
-from genai_server.text.lark import ANYTHING, SPACES, marker, quoted, separated
-from genai_server.text.lookahead import Lookahead, Reader
+from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.grammars.lark import ANYTHING, SPACES, marker, quoted, separated
 from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
 from genai_server.text.tool_formats.call_object import lark_object, read_call_list, write_call_object
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from genai_server.text.lark import SPACES, any_of, fits, quoted, to_text
-from genai_server.text.lookahead import Lookahead, Reader
-from genai_server.text.python_literal import read_literal, to_json
+from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.answers.python_literal import read_literal, to_json
+from genai_server.text.grammars.lark import SPACES, any_of, fits, quoted, to_text
 from genai_server.text.tool_formats.base import (
     ANY_OBJECT,
     Call,

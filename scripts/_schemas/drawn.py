@@ -1,0 +1,249 @@
+"""Small JSON schemas at random: the same one for the same seed and number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .patterns import pattern
+
+FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+KEYS = ["a", "b", "from", "é", "x-y", "", 'q"', "a\n", "a/b", "😀", "1", "__proto__"]
+TYPES = ["string", "integer", "number", "boolean", "null", "array", "object"]
+_DEEPEST = 3
+
+INTEGERS = [0, 1, -1, 2, 5, 9, 10, 99, 100, -7, 255, 1000, 2**31 - 1, 2**31, -(2**31), 2**32, 10**15, 10**17, 10**18]
+INTEGERS += [sign * 2**power + more for sign in (1, -1) for power in (53, 63, 64, 70) for more in (-1, 0, 1)]
+INTEGERS += [10**19, 10**22, 10**23, 10**40, 10**60, -(10**40), 2**63 - 1024, -(2**63) + 1024, 10**18 - 1, 2**60 + 1]
+FLOATS = [0.0, -0.0, 0.1, -0.1, 0.5, -0.5, 1.5, 0.25, 0.3, 1e-7, 1e-20, 5e-324, 1e15, 1e16, 1e17, 1e21, 1e22, 1e23]
+FLOATS += [1.0, 2.0, -3.0, 123.456, 0.1 + 0.2, 9.999999, -1e-7, 1.7976931348623157e308, -3.4028234663852886e38, 1e300]
+FLOATS += [99.99, 100.01, 0.01, 0.009, 2.0**53, 2.0**63, 4503599627370496.5, 0.30000000000000004, 12345678901234.567]
+MULTIPLES = [1, 2, 3, 5, 7, 10, 100, 0.5, 0.1, 0.01, 0.25, 1.5, 0.3, 0.07, 1e-7, 1.1, 25, 2.5, 1.0, 12, 97, 0.001, 1e3]
+
+
+class Drawn:
+    """One schema. `all` of its parts come from one source of chance."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._names: list[str] = []
+
+    def schema(self) -> dict[str, Any]:
+        """A whole schema, with its definitions."""
+        self._names = self._some(["A", "B", "tree node"], 2) if self._chance.random() < 0.15 else []
+        drawn = self._part(0)
+        if self._names:
+            drawn["$defs"] = {name: self._part(1) for name in self._names}
+        if self._chance.random() < 0.03:
+            drawn["$schema"] = self._chance.choice(
+                ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"]
+            )
+        return drawn
+
+    def _part(self, depth: int) -> dict[str, Any]:
+        leaves = [self._integer] * 3 + [self._number] * 3 + [self._string] * 4 + [self._literal] * 2 + [self._plain]
+        inner = (
+            [self._object] * 4 + [self._array] * 3 + [self._union] * 2 + [self._joined, self._nullable, self._typeless]
+        )
+        if self._names and depth:
+            leaves += [self._reference] * 3
+        kinds: Sequence[Callable[[int], dict[str, Any]]] = leaves if depth >= _DEEPEST else leaves + inner
+        return self._chance.choice(kinds)(depth)
+
+    def _some(self, things: list[Any], most: int) -> list[Any]:
+        return self._chance.sample(things, self._chance.randint(0, min(most, len(things))))
+
+    def _plain(self, depth: int) -> dict[str, Any]:
+        return self._chance.choice([{"type": "boolean"}, {"type": "null"}, {"type": "string"}, {"type": "number"}, {}])
+
+    def _reference(self, depth: int) -> dict[str, Any]:
+        return {"$ref": f"#/$defs/{self._chance.choice(self._names).replace(' ', '%20')}"}
+
+    def _whole_number(self) -> int:
+        chance = self._chance
+        match chance.randint(0, 3):
+            case 0:
+                return chance.randint(-20, 120)
+            case 1:
+                return chance.choice(INTEGERS)
+            case 2:
+                return chance.randint(-(10 ** chance.randint(1, 20)), 10 ** chance.randint(1, 20))
+            case _:
+                return chance.choice(INTEGERS[:12])
+
+    def _any_number(self) -> int | float:
+        chance = self._chance
+        match chance.randint(0, 3):
+            case 0:
+                return self._whole_number()
+            case 1:
+                return chance.choice(FLOATS)
+            case 2:
+                return float(f"{chance.randint(-2000, 2000)}e-{chance.randint(0, 4)}")
+            case _:
+                return chance.uniform(-1, 1) * 10.0 ** chance.randint(-10, 20)
+
+    def _bounds(self, draw: Callable[[], int | float]) -> dict[str, Any]:
+        low, high = sorted((draw(), draw()))
+        if self._chance.random() < 0.1:
+            high = low
+        bounds: dict[str, Any] = {}
+        if self._chance.random() < 0.7:
+            bounds[self._chance.choice(["minimum", "minimum", "exclusiveMinimum"])] = low
+        if self._chance.random() < 0.7:
+            bounds[self._chance.choice(["maximum", "maximum", "exclusiveMaximum"])] = high
+        if self._chance.random() < 0.2:
+            bounds["multipleOf"] = self._chance.choice(MULTIPLES)
+        return bounds
+
+    def _integer(self, depth: int) -> dict[str, Any]:
+        draw = self._whole_number if self._chance.random() < 0.8 else self._any_number
+        return {"type": "integer", **self._bounds(draw)}
+
+    def _number(self, depth: int) -> dict[str, Any]:
+        return {"type": "number", **self._bounds(self._any_number)}
+
+    def _lengths(self, low: str, high: str, most: int) -> dict[str, Any]:
+        first, second = sorted(self._chance.randint(0, most) for _ in range(2))
+        given = {low: first, high: second}
+        return {key: given[key] for key in self._some([low, high], 2)}
+
+    def _string(self, depth: int) -> dict[str, Any]:
+        drawn: dict[str, Any] = {"type": "string"}
+        kind = self._chance.randint(0, 9)
+        if kind < 4:
+            drawn["pattern"] = pattern(self._chance)
+        elif kind < 7:
+            drawn["format"] = self._chance.choice(FORMATS)
+        if kind in (0, 4, 7, 8, 9):
+            drawn |= self._lengths("minLength", "maxLength", self._chance.choice([3, 8, 30]))
+        if kind == 5 and self._chance.random() < 0.3:
+            drawn["pattern"] = pattern(self._chance)
+        return drawn
+
+    def _value(self, depth: int) -> Any:
+        chance = self._chance
+        match chance.randint(0, 6 if depth < 2 else 4):
+            case 0:
+                return chance.choice([None, True, False])
+            case 1:
+                return self._whole_number()
+            case 2:
+                return self._any_number()
+            case 3 | 4:
+                texts = [
+                    "",
+                    "a",
+                    "é",
+                    "😀",
+                    "e\u0301",
+                    'a"b',
+                    "a\\b",
+                    "a/b",
+                    "\n\t",
+                    "\u2028",
+                    "0",
+                    "\x7f",
+                    "\x01",
+                    "<|end|>",
+                ]
+                return chance.choice(texts)
+            case 5:
+                return [self._value(depth + 1) for _ in range(chance.randint(0, 2))]
+            case _:
+                return {key: self._value(depth + 1) for key in self._some(KEYS, 2)}
+
+    def _literal(self, depth: int) -> dict[str, Any]:
+        if self._chance.random() < 0.3:
+            drawn = {"const": self._value(0)}
+        else:
+            drawn = {"enum": [self._value(0) for _ in range(self._chance.randint(1, 4))]}
+        if self._chance.random() < 0.3:
+            drawn["type"] = self._chance.choice(TYPES)
+        if self._chance.random() < 0.1:
+            drawn |= self._bounds(self._any_number)
+        return drawn
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        chance = self._chance
+        names = self._some(KEYS, 3)
+        drawn: dict[str, Any] = {"type": "object", "properties": {name: self._part(depth + 1) for name in names}}
+        drawn["required"] = [name for name in names if chance.random() < 0.5]
+        if chance.random() < 0.05:
+            drawn["required"] += [key for key in self._some(KEYS, 1) if key not in names]
+        kind = chance.randint(0, 5)
+        if kind < 2:
+            drawn["additionalProperties"] = False
+        elif kind == 2:
+            drawn["additionalProperties"] = self._part(depth + 1)
+        if chance.random() < 0.15:
+            drawn["patternProperties"] = {pattern(chance): self._part(depth + 1) for _ in range(chance.randint(1, 2))}
+        if chance.random() < 0.15:
+            drawn |= self._lengths("minProperties", "maxProperties", 3)
+        if chance.random() < 0.02:
+            drawn["propertyNames"] = {"pattern": pattern(chance)}
+        if chance.random() < 0.1:
+            del drawn["properties"]
+        return drawn
+
+    def _array(self, depth: int) -> dict[str, Any]:
+        chance = self._chance
+        drawn: dict[str, Any] = {"type": "array"}
+        if chance.random() < 0.8:
+            drawn["items"] = self._part(depth + 1)
+        if chance.random() < 0.25:
+            drawn["prefixItems"] = [self._part(depth + 1) for _ in range(chance.randint(1, 3))]
+            if chance.random() < 0.3:
+                drawn["items"] = False
+        if chance.random() < 0.5:
+            drawn |= self._lengths("minItems", "maxItems", 4)
+        if chance.random() < 0.04:
+            drawn["uniqueItems"] = chance.random() < 0.7
+        if chance.random() < 0.02:
+            drawn["additionalItems"] = chance.choice([False, self._part(depth + 1)])
+        if chance.random() < 0.02:
+            drawn["contains"] = self._part(depth + 1)
+        return drawn
+
+    def _union(self, depth: int) -> dict[str, Any]:
+        drawn = {
+            self._chance.choice(["anyOf", "anyOf", "oneOf"]): [
+                self._part(depth + 1) for _ in range(self._chance.randint(1, 3))
+            ]
+        }
+        if self._chance.random() < 0.15:
+            drawn |= self._part(depth + 1)
+        return self._shuffled(drawn)
+
+    def _joined(self, depth: int) -> dict[str, Any]:
+        chance = self._chance
+        kind = chance.choice([self._integer, self._number, self._string, self._object, self._array, self._part])
+        drawn: dict[str, Any] = {"allOf": [kind(depth + 1) for _ in range(chance.randint(1, 2))]}
+        if chance.random() < 0.6:
+            drawn |= kind(depth + 1)
+        if chance.random() < 0.05:
+            drawn["not"] = self._part(depth + 1)
+        return self._shuffled(drawn)
+
+    def _nullable(self, depth: int) -> dict[str, Any]:
+        drawn = self._part(depth + 1)
+        kind = drawn.get("type")
+        if isinstance(kind, str) and kind != "null":
+            drawn["type"] = [kind, "null"]
+        return drawn
+
+    def _typeless(self, depth: int) -> dict[str, Any]:
+        drawn = self._part(depth + 1)
+        drawn.pop("type", None)
+        if self._chance.random() < 0.2:
+            drawn["type"] = self._some(TYPES, 3) or "string"
+        return drawn
+
+    def _shuffled(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        return dict(self._chance.sample(list(drawn.items()), len(drawn)))
+
+
+def drawn_schema(seed: int, number: int) -> dict[str, Any]:
+    """The schema of this number."""
+    return Drawn(random.Random(f"schema {seed} {number}")).schema()

@@ -1,0 +1,78 @@
+"""Draw answers that small schemas at random allow, and say which of them break their schema.
+
+Each schema goes through the functions with which the server checks and follows it; its answers are drawn at random over
+bytes and over the demo model's tokens. What is found is told with the number that shows it again. Ends with status 1
+when an answer breaks its schema, or a schema ends the process that follows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+
+from _models.table import table
+from _schemas.checking import Checker
+from _schemas.drawn import drawn_schema
+from _schemas.served import serve_all
+from _schemas.workers import Findings, check_all
+
+_MOST_SHOWN = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100_000, help="schemas in all (100000)")
+    parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="of the seed's schemas, begin here (0)")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="this schema of the seed, and show its answers")
+    parser.add_argument("--walks", type=int, default=6, help="answers drawn for each schema (6)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--refusals", type=int, default=0, metavar="N", help="show the N most frequent refusals")
+    parser.add_argument("--served", action="store_true", help="one answer of a server with the demo model to each")
+    arguments = parser.parse_args()
+    if arguments.only is not None:
+        print(json.dumps(drawn_schema(arguments.seed, arguments.only)))
+        print(checked := Checker(arguments.seed, arguments.walks, print).check(arguments.only))
+        sys.exit(bool(checked.broken))
+    started = time.monotonic()
+    numbers = range(arguments.first, arguments.first + arguments.count)
+    if arguments.served:
+        found = Findings()
+        for checked in serve_all(numbers, arguments.seed):
+            found.add(checked)
+    else:
+        found = check_all(numbers, arguments.seed, arguments.walks, arguments.processes)
+    print(table(report(found), markdown=False), end="\n\n")
+    print(f"{time.monotonic() - started:.0f} s, seed {arguments.seed}")
+    for refusal, number in found.refused.most_common(arguments.refusals):
+        print(f"{number:6} × {refusal}")
+    again = f"scripts/check_schemas.py --seed {arguments.seed} --only"
+    for number, what in sorted(found.broken)[:_MOST_SHOWN]:
+        print(f"BROKEN: {what}\n  again: {again} {number}")
+    for number in found.died[:_MOST_SHOWN]:
+        print(f"DIED: the process that followed a schema\n  again: {again} {number}")
+    sys.exit(bool(found.broken or found.died))
+
+
+def report(found: Findings) -> list[list[str]]:
+    """Figures."""
+    count = found.taken + found.refused.total() + len(found.died)
+    return [
+        ["what", "figure"],
+        ["schemas", f"{count}"],
+        ["taken", f"{found.taken} ({100 * found.taken / max(1, count):.1f} %)"],
+        ["answers", f"{found.answers}"],
+        ["answers that break their schema", f"{len(found.broken)}"],
+        ["schemas of such answers", f"{len({number for number, _ in found.broken})}"],
+        ["answers that nobody can judge", f"{found.unjudged}"],
+        ["walks without an end", f"{found.unended}"],
+        ["processes that died", f"{len(found.died)}"],
+        ["slowest schema", f"{found.slowest:.1f} s"],
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Admin endpoints: load, unload and name models while the server runs."""
+
+import asyncio
+import math
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from genai_server.api.middleware.auth import require_admin
+from genai_server.api.routes.models import model_entry
+from genai_server.api.services import TheServices
+from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed
+from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
+from genai_server.openai_api.schemas.base import ErrorResponse
+from genai_server.openai_api.schemas.models import AliasRequest, LoadModelRequest, UnloadModelRequest
+from genai_server.quoted import quoted
+
+router = APIRouter(
+    tags=["admin"],
+    dependencies=[Depends(require_admin)],
+    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 503)},
+)
+
+
+@router.post("/v1/admin/models/load")
+async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str, Any]:
+    """Serve the model in a directory of this machine; answers once it is ready, or says why it cannot be loaded."""
+    devices = (body.device or services.settings.device).split(",")
+    template = body.chat_template or ""
+    try:
+        await asyncio.to_thread(services.models.load_text, body.path, devices, template)
+    except ChatTemplateError as error:
+        raise ModelLoadFailed(f"chat_template {error.message}", param="chat_template") from None
+    except ConfigurationError as error:
+        raise ModelLoadFailed(error.message, param="path") from None
+    try:
+        await services.models.command(LoadModel(body.name, body.path, devices, template))
+    except ConfigurationError as error:
+        raise ModelLoadFailed(error.message) from None
+    if body.wait is not False:
+        await services.models.loaded(body.name, services.settings.load_timeout or math.inf)
+    entry = model_entry(services.models, services.models.find(body.name))
+    if entry["state"] != "ready" and "error" in entry:
+        raise ModelLoadFailed(f"model {quoted(body.name)} cannot be loaded: {entry['error']}", param="path")
+    return entry
+
+
+@router.post("/v1/admin/models/unload")
+async def unload_model(body: UnloadModelRequest, services: TheServices) -> dict[str, Any]:
+    """Unload a model and end its processes; answers once they have ended."""
+    about = services.models.find(body.name)
+    timeout = float(services.settings.drain_timeout) if body.timeout is None else body.timeout
+    await services.models.command(UnloadModel(about.name, timeout))
+    if body.wait is not False:
+        await services.models.gone(about)
+    return {"id": about.name, "object": "model", "unloaded": body.wait is not False}
+
+
+@router.post("/v1/admin/models/alias")
+async def set_alias(body: AliasRequest, services: TheServices) -> dict[str, Any]:
+    """Give a model one more name; with null, remove that name."""
+    await services.models.command(SetAlias(body.alias, body.name))
+    about = None if body.name is None else services.models.find(body.name)
+    return {"id": body.alias, "object": "model", "root": None if about is None else about.name}

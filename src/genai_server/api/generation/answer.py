@@ -1,0 +1,166 @@
+"""One running answer: its pieces as they come, why it ended, and what it took."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from genai_server.engine_client.stream import PromptProgress, TokenStream
+from genai_server.generation import FinishReason, Phases
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.usage import Usage
+from genai_server.parts import Part, ScoredToken, ToolCallStart
+from genai_server.text.answers.answer_text import AnswerText
+from genai_server.timing import Stopwatch, Timings
+
+# The outcome of an answer whose client has left.
+ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next piece of an answer: never empty; one with `progress` has nothing else."""
+
+    parts: list[Part]
+    # Only if the request wants log probabilities.
+    tokens: list[ScoredToken]
+    # How much of the prompt has been read, in the form of llama.cpp's `prompt_progress`.
+    progress: JsonObject | None = None
+
+
+class RunningAnswer:
+    """Reads one TokenStream and gives the answer's pieces. Must be closed, which ends the answer if it still runs.
+
+    With `tells_progress` there is a piece each time that more of the prompt has been read.
+    """
+
+    def __init__(
+        self, stream: TokenStream, text: AnswerText, stopwatch: Stopwatch, *, tells_progress: bool = False
+    ) -> None:
+        self.calls_tools = False
+        self._stream = stream
+        self._text = text
+        self._stopwatch = stopwatch
+        self._tells_progress = tells_progress
+        self._num_read = 0
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answer, token by token. An incomplete character, stop string or marker comes with what completes it.
+
+        Raises GenerationFailed after the pieces that came before the failure, but not after a stop string.
+        """
+        async for batch in self._stream:
+            if batch.progress is not None:
+                self._num_read = batch.progress.num_read
+                if self._tells_progress:
+                    yield Piece([], [], self._progress(batch.progress))
+            for index, token in enumerate(batch.tokens):
+                self._stopwatch.count(1)
+                parts, tokens = self._text.feed(token, batch.logprobs[index] if batch.logprobs else None)
+                if parts or tokens:
+                    yield self._piece(parts, tokens)
+                if self._text.is_stopped:
+                    break
+            if self._text.is_stopped:
+                # Nothing is read after this: an engine that dies now does not fail an answer that is complete.
+                await self._stream.stop()
+                break
+        self._stopwatch.stop()
+        parts, tokens = self._text.finish()
+        if parts or tokens:
+            yield self._piece(parts, tokens)
+
+    @property
+    def reason(self) -> FinishReason:
+        """Why the answer has ended."""
+        if self._text.is_stopped:
+            return FinishReason.STOP
+        assert self._stream.reason is not None, "pieces() has not ended yet"
+        return self._stream.reason
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._stream.is_ended
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: its finish reason, the code of its error, or `abort` if its client left first."""
+        if self._text.is_stopped or self._stream.reason is not None:
+            return self.reason.value
+        return self._stream.error_code or ABORT
+
+    @property
+    def phases(self) -> Phases:
+        """The engine's times, in seconds; known at the end."""
+        return self._stream.phases
+
+    @property
+    def first_token(self) -> float | None:
+        """The clock's time of the first token, in seconds; None before it."""
+        return self._stopwatch.first
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._text.stop_string
+
+    @property
+    def prompt_tokens(self) -> list[ScoredToken]:
+        """The prompt's tokens from the second on with their log probabilities, if the request wants them.
+
+        Complete with the first piece. Their offsets are not known.
+        """
+        return [self._text.scored(logprob, 0) for logprob in self._stream.prompt_logprobs]
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the prompt that the engine has still to read, as last reported; 0 once a token came."""
+        has_begun = self._stopwatch.first is not None or self.is_ended
+        return 0 if has_begun else self._stopwatch.input_tokens - self._num_read
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens used up to now; `cached` is known only at the end."""
+        watch = self._stopwatch
+        return Usage(watch.input_tokens, watch.output_tokens, self._stream.num_cached, self._text.num_reasoning)
+
+    @property
+    def num_profiled(self) -> int:
+        """How many of its tokens were profiled; known at the end."""
+        return self._stream.num_profiled
+
+    def timings(self) -> Timings:
+        """The answer's timings; known at the end."""
+        return self._stopwatch.timings(self._stream.phases.decode)
+
+    def end(self) -> None:
+        """End the answer at once, from outside: its reader gets what has come, and no more."""
+        self._stream.finish(FinishReason.STOP, Phases())
+        self._stream.close()
+
+    def close(self) -> None:
+        """Free it, and cancel what still runs in the engine."""
+        self._stream.close()
+
+    def _progress(self, progress: PromptProgress) -> JsonObject:
+        """How much of the prompt has been read, in the words of llama.cpp's server."""
+        return {
+            "total": self._stopwatch.input_tokens,
+            "cache": progress.num_cached,
+            "processed": progress.num_read,
+            "time_ms": int(self._stopwatch.elapsed * 1000),
+        }
+
+    def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
+        self.calls_tools = self.calls_tools or any(isinstance(part, ToolCallStart) for part in parts)
+        return Piece(parts, tokens)
+
+
+def usage_of(answers: Sequence[RunningAnswer], num_per_prompt: int) -> Usage:
+    """The tokens of several answers, those to the same prompt side by side; each prompt counts once."""
+    usages = [answer.usage for answer in answers]
+    return Usage(
+        prompt=sum(usage.prompt for usage in usages[::num_per_prompt]),
+        completion=sum(usage.completion for usage in usages),
+        cached=sum(usage.cached for usage in usages[::num_per_prompt]),
+        reasoning=sum(usage.reasoning for usage in usages),
+    )

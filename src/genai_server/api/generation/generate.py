@@ -1,0 +1,132 @@
+"""The way of a request from its body to its running answers: `generate`, read from top to bottom.
+
+Every refusal is raised here, before any header of the response.
+"""
+
+import asyncio
+
+from msgspec import structs
+
+from genai_server.api.generation.answer import RunningAnswer
+from genai_server.api.generation.generation import Generation
+from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec, plain_output_spec
+from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prompts
+from genai_server.api.generation.request_context import RequestContext
+from genai_server.api.services import Services
+from genai_server.engine_client.capacity import require_capacity
+from genai_server.errors import InvalidField
+from genai_server.generation import GenerationRequest
+from genai_server.openai_api.schemas.chat import ChatParameters
+from genai_server.openai_api.schemas.completions import CompletionRequest
+from genai_server.openai_api.schemas.sampling import StreamFields
+from genai_server.openai_api.translate import Policy, nth_choice, to_generation_request
+from genai_server.text.answers.answer_text import AnswerText
+from genai_server.text.answers.stop import StopStrings
+from genai_server.text.codec import TextCodec
+from genai_server.text.prompts.prompt import CONTINUE
+from genai_server.timing import Stopwatch
+
+Body = ChatParameters | CompletionRequest
+
+
+async def generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool = False) -> Generation:
+    """Start all answers to one request; the engine has accepted them on return.
+
+    Raises RequestError, Unavailable, and ClientLeft as soon as the client has gone; nothing is left running then.
+    """
+    return await context.waits_for(_generate(services, body, context, is_streamed=is_streamed))
+
+
+async def _generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool) -> Generation:
+    services.drain.require_open()
+
+    # Choose: the model, which may have to be loaded first, and the engine.
+    chosen = services.models.choose(body.model)
+    if body.timeout is not None:
+        context.deadline.tighten(body.timeout, param="timeout")
+    chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
+    engine, model = served.router.pick(body.device)
+    context.record.model, context.record.device = chosen.id, engine.device
+    codec = served.codec_of(engine.device)
+
+    # No work is done for a request that the engine has no capacity for, as far as it has told.
+    num_per_prompt = body.n or 1
+    num_answers = num_per_prompt * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
+    multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
+    require_capacity(engine.load, engine.device, num_answers, param=multiplier)
+
+    # Render and encode; resolve all defaults.
+    prompts = await encode_prompts(body, codec)
+    requests = [
+        to_generation_request(
+            body,
+            prompt,
+            model,
+            request_id=context.request_id,
+            policy=Policy(services.settings.max_length, services.settings.exact),
+            cache_salt=context.cache_salt(body.cache_salt),
+            progress=is_streamed,
+        )
+        for prompt in prompts
+    ]
+    lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
+    require_capacity(engine.load, engine.device, num_answers, lengths, param=multiplier)
+
+    # The output spec, with a grammar that compiles.
+    if isinstance(body, CompletionRequest):
+        echoed = await asyncio.to_thread(echoed_prompts, body, prompts, codec, model.vocab_size)
+        output_spec = await asyncio.to_thread(plain_output_spec, body)
+        continues = True
+    else:
+        echoed = [EchoedPrompt()]
+        output_spec = await asyncio.to_thread(chat_output_spec, body, codec, prompts[0])
+        continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
+    if output_spec.constraint is not None:
+        await output_spec.constraint.check(services.grammars)
+
+    # One engine request for each answer.
+    asked: list[GenerationRequest] = []
+    stopwatches: list[Stopwatch] = []
+    texts: list[AnswerText] = []
+    for request, echo in zip(requests, echoed, strict=True):
+        for index in range(num_per_prompt):
+            stopwatches.append(Stopwatch(services.clock, len(request.prompt)))
+            texts.append(_answer_text(body, codec, output_spec, offset=len(echo.text), continues=continues))
+            asked.append(
+                structs.replace(
+                    nth_choice(request, index),
+                    grammar=output_spec.grammar,
+                    timeout=context.deadline.seconds_left,
+                    adapter=chosen.adapter,
+                    unique_id=context.unique_id,
+                )
+            )
+
+    # Submit all at once: the engine accepts all, or none.
+    try:
+        streams = await engine.in_flight.submit(*asked)
+    except InvalidField as error:
+        if error.param == "grammar" and output_spec.constraint is not None:  # the engine knows no field of the body
+            raise output_spec.constraint.refused(error.message) from None
+        raise
+
+    # Read.
+    tells_progress = isinstance(body, StreamFields) and bool(body.return_progress)
+    answers = [
+        RunningAnswer(stream, text, stopwatch, tells_progress=tells_progress)
+        for stream, text, stopwatch in zip(streams, texts, stopwatches, strict=True)
+    ]
+    context.record.answered(answers, num_per_prompt, requests[0])
+    return Generation(context.request_id, chosen.id, answers, num_per_prompt, echoed, requests[0].sampling)
+
+
+def _answer_text(body: Body, codec: TextCodec, output_spec: OutputSpec, *, offset: int, continues: bool) -> AnswerText:
+    """The reader of one answer's tokens, which begins after `offset` characters of text."""
+    return AnswerText(
+        codec.decoder(output_spec.shown_tokens, continues=continues),
+        StopStrings(body.stop_strings),
+        output_spec.parser(),
+        codec.token_bytes,
+        offset=offset,
+        most_calls=output_spec.most_calls,
+    )

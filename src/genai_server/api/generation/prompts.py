@@ -1,0 +1,93 @@
+"""A request's prompts: rendered and encoded for the engine, and kept as text where the answer repeats them (`echo`)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from genai_server.api.generation.output_spec import offered_tools
+from genai_server.errors import InvalidField
+from genai_server.openai_api.schemas.chat import ChatParameters
+from genai_server.openai_api.schemas.completions import CompletionRequest
+from genai_server.parts import ScoredToken
+from genai_server.quoted import quoted
+from genai_server.text.codec import TextCodec
+
+
+@dataclass(frozen=True)
+class EchoedPrompt:
+    """What of a prompt stands before its answers; empty without `echo`."""
+
+    text: str = ""
+    # The bytes of each token.
+    tokens: Sequence[bytes] = ()
+
+    def scored(self, following: list[ScoredToken]) -> list[ScoredToken]:
+        """All tokens with log probabilities, of which `following` are the second to the last; [] without them."""
+        if len(following) != len(self.tokens) - 1:
+            return []
+        found, offset = [], 0
+        for token in [ScoredToken(self.tokens[0], None), *following]:
+            found.append(replace(token, offset=min(offset, len(self.text))))
+            offset += len(token.text)
+        return found
+
+
+async def encode_prompts(body: ChatParameters | CompletionRequest, codec: TextCodec) -> list[list[int]]:
+    """The token ids of each prompt; a chat has one. Raises InvalidField and NoChatTemplate."""
+    if isinstance(body, ChatParameters):
+        return [await encode_chat(body, codec)]
+    encoded = []
+    for given in body.prompts:
+        if isinstance(given, str):
+            given = await codec.encode_text(given, add_special=body.add_special_tokens is not False)
+            await asyncio.sleep(0)  # many short prompts take as long as a long one
+        encoded.append(given)
+    return encoded
+
+
+async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
+    """The token ids of a chat's prompt. Raises NoChatTemplate before all else, and InvalidField."""
+    codec.require_chat_template()
+
+    def plain() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        messages = [message.for_template() for message in body.messages]
+        return messages, [tool.model_dump(exclude_none=True) for tool in offered_tools(body, codec)]
+
+    messages, tools = await asyncio.to_thread(plain)
+    return await codec.encode_chat(messages, tools, _template_variables(body, codec))
+
+
+def echoed_prompts(
+    body: CompletionRequest, encoded: Sequence[list[int]], codec: TextCodec, vocab_size: int
+) -> list[EchoedPrompt]:
+    """What of each prompt is repeated. Raises InvalidField for tokens that the model does not have. Takes long."""
+    found = []
+    for given, tokens in zip(body.prompts, encoded, strict=True):
+        strange = next((token for token in tokens if token >= vocab_size), None)
+        if strange is not None:
+            raise InvalidField(
+                f"prompt must have ids below {vocab_size}, the model's vocabulary, given {strange}", param="prompt"
+            )
+        text = given if isinstance(given, str) else codec.decode(tokens, param="prompt")
+        echoed = EchoedPrompt(text, [codec.token_bytes(token) for token in tokens]) if body.echo else EchoedPrompt()
+        found.append(echoed)
+    return found
+
+
+def _template_variables(body: ChatParameters, codec: TextCodec) -> dict[str, Any]:
+    """The variables for the chat template. Raises InvalidField for an effort that has no effect with it."""
+    variables = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning_effort
+    if effort is None:
+        return variables
+    if codec.reads("reasoning_effort"):
+        variables.setdefault("reasoning_effort", effort)
+    elif codec.reads("enable_thinking"):
+        variables.setdefault("enable_thinking", effort != "none")
+    elif effort != "none":
+        raise InvalidField(
+            f"reasoning_effort {quoted(effort)} has no effect with this model: its chat template knows no reasoning",
+            param="reasoning_effort",
+        )
+    return variables

@@ -1,0 +1,119 @@
+"""The context of a request that wants an answer: its ids, its deadline, and whether its client is still there."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+from starlette.types import Receive
+
+from genai_server.api.services import TheServices
+from genai_server.api.telemetry.request_record import RequestRecord
+from genai_server.errors import InvalidField, ServerStopping
+from genai_server.quoted import quoted
+from genai_server.timing import Clock
+
+T = TypeVar("T")
+
+HEADER = "X-Request-Timeout"
+
+
+class ClientLeft(Exception):
+    """The client has gone before its answer."""
+
+
+class Deadline:
+    """When an answer must have ended: `limit` seconds (GENAI_REQUEST_TIMEOUT) from now, by a clock in seconds."""
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._began = clock()
+        self._seconds = float(limit)
+
+    def tighten(self, seconds: float, *, param: str) -> None:
+        """Bring the deadline forward to what this field or header gives. Raises InvalidField beyond the limit."""
+        if not 0 < seconds <= self._limit:
+            raise InvalidField(
+                f"{param} must be greater than 0 and at most {self._limit} seconds (GENAI_REQUEST_TIMEOUT), "
+                f"given {seconds:g}",
+                param=param,
+            )
+        self._seconds = min(self._seconds, seconds)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds left now, at least 0."""
+        return max(0.0, self._began + self._seconds - self._clock())
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """One HTTP request that wants an answer."""
+
+    # The client's id, if it gave one; several requests may have the same.
+    request_id: str
+    # The server's own id.
+    unique_id: str
+    deadline: Deadline
+    # Reports when the client disconnects.
+    receive: Receive
+    record: RequestRecord
+    # The digest of the API key: requests with different ones share no prefix cache. None where all share one.
+    own_cache: bytes | None = None
+
+    def cache_salt(self, given: str | None) -> str | None:
+        """What partitions the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
+        if self.own_cache is None and given is None:
+            return None
+        salt = blake2b((given or "").encode(), key=self.own_cache or b"", digest_size=16, person=b"prefix cache")
+        return salt.hexdigest()
+
+    async def waits_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """The work's result. Cancels it and raises ClientLeft as soon as the client has gone."""
+        return await while_there(self.receive, work)
+
+
+async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result. Cancels it and raises ClientLeft as soon as `receive` reports a disconnect.
+
+    Raises ServerStopping when the server does not wait any longer, which cancels the work as well.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    except asyncio.CancelledError:
+        raise ServerStopping from None  # nothing else cancels what a client waits for
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def context(request: Request, services: TheServices) -> RequestContext:
+    """The context of a request. Raises InvalidField for a timeout header that is no number of seconds."""
+    deadline = Deadline(services.settings.request_timeout, services.clock)
+    given = request.headers.get(HEADER)
+    if given is not None:
+        try:
+            seconds = float(given)
+        except ValueError:
+            raise InvalidField(f"{HEADER} must be a number of seconds, given {quoted(given)}", param=HEADER) from None
+        deadline.tighten(seconds, param=HEADER)
+    own_cache = None if services.settings.shared_prefix_cache else request.state.access.digest
+    state = request.state
+    return RequestContext(state.request_id, state.unique_id, deadline, request.receive, state.record, own_cache)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# What routes take as a parameter.
+TheRequestContext = Annotated[RequestContext, Depends(context)]

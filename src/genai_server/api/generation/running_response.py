@@ -1,0 +1,112 @@
+"""A response of /v1/responses while its answer runs."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.types import Receive
+
+from genai_server.api.generation.generation import Generation
+from genai_server.api.generation.response_store import EndedResponse, ResponseStore
+from genai_server.errors import GenaiServerError
+from genai_server.openai_api.response_builder import ResponseBuilder
+from genai_server.openai_api.schemas.base import JsonObject
+
+
+class RunningResponse:
+    """Makes a response from a generation. Must be closed, which ends the answer if it still runs.
+
+    `items` are those that it is made from, `owner` the name of the API key. It is in the store, if there is one, once
+    it is made.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        build: ResponseBuilder,
+        items: list[JsonObject],
+        store: ResponseStore | None,
+        *,
+        owner: str | None,
+        with_metrics: bool = False,
+    ) -> None:
+        self.items = items
+        self.owner = owner
+        self._generation = generation
+        self._build = build
+        self._store = store
+        self._with_metrics = with_metrics
+        self._last_events: list[JsonObject] = []
+        if store is not None:
+            store.begin(self)
+
+    @property
+    def response(self) -> JsonObject:
+        """The response as it is now."""
+        return self._build.response
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Tokens of the prompt that have been read, and of how many; None once all have been."""
+        return self._generation.progress
+
+    async def events(self) -> AsyncIterator[dict[str, Any] | str]:
+        """All events of its stream. Raises GenerationFailed."""
+        for event in self._build.begin():
+            yield event
+        async for _, answer, piece in self._generation.pieces():
+            if self._build.is_ended:
+                break
+            if piece is not None:
+                for event in self._build.add(piece.parts, piece.tokens):
+                    yield event
+            else:
+                more = {"metrics": self._generation.metrics()} if self._with_metrics else {}
+                self._last_events = self._build.finish(
+                    answer.reason, self._generation.usage(), int(time.time()), **more
+                )
+        for event in self._last_events:
+            yield event
+
+    async def whole(self, receive: Receive) -> JsonObject:
+        """Read the answer to its end, and return the response, which is kept only if this succeeds.
+
+        Raises ClientLeft as soon as `receive` reports a disconnect, and GenerationFailed.
+        """
+        try:
+            await self._generation.read(receive, self._read())
+        except BaseException:
+            if self._store is not None:
+                self._store.abandon(self.response["id"])
+            raise
+        return self.response
+
+    def cancel(self) -> None:
+        """End it with the partial answer; the reader of the events receives the last ones."""
+        if self._build.is_ended:
+            self._ended().cancel()
+        self._end()
+
+    def fail(self, error: GenaiServerError) -> JsonObject:
+        """End it with an error; returns the last event."""
+        return self._build.fail(error, self._generation.usage())
+
+    def close(self) -> None:
+        """End the answer if it still runs, and keep the response."""
+        self._end()
+        self._generation.close()
+        if self._store is not None:
+            self._store.finish(self._ended())
+
+    def _end(self) -> None:
+        if not self._build.is_ended:
+            self._last_events = self._build.cancel(self._generation.usage())
+            for answer in self._generation.answers:
+                answer.end()
+
+    def _ended(self) -> EndedResponse:
+        return EndedResponse(self.response, self.items, self.owner)
+
+    async def _read(self) -> None:
+        async for _ in self.events():
+            pass

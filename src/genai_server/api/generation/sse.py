@@ -1,0 +1,112 @@
+"""Server-sent events of the answers to one request."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import msgspec
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import AppStatus
+from starlette.types import Message, Receive, Scope, Send
+
+from genai_server.api.errors import error_body, internal_error
+from genai_server.errors import GenaiServerError, ServerStopping
+
+log = logging.getLogger(__name__)
+
+# At a shutdown running answers go on, within uvicorn's own time limit: cut off at once they would have no last event.
+AppStatus.enable_automatic_graceful_drain = False
+
+# Some clients take these for line ends, though server-sent events do not; JSON has escapes for them.
+_LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
+
+# What an endpoint that may stream documents of its 200.
+STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+
+
+class Source(Protocol):
+    """What the events are made from."""
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Tokens of prompts that have been read, and of how many; None once all have been."""
+        ...
+
+    def close(self) -> None:
+        """Free it; always called."""
+        ...
+
+
+class EventStream(EventSourceResponse):
+    """Sends events, each a JSON object or a plain word, and closes their source however the response ends.
+
+    With `named` an event's name is its `type`. An error after the headers is the last event, in the form of the API, or
+    as `tell_error` gives it. The next event is made once the last one is sent: for a slow client tokens gather, not
+    text. Every few seconds a comment, which clients skip, keeps the connection open and reports the prompt's progress.
+    """
+
+    DEFAULT_PING_INTERVAL = 5
+
+    def __init__(
+        self,
+        source: Source,
+        events: AsyncIterator[dict[str, Any] | str],
+        *,
+        named: bool = False,
+        tell_error: Callable[[GenaiServerError], dict[str, Any]] | None = None,
+    ) -> None:
+        self._source = source
+        self._named = named
+        self._scope: Scope = {"state": {}}
+        self._tell_error = tell_error
+        super().__init__(self._encoded(events), ping_message_factory=self._comment)
+        # The library always sets it, but the client may have asked to close the connection.
+        del self.headers["connection"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        # A generator's own `finally` is not enough: cancelled before its first step, it never runs.
+        try:
+            await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            # The server stops, and its time limit is over.
+            last = self._error_event(ServerStopping())
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+            raise
+        finally:
+            self._source.close()
+
+    def _comment(self) -> ServerSentEvent:
+        progress = self._source.progress
+        return ServerSentEvent(comment="prefill {}/{}".format(*progress) if progress else "ping", sep="\n")
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """No timeout is set, so none is waited for: the library's cancel scope took a third of an event's time."""
+        await send(message)
+
+    async def _encoded(self, events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[bytes]:
+        try:
+            async for event in events:
+                yield self._event(event)
+        except GenaiServerError as error:
+            yield self._error_event(error)
+        except Exception:
+            log.exception("a stream met an internal error")
+            yield self._error_event(internal_error())
+
+    def _error_event(self, error: GenaiServerError) -> bytes:
+        self._scope["state"]["error_code"] = error.code
+        return self._event(error_body(error, self._scope) if self._tell_error is None else self._tell_error(error))
+
+    def _event(self, value: dict[str, Any] | str) -> bytes:
+        """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+        if isinstance(value, str):
+            return b"data: %b\n\n" % value.encode()
+        data = msgspec.json.encode(value)
+        for end, escape in _LINE_ENDS:
+            if end in data:
+                data = data.replace(end, escape)
+        if self._named:
+            return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), data)
+        return b"data: %b\n\n" % data

@@ -1,0 +1,179 @@
+"""Authentication: which requests may use the API, and which the admin endpoints."""
+
+import hmac
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from genai_server.api.errors import error_response
+from genai_server.api.middleware.keys import ApiKey, ApiKeys, hash_key
+from genai_server.api.middleware.rate_limit import RateLimits
+from genai_server.api.services import Services, services
+from genai_server.config import is_loopback
+from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
+
+# Paths that need no key: whether the server lives and works.
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
+_FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
+_REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
+_NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
+_WRONG_KEY = "this server does not know the API key that was given"
+_NO_KEYS = (
+    "this server has no API keys and serves programs on its own machine only, which call it by a name of this machine "
+    "(Host: localhost, or its address); set GENAI_API_KEYS, or GENAI_INSECURE to serve whoever can reach it"
+)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a request that was let in may do."""
+
+    # The API key; None for the admin key, and where no key is needed.
+    key: ApiKey | None = None
+    is_admin: bool = False
+    # Differs between keys, the admin key included; None where no key is needed.
+    digest: bytes | None = None
+
+
+class Authentication:
+    """Lets in requests with a key, if one is required, within the key's limits. Plain ASGI, before the body is read.
+
+    Leaves the Access in the scope's state; None without a key at one of the open paths. `admin_key` opens everything.
+
+    Unless it is `insecure`, a server without keys serves its own machine only. The Host header must name this machine:
+    a web page can have its own name resolve to this machine (DNS rebinding), but cannot send another Host. Unless the
+    server is known to listen on loopback alone (`on_loopback`), the connection must come from this machine, too.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        limits: RateLimits,
+        *,
+        admin_key: str | None,
+        on_loopback: bool,
+        insecure: bool,
+        open_paths: Collection[str] = OPEN_PATHS,
+    ) -> None:
+        self.app = app
+        self._keys = keys
+        self._limits = limits
+        self._admin = None if admin_key is None else hash_key(admin_key)
+        self._open_paths = open_paths
+        self._on_loopback = on_loopback
+        self._insecure = insecure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        access = self._identify(headers, scope)
+        scope.setdefault("state", {})["access"] = access
+        if access is None and scope["path"] not in self._open_paths:
+            message = (_WRONG_KEY if given_key(headers) else _NO_KEY) if self._keys.required else _NO_KEYS
+            await error_response(InvalidApiKey(message), scope)(scope, receive, send)
+            return
+        with ExitStack() as counted:
+            if access is not None and access.key is not None and _makes_work(scope):
+                try:
+                    counted.enter_context(self._limits.request(access.key))
+                except RateLimitExceeded as error:
+                    await error_response(error, scope)(scope, receive, send)
+                    return
+            await self.app(scope, receive, send)
+
+    def _identify(self, headers: Headers, scope: Scope) -> Access | None:
+        given = given_key(headers)
+        if given and self._admin is not None and hmac.compare_digest(hash_key(given), self._admin):
+            return Access(is_admin=True, digest=self._admin if self._keys.required else None)
+        if self._keys.required:
+            key = self._keys.find(given)
+            return None if key is None else Access(key, digest=key.digest)
+        client = scope.get("client")
+        is_near = client is not None and is_loopback(client[0]) and forwarded_by(headers) is None
+        is_own = _names_this_machine(headers) and (self._on_loopback or is_near)
+        return Access() if self._insecure or is_own else None
+
+
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key in a request's headers, in OpenAI's or Anthropic's form; empty if there is none."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def forwarded_by(headers: Mapping[str, str]) -> str | None:
+    """The header of a proxy that forwarded the request; None without one."""
+    return next((name for name in headers if name in _FORWARDING_HEADERS or name.startswith("x-forwarded")), None)
+
+
+async def holder(request: Request) -> str | None:
+    """The name of the request's API key; None for the admin key, and where no key is needed."""
+    access: Access = request.state.access
+    return None if access.key is None else access.key.name
+
+
+# What routes take as a parameter.
+TheHolder = Annotated[str | None, Depends(holder)]
+
+
+async def require_admin(request: Request, services: Annotated[Services, Depends(services)]) -> None:
+    """Let in the admin key, or, where no key at all is set, a program on this machine. Raises AdminForbidden.
+
+    Without a key the server must be bound to loopback, and nothing may hint at a proxy or at a web page, whose requests
+    come from this machine as well.
+    """
+    access: Access = request.state.access
+    if access.is_admin:
+        return
+    if services.settings.admin_api_key is not None:
+        raise AdminForbidden("the admin endpoints need GENAI_ADMIN_API_KEY as a bearer token")
+    if access.key is not None:
+        raise AdminForbidden(f"with API keys the admin endpoints need one of their own; {_REMEDY}")
+    reason = _not_local(request, services)
+    if reason is not None:
+        raise AdminForbidden(f"without an admin key this endpoint serves local programs only, but {reason}; {_REMEDY}")
+
+
+def _not_local(request: Request, services: Services) -> str | None:
+    """Why the request may not come from a local program; None if it does."""
+    client = request.client.host if request.client else ""
+    if not services.on_loopback or not is_loopback(client):
+        return "the server is not known to be bound to loopback alone"
+    if (name := forwarded_by(request.headers)) is not None:
+        return f"the request was forwarded ({name})"
+    host = request.headers.get("host", "")
+    if not host or not _names_this_machine(request.headers):
+        return "the Host header names another machine"
+    origin = request.headers.get("origin")
+    if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+        return "the Origin header names a web page"
+    is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+    if request.method == "POST" and not is_json:
+        return "the body is not application/json"
+    return None
+
+
+def _names_this_machine(headers: Mapping[str, str]) -> bool:
+    """Whether the Host header, which no web page can choose, names this machine, or is missing."""
+    host = headers.get("host", "")
+    return not host or is_loopback(_host_name(f"//{host}"))
+
+
+def _makes_work(scope: Scope) -> bool:
+    """Whether a request counts against its key's limits; reading and cancelling do not."""
+    return scope["method"] == "POST" and not scope["path"].endswith("/cancel")
+
+
+def _host_name(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

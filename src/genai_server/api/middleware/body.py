@@ -1,0 +1,252 @@
+"""The body of a request: read before its route, within limits of size, time, depth and number; parsed in a thread."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from fastapi import Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genai_server.api.errors import error_response, from_findings, malformed
+from genai_server.errors import (
+    BodiesTooLarge,
+    BodyTooLarge,
+    BodyTooSlow,
+    GenaiServerError,
+    MalformedBody,
+    NestedTooDeep,
+    TooManyValues,
+)
+
+# A body over the limit is read on, and dropped, up to this many times the limit: a client that is still sending when
+# the connection is closed may never see the response.
+_DRAINED = 8
+# In bytes. Parsing a shorter body takes less time than handing it to a thread.
+_SHORT = 8_000
+# Deepest nesting. A JSON schema takes two levels for each of its own; code that walks through a body, such as a chat
+# template, recurses for each.
+MOST_NESTED = 100
+# Most lists and objects. The longest conversation with its tools has 30,000 to 40,000; validating each takes some
+# microseconds.
+MOST_CONTAINERS = 50_000
+# A string without an end extends to the end of the text, so each character is read once.
+_JSON_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Runs long jobs in a thread, one at a time, as each of them holds the GIL."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def do(self, job: Callable[[], T], *, num_bytes: int) -> T:
+        """The result of a job that reads a body of `num_bytes`; for a short body it runs at once, without a thread."""
+        if num_bytes <= _SHORT:
+            return job()
+        async with self._turn:
+            return await asyncio.to_thread(job)
+
+
+@dataclass
+class _Reading:
+    """A body while it is received."""
+
+    # What is kept of it.
+    body: bytearray = field(default_factory=bytearray)
+    # Bytes that count towards the limit of all bodies.
+    kept: int = 0
+    # Bytes received.
+    size: int = 0
+    # Whether there is more to receive.
+    more: bool = True
+    # Why nothing is kept, if so.
+    error: GenaiServerError | None = None
+
+    def drop(self, error: GenaiServerError) -> None:
+        """Keep nothing of the body."""
+        self.error = error
+        self.body.clear()
+
+
+class BodyLimits:
+    """Reads at most `limit` bytes of a body for at most `seconds`, and refuses others before any work. Plain ASGI.
+
+    The bodies of all requests that have not ended have at most `most_bytes` together; a single one is exempt. The body
+    that exceeds them is refused, and so is one with more, or more deeply nested, lists and objects than `check_json`
+    allows. Leaves an Aside in the scope's state for parsing the body.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, seconds: float, most_bytes: int) -> None:
+        self.app = app
+        self.limit = limit
+        self.seconds = seconds
+        self.most_bytes = most_bytes
+        self._kept = 0
+        self._aside = Aside()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        scope.setdefault("state", {})["aside"] = self._aside
+        reading = _Reading()
+        try:
+            await self._pass(reading, scope, receive, send)
+        finally:
+            self._kept -= reading.kept
+
+    async def _pass(self, reading: _Reading, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self.seconds):
+                is_whole = await self._read(reading, receive)
+        except TimeoutError:
+            message = (
+                f"the body must come within {self.seconds} seconds (GENAI_BODY_TIMEOUT); "
+                f"{reading.size} bytes had come by then"
+            )
+            await _refuse(BodyTooSlow(message), reading, scope, receive, send)
+            return
+        if not is_whole:
+            return
+        try:
+            await self._check(reading)
+        except GenaiServerError as error:
+            await _refuse(error, reading, scope, receive, send)
+            return
+        whole: list[Message] = [{"type": "http.request", "body": bytes(reading.body), "more_body": False}]
+        reading.body.clear()
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self.app(scope, replay, send)
+
+    async def _read(self, reading: _Reading, receive: Receive) -> bool:
+        """Read to the end, or far beyond the limit; returns whether the client is still there."""
+        while reading.more and reading.size <= self.limit * _DRAINED:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return False
+            part: bytes = message.get("body", b"")
+            reading.size += len(part)
+            reading.more = message.get("more_body", False)
+            if reading.error is None:
+                self._keep(reading, part)
+        return True
+
+    def _keep(self, reading: _Reading, part: bytes) -> None:
+        if reading.size > self.limit:
+            reading.drop(BodyTooLarge(""))
+        elif self._kept > reading.kept and self._kept + len(part) > self.most_bytes:
+            reading.drop(
+                BodiesTooLarge(
+                    f"the bodies of all requests together may have at most {self.most_bytes} bytes "
+                    f"(GENAI_MAX_BODIES_BYTES), and {self._kept} are there; try again"
+                )
+            )
+        else:
+            reading.body += part
+        self._kept += len(reading.body) - reading.kept
+        reading.kept = len(reading.body)
+
+    async def _check(self, reading: _Reading) -> None:
+        if reading.size > self.limit:
+            given = f"more than {reading.size}" if reading.more else str(reading.size)
+            raise BodyTooLarge(f"the body may have at most {self.limit} bytes (GENAI_MAX_BODY_BYTES), given {given}")
+        if reading.error is not None:
+            raise reading.error
+        await self._aside.do(lambda: check_json(reading.body), num_bytes=len(reading.body))
+
+
+def check_json(text: bytes | bytearray) -> None:
+    """Raises MalformedBody for a text that is not UTF-8, NestedTooDeep and TooManyValues; it need not be valid JSON."""
+    if not json.detect_encoding(text).startswith("utf-8"):
+        raise MalformedBody("the body is not JSON in UTF-8")
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise malformed(error) from None
+    if text.count(b"[") + text.count(b"{") <= MOST_NESTED:
+        return
+    brackets = brackets_of(text)
+    containers = brackets.count(b"[")
+    if containers > MOST_CONTAINERS:
+        raise TooManyValues(f"the body may have at most {MOST_CONTAINERS} lists and objects in all, given {containers}")
+    if is_nested(brackets, by_more_than=MOST_NESTED):
+        raise NestedTooDeep(
+            f"the lists and objects of the body may be nested {MOST_NESTED} deep, given more than {MOST_NESTED}"
+        )
+
+
+def brackets_of(text: bytes | bytearray) -> bytes:
+    """The brackets of a JSON text outside its strings, braces as `[` and `]`."""
+    return bytes(_JSON_TEXT.sub(b"", text)).translate(_BRACKETS, _ALL_ELSE)
+
+
+def is_nested(brackets: bytes, *, by_more_than: int) -> bool:
+    """Whether brackets, which need not match, are nested more deeply than `by_more_than`."""
+    for _ in range(by_more_than):
+        inner = brackets
+        brackets = inner.replace(b"[]", b"")
+        if brackets == inner:
+            break
+    return b"[]" in brackets or brackets.count(b"[") > by_more_than
+
+
+class BodyRoute(APIRoute):
+    """Gives FastAPI the validated body, which takes no time to validate again.
+
+    Not for admin routes: the body is validated before the route's dependencies, which check the access.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        adapter: TypeAdapter[Any] = TypeAdapter(cast(type[Any], self.body_field.field_info.annotation))
+
+        async def checked(request: Request) -> Response:
+            return await handle(_CheckedRequest(request, adapter))
+
+        return checked
+
+
+class _CheckedRequest(Request):
+    def __init__(self, request: Request, adapter: TypeAdapter[Any]) -> None:
+        super().__init__(request.scope, request.receive)
+        self._adapter = adapter
+
+    async def json(self) -> Any:
+        """The validated body. Raises RequestError."""
+        text = await self.body()
+        aside: Aside = self.state.aside
+        return await aside.do(lambda: _read(text, self._adapter), num_bytes=len(text))
+
+
+def _read(text: bytes, adapter: TypeAdapter[Any]) -> Any:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise malformed(error) from None
+    try:
+        return adapter.validate_python(body)
+    except ValidationError as error:
+        found = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
+        raise from_findings(found, body) from None
+
+
+async def _refuse(error: GenaiServerError, reading: _Reading, scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(error, scope)
+    if reading.more:
+        response.headers["connection"] = "close"
+    await response(scope, receive, send)

@@ -1,0 +1,106 @@
+"""The drain before a stop: running requests go on to their ends, and no new one begins."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genai_server.api.errors import error_response
+from genai_server.errors import ServerDraining, ServerStopping
+
+# Seconds in which requests that are cut off send their last event or response, also to slow clients.
+LAST_WORDS = 5.0
+
+
+class Drain:
+    """Counts the requests that run in this process, and ends them at a stop. Owned by the event loop.
+
+    After `run`, `num_cut_off` is the number of requests that could not run to their ends.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.is_draining = False
+        self.num_cut_off = 0
+        self._timeout = timeout
+        self._hurries = False
+        self._running: set[asyncio.Task[object]] = set()
+        self._cut_off: set[asyncio.Task[object]] = set()
+        self._changed = asyncio.Event()
+
+    def require_open(self) -> None:
+        """Raise ServerDraining once no new request may begin."""
+        if self.is_draining:
+            raise ServerDraining
+
+    async def run(self) -> None:
+        """Wait until no request runs; after the timeout, or a call of `hurry`, cut off those that still do."""
+        self.is_draining = True
+        await self._wait(self._timeout)
+        self._cut_off = set(self._running)
+        self.num_cut_off = len(self._cut_off)
+        for task in self._cut_off:
+            task.cancel()
+        self._hurries = False
+        await self._wait(LAST_WORDS)
+
+    def hurry(self) -> None:
+        """Cut off running requests now."""
+        self._hurries = True
+        self._changed.set()
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the current task as a request while the block runs; cutting it off cancels the task."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
+            self._cut_off.discard(task)
+            self._changed.set()
+
+    def cuts_off(self) -> bool:
+        """Whether the current task was cancelled because it was cut off."""
+        return asyncio.current_task() in self._cut_off
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._running and not self._hurries:
+                    self._changed.clear()
+                    await self._changed.wait()
+
+
+class Drained:
+    """Counts running requests, closes connections while draining, and answers those that are cut off. Plain ASGI."""
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self.app = app
+        self.drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def send_last(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                if self.drain.is_draining:
+                    MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        with self.drain.counting():
+            try:
+                await self.app(scope, receive, send_last)
+            except asyncio.CancelledError:
+                if not self.drain.cuts_off():
+                    raise
+                if not has_begun:
+                    await error_response(ServerStopping(), scope)(scope, receive, send_last)

@@ -1,0 +1,154 @@
+"""API keys: a list in the settings, and a file of names and hashes.
+
+Only hashes are kept and compared. A plain SHA-256 suffices: unlike a password, a key is long and random, and cannot be
+found by trying. A slow hash, computed for each request, would make floods cheap.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai_server.config import Settings, environment_variable
+from genai_server.errors import ConfigurationError
+from genai_server.quoted import quoted
+
+log = logging.getLogger(__name__)
+
+SHORTEST_KEY = 16
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Visible characters that neither a list of keys nor a header needs for itself.
+_KEY = re.compile(r"[!-+\--9;-~]+")
+_LINE = re.compile(r"(?P<name>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})(?P<limits>(\s+\S+)*)")
+_LIMIT = re.compile(r"(concurrent|rate)=([0-9]{1,6})")
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """An API key that the server knows."""
+
+    # Of its holder.
+    name: str
+    # Its SHA-256.
+    digest: bytes
+    # Most requests at once, and within a minute; None where the settings' limits hold.
+    concurrent: int | None = None
+    rate: int | None = None
+
+
+class ApiKeys:
+    """The keys of the settings and of the file; without either, no key is required."""
+
+    def __init__(self, listed: tuple[ApiKey, ...] = (), file: Path | None = None) -> None:
+        self.required = bool(listed) or file is not None
+        self._listed = listed
+        self._file = file
+        self._keys = self._all()
+
+    def find(self, given: str) -> ApiKey | None:
+        """The known key that was given, if it is known; takes equally long for all keys of a length."""
+        digest = hash_key(given)
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(digest, key.digest):
+                found = key
+        return found
+
+    def reread(self) -> None:
+        """Read the file again; a wrong file leaves the keys as they are, and the log has the reason."""
+        try:
+            self._keys = self._all()
+        except ConfigurationError as error:
+            log.error("the API keys stay as they were: %s", error)
+        else:
+            log.info("read %s again: %d API keys", self._file, len(self._keys))
+
+    def _all(self) -> tuple[ApiKey, ...]:
+        keys = (*self._listed, *(_from_file(self._file) if self._file is not None else ()))
+        names = [key.name for key in keys]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigurationError(f"two API keys have the name {name}")
+        return keys
+
+
+def load_keys(settings: Settings) -> ApiKeys:
+    """The keys that the settings name.
+
+    Raises ConfigurationError, which never shows a key, for wrong ones, the admin key among them, for one that is
+    both, and for limits without a key to count for.
+    """
+    listed = tuple(_from_list(settings.api_keys or ""))
+    keys = ApiKeys(listed, Path(settings.api_key_file) if settings.api_key_file else None)
+    if settings.admin_api_key:
+        _check_strength("GENAI_ADMIN_API_KEY", settings.admin_api_key)
+        if (same := keys.find(settings.admin_api_key)) is not None:
+            raise ConfigurationError(f"GENAI_ADMIN_API_KEY: it must be no API key, and is that of {same.name}")
+    for name in ("max_concurrent_per_key", "rate_per_key"):
+        if getattr(settings, name) and not keys.required:
+            raise ConfigurationError(
+                f"{environment_variable(name)}={getattr(settings, name)}: it counts for each key; "
+                "set GENAI_API_KEYS or GENAI_API_KEY_FILE"
+            )
+    return keys
+
+
+def make_key() -> str:
+    """A new key: 256 random bits."""
+    return f"gs-{secrets.token_urlsafe(32)}"
+
+
+def line_of(name: str, key: str) -> str:
+    """The line of a key in a key file, which does not reveal the key. Raises ConfigurationError for the name."""
+    if not NAME.fullmatch(name):
+        raise ConfigurationError(f"the name of a key must match {NAME.pattern}; given {quoted(name)}")
+    return f"{name} sha256:{hash_key(key).hex()}"
+
+
+def hash_key(key: str) -> bytes:
+    """A key's SHA-256, which is kept and compared."""
+    return hashlib.sha256(key.encode(errors="replace")).digest()
+
+
+def _check_strength(what: str, key: str) -> None:
+    """Raise ConfigurationError, which never shows the key, unless a key is long enough and plain."""
+    if len(key) < SHORTEST_KEY or not _KEY.fullmatch(key):
+        raise ConfigurationError(
+            f"{what} must have at least {SHORTEST_KEY} characters, all of them visible ASCII "
+            f"and none a comma or colon; given {len(key)} (genai-server key makes one)"
+        )
+
+
+def _from_list(text: str) -> Iterator[ApiKey]:
+    for n, entry in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
+        name, colon, key = entry.rpartition(":")
+        name = name if colon else f"key-{n}"
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(f"GENAI_API_KEYS: the name of entry {n} must match {NAME.pattern}")
+        _check_strength(f"GENAI_API_KEYS: key {name}", key)
+        yield ApiKey(name, hash_key(key))
+
+
+def _from_file(path: Path) -> Iterator[ApiKey]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"GENAI_API_KEY_FILE={path}: cannot be read: {reason}") from None
+    for number, line in enumerate(lines, 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        entry = _LINE.fullmatch(line)
+        limits = [_LIMIT.fullmatch(word) for word in entry["limits"].split()] if entry else []
+        if entry is None or None in limits or not NAME.fullmatch(entry["name"]):
+            raise ConfigurationError(
+                f"GENAI_API_KEY_FILE={path}: line {number} must be NAME sha256:HASH, as genai-server key prints it, "
+                "then concurrent=N or rate=N where the key has limits of its own"
+            )
+        own = {limit[1]: int(limit[2]) for limit in limits if limit}
+        yield ApiKey(entry["name"], bytes.fromhex(entry["digest"]), own.get("concurrent"), own.get("rate"))

@@ -1,0 +1,56 @@
+"""The server's own chat endpoints: /v1/chat and /v1/chat/stream."""
+
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, Response
+
+from genai_server.api.generation.generate import generate
+from genai_server.api.generation.generation import Generation
+from genai_server.api.generation.json_response import built_response
+from genai_server.api.generation.request_context import TheRequestContext
+from genai_server.api.generation.sse import EventStream
+from genai_server.api.middleware.body import BodyRoute
+from genai_server.api.services import TheServices
+from genai_server.openai_api.chat import ChatBuilder
+from genai_server.openai_api.schemas.base import ErrorResponse, JsonObject
+from genai_server.openai_api.schemas.chat import ChatRequest, ChatResponse
+
+router = APIRouter(
+    route_class=BodyRoute, tags=["chat"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
+)
+
+
+@router.post("/v1/chat", response_model=ChatResponse)
+async def chat(
+    body: ChatRequest,
+    services: TheServices,
+    context: TheRequestContext,
+) -> Response:
+    """Answer in one piece."""
+    generation = await generate(services, body, context)
+    build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
+    (whole,) = await generation.whole(context.receive)
+    (answer,) = generation.answers
+    return await built_response(
+        lambda: build.complete(whole, answer.reason, generation.metrics()), is_long=bool(body.logprobs)
+    )
+
+
+@router.post("/v1/chat/stream", response_class=EventStream, status_code=200)
+async def chat_stream(
+    body: ChatRequest,
+    services: TheServices,
+    context: TheRequestContext,
+) -> EventStream:
+    """Answer token by token."""
+    generation = await generate(services, body, context, is_streamed=True)
+    build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
+    return EventStream(generation, _events(generation, build))
+
+
+async def _events(generation: Generation, build: ChatBuilder) -> AsyncIterator[JsonObject]:
+    async for _, answer, piece in generation.pieces():
+        if piece is not None:
+            yield build.part(piece.parts, piece.tokens)
+        else:
+            yield build.last(answer.reason, generation.metrics(), calls_tools=answer.calls_tools)

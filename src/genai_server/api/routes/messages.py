@@ -1,0 +1,80 @@
+"""Anthropic's /v1/messages and /v1/messages/count_tokens."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from genai_server.anthropic_api.message import MessageBuilder
+from genai_server.anthropic_api.schemas import CountTokensRequest, ErrorResponse, MessagesRequest
+from genai_server.anthropic_api.translate import Translation
+from genai_server.api.generation.generate import generate
+from genai_server.api.generation.generation import Generation
+from genai_server.api.generation.prompts import encode_chat
+from genai_server.api.generation.request_context import TheRequestContext
+from genai_server.api.generation.sse import STREAMS, EventStream
+from genai_server.api.middleware.body import BodyRoute
+from genai_server.api.services import TheServices
+from genai_server.errors import RequestError
+from genai_server.openai_api.schemas.base import JsonObject
+
+router = APIRouter(
+    route_class=BodyRoute,
+    tags=["anthropic"],
+    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
+)
+
+
+@router.post("/v1/messages", responses=STREAMS)
+@router.post("/messages", include_in_schema=False)
+async def create_message(
+    body: MessagesRequest,
+    services: TheServices,
+    context: TheRequestContext,
+) -> Response:
+    """Anthropic's message, in one piece or as a stream of events."""
+    translation = await asyncio.to_thread(Translation, body)
+    with _in_words_of(translation):
+        generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
+    build = MessageBuilder(
+        f"msg_{context.request_id.removeprefix('req-')}",
+        generation.model,
+        body.max_tokens,
+        shows_thinking=body.thinking is None or body.thinking.display != "omitted",
+    )
+    if body.stream:
+        return EventStream(generation, _events(generation, build), named=True)
+    (whole,) = await generation.whole(context.receive)
+    (answer,) = generation.answers
+    return JSONResponse(build.complete(whole, answer.reason, answer.usage, stop_string=answer.stop_string))
+
+
+@router.post("/v1/messages/count_tokens")
+@router.post("/messages/count_tokens", include_in_schema=False)
+async def count_tokens(body: CountTokensRequest, services: TheServices) -> dict[str, int]:
+    """The number of tokens of a message's prompt; needs no engine."""
+    codec = (await services.served(body.model)).codec
+    translation = await asyncio.to_thread(Translation, body)
+    with _in_words_of(translation):
+        return {"input_tokens": len(await encode_chat(translation.chat, codec))}
+
+
+async def _events(generation: Generation, build: MessageBuilder) -> AsyncIterator[JsonObject]:
+    (answer,) = generation.answers
+    yield build.first(answer.usage)
+    async for piece in answer.pieces():
+        for event in build.parts(piece.parts):
+            yield event
+    for event in build.last(answer.reason, answer.usage, stop_string=answer.stop_string):
+        yield event
+
+
+@contextmanager
+def _in_words_of(translation: Translation) -> Iterator[None]:
+    """Let errors name the fields of the body that was translated."""
+    try:
+        yield
+    except RequestError as error:
+        raise translation.outer(error) from None

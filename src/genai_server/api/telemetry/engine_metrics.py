@@ -1,0 +1,134 @@
+"""Prometheus metrics of the engines and their supervisor; every API process gives the same."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from genai_server.api.catalog import Catalog
+from genai_server.config import Settings
+from genai_server.engine_client.client import EngineClient
+from genai_server.messages.figures import Histogram
+from genai_server.messages.status_file import EngineState
+
+_LABELS = ("model_name", "device")
+# Their values.
+Labels = tuple[str, str]
+
+
+class EngineMetrics(Collector):
+    """Collects from the engines' last reports when Prometheus scrapes, and waits for no engine.
+
+    An engine that is not connected is left out of the metrics that only it can report.
+    """
+
+    def __init__(self, settings: Settings, models: Catalog) -> None:
+        self._settings = settings
+        self._models = models
+
+    @property
+    def _engines(self) -> dict[Labels, EngineClient]:
+        return {(engine.model_name, engine.device): engine for engine in self._models.attached_engines()}
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        yield from self._of_all()
+        yield from self._of_connected()
+        yield from self._of_counting()
+
+    def _of_all(self) -> Iterator[Metric]:
+        statuses = {labels: engine.status() for labels, engine in self._engines.items()}
+        yield self._gauge(
+            "engine_up",
+            "Whether the engine takes work.",
+            {
+                labels: status.state == EngineState.READY and not self._engines[labels].load.terminated
+                for labels, status in statuses.items()
+            },
+        )
+        yield self._counter(
+            "engine_restarts",
+            "Times that the engine was started again.",
+            {labels: status.restarts for labels, status in statuses.items()},
+        )
+
+    def _of_connected(self) -> Iterator[Metric]:
+        engines = {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
+        loads = {labels: engine.load for labels, engine in engines.items()}
+        yield self._gauge(
+            "num_requests_running", "Sequences that run.", {labels: load.running for labels, load in loads.items()}
+        )
+        yield self._gauge(
+            "num_requests_waiting", "Sequences that wait.", {labels: load.waiting for labels, load in loads.items()}
+        )
+        yield self._gauge(
+            "num_slots",
+            "Sequences that can run at once.",
+            {name: self._num_slots(one) for name, one in engines.items()},
+        )
+        yield self._gauge(
+            "session_terminated",
+            "Whether an admin has ended the device's session.",
+            {labels: load.terminated for labels, load in loads.items()},
+        )
+
+    def _of_counting(self) -> Iterator[Metric]:
+        figures = {name: one.figures for name, one in self._engines.items() if one.figures is not None}
+        yield self._gauge(
+            "kv_cache_usage_perc",
+            "Of the tokens whose keys and values can be kept, the share that running sequences have; 1 is all.",
+            {labels: each.kv_tokens / self._capacity(labels) for labels, each in figures.items()},
+        )
+        yield self._gauge(
+            "num_requests_profiled",
+            "Sequences that run and are profiled.",
+            {labels: each.profiled for labels, each in figures.items()},
+        )
+        for name, text, field in _COUNTERS:
+            yield self._counter(name, text, {labels: getattr(each, field) for labels, each in figures.items()})
+        for name, text, field in _HISTOGRAMS:
+            family = HistogramMetricFamily(f"genai:{name}", text, labels=_LABELS)
+            for labels, each in figures.items():
+                _add(family, labels, getattr(each, field))
+            yield family
+
+    def _num_slots(self, engine: EngineClient) -> int:
+        return engine.batching.num_slots or self._settings.max_batch_size
+
+    def _capacity(self, labels: Labels) -> int:
+        engine = self._engines[labels]
+        most = self._settings.max_length
+        return self._num_slots(engine) * (min(most, engine.model.context_length) if engine.model else most)
+
+    def _gauge(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
+        return self._filled(GaugeMetricFamily(f"genai:{name}", text, labels=_LABELS), values)
+
+    def _counter(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
+        return self._filled(CounterMetricFamily(f"genai:{name}", text, labels=_LABELS), values)
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Labels, float]) -> Metric:
+        for labels, value in values.items():
+            family.add_metric(list(labels), value)
+        return family
+
+
+_COUNTERS = (
+    ("prompt_tokens", "Tokens of prompts whose answers have begun.", "prompt_tokens"),
+    ("generation_tokens", "Tokens of answers.", "generation_tokens"),
+    ("prefix_cache_queries", "Tokens of prompts that were looked for in the cache.", "cache_queries"),
+    ("prefix_cache_hits", "Tokens of these that were there.", "cache_hits"),
+    ("request_terminated", "Sequences that an admin's terminate_session has ended.", "terminated"),
+    ("profile_sessions", "Sessions of profiles that have begun.", "profile_sessions"),
+)
+_HISTOGRAMS = (
+    ("inter_token_latency_seconds", "Between two tokens of an answer.", "token_gaps"),
+    ("prefill_step_time_seconds", "A forward pass that reads a prompt.", "prefill_passes"),
+    ("decode_step_time_seconds", "A forward pass that takes answers one token further.", "decode_passes"),
+    ("decode_batch_size", "Answers that such a pass takes further.", "decode_rows"),
+)
+
+
+def _add(family: HistogramMetricFamily, labels: Labels, values: Histogram) -> None:
+    ends: Iterable[str] = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
+    family.add_metric(list(labels), list(zip(ends, accumulate(values.counts), strict=True)), values.sum)

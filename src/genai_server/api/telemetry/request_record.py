@@ -1,0 +1,136 @@
+"""A record of each HTTP request, which the observers (log, metrics, traces) get when it has ended."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genai_server.api.generation.answer import RunningAnswer, usage_of
+from genai_server.generation import GenerationRequest, Sampling
+from genai_server.openai_api.usage import Usage
+from genai_server.timing import Clock
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RequestRecord:
+    """One request. A refused one has a status but no answers."""
+
+    scope: Scope
+    # The model's name in answers; the first model's until one is chosen.
+    model: str
+    # When it began, by the clock, in seconds.
+    began: float
+    # The same, in seconds since 1970.
+    began_at: float = field(default_factory=time.time)
+    # How long it took; known at its end.
+    seconds: float = 0.0
+    # HTTP's status; 0 until the response has begun.
+    status: int = 0
+    # Empty until one is chosen.
+    device: str = ""
+    # Answers to the same prompt stand side by side.
+    answers: Sequence[RunningAnswer] = ()
+    num_per_prompt: int = 1
+    is_streamed: bool = False
+    # How tokens are chosen; None until an engine has accepted the request.
+    asked: Sampling | None = None
+    # Most tokens of each answer; None until an engine has accepted the request.
+    max_tokens: int | None = None
+
+    def answered(self, answers: Sequence[RunningAnswer], num_per_prompt: int, request: GenerationRequest) -> None:
+        """Note that an engine has accepted the answers; `request` is any one of theirs."""
+        self.answers, self.num_per_prompt = answers, num_per_prompt
+        self.asked, self.max_tokens = request.sampling, request.max_tokens
+
+    @property
+    def request_id(self) -> str:
+        """The request's id, which is the client's if it gave one."""
+        name: str = self.scope["state"]["request_id"]
+        return name
+
+    @property
+    def unique_id(self) -> str:
+        """The server's own id, which no other request has."""
+        name: str = self.scope["state"]["unique_id"]
+        return name
+
+    @property
+    def path(self) -> str:
+        """The route's path with its parameters' names; empty without a route, as clients may send any path."""
+        found: str = getattr(self.scope.get("route"), "path", "")
+        return found
+
+    @property
+    def error_code(self) -> str | None:
+        """The code of the error in its response, before or after the headers."""
+        found: str | None = self.scope["state"].get("error_code")
+        return found
+
+    @property
+    def is_look(self) -> bool:
+        """Whether the request only reads."""
+        return self.scope["method"] in ("GET", "HEAD", "OPTIONS")
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all answers together."""
+        return usage_of(self.answers, self.num_per_prompt)
+
+
+# Gets each request that has ended; must not block.
+Observer = Callable[[RequestRecord], None]
+
+
+class RequestRecords:
+    """Puts a RequestRecord into each scope's state, and gives it to the observers at the end; plain ASGI.
+
+    The response of an answer in one piece has a `Server-Timing` header.
+    """
+
+    def __init__(self, app: ASGIApp, model: str, clock: Clock, observers: Sequence[Observer]) -> None:
+        self.app = app
+        self._model = model
+        self._clock = clock
+        self._observers = observers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        record = RequestRecord(scope, self._model, self._clock())
+        scope["state"]["record"] = record
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                record.is_streamed = headers.get("content-type", "").startswith("text/event-stream")
+                if record.answers and not record.is_streamed:
+                    total = self._clock() - record.began
+                    headers["server-timing"] = server_timing(record.answers[0], total)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_noted)
+        except BaseException:
+            record.status = record.status or 500
+            raise
+        finally:
+            record.seconds = self._clock() - record.began
+            for observe in self._observers:
+                try:
+                    observe(record)
+                except Exception:  # such as a full disk; the client has its response
+                    log.exception("an observer of request %s failed", record.request_id)
+
+
+def server_timing(answer: RunningAnswer, total: float) -> str:
+    """The `Server-Timing` header of an answer (https://www.w3.org/TR/server-timing/); `total` is in seconds."""
+    phases = answer.phases
+    times = {"queue": phases.queue, "prefill": phases.prefill, "decode": phases.decode, "total": total}
+    return ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in times.items())

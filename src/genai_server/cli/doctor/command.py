@@ -1,0 +1,68 @@
+"""`genai-server doctor`: looks at everything that serving needs, with the settings of serve, and says what to do.
+
+Each line is ok, warn or fail. The exit status is 1 if anything failed, so that serving would.
+"""
+
+import argparse
+from collections.abc import Iterator
+
+from genai_server.cli.doctor import machine, models
+from genai_server.cli.doctor.finding import FAIL, Finding
+from genai_server.config import Settings, add_options, load_settings
+from genai_server.errors import ConfigurationError
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("doctor", help="check what serving needs", description=__doc__)
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a line for each finding; returns 1 if one is a failure."""
+    failed = False
+    for finding in examine(vars(arguments)):
+        failed |= finding.state == FAIL
+        print(f"{finding.state:<5} {finding.subject}: {finding.found}", flush=True)
+        if finding.remedy:
+            print(f"      → {finding.remedy}", flush=True)
+    return 1 if failed else 0
+
+
+def examine(options: dict[str, str | None]) -> Iterator[Finding]:
+    """All findings; without right settings only those that need none."""
+    has_library = True
+    for finding in machine.versions():
+        has_library &= finding.state != FAIL
+        yield finding
+    if has_library:  # else there is no ONNX Runtime either
+        yield from machine.providers()
+    try:
+        settings = load_settings(options)
+    except ConfigurationError as error:
+        yield Finding(FAIL, "settings", error.message, "correct it; docs/settings.md has all settings")
+        return
+    wrong = False
+    for finding in models.checked_settings(settings):
+        wrong |= finding.state == FAIL
+        yield finding
+    if not wrong:
+        yield from _with(settings, has_library=has_library)
+
+
+def _with(settings: Settings, *, has_library: bool) -> Iterator[Finding]:
+    yield from machine.cores(settings)
+    yield from machine.memory(settings)
+    yield from machine.port(settings)
+    yield from machine.cache(settings)
+    if all(device.startswith("scripted") for device in settings.devices):
+        yield from models.devices(settings)
+        return
+    broken = not has_library
+    for name in settings.served:
+        for finding in models.model(settings, name, with_text=has_library):
+            broken |= finding.state == FAIL
+            yield finding
+    if not broken:  # else each device would only say so once more
+        yield from models.devices(settings)

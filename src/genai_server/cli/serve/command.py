@@ -1,0 +1,186 @@
+"""`genai-server serve`: its arguments, and the life of the engines and of the API processes attached to them."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
+
+import genai_server
+from genai_server.api.middleware.drain import LAST_WORDS
+from genai_server.cli.serve.composition import attached_app
+from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
+from genai_server.cli.serve.preflight import check_server, lone_reloader
+from genai_server.cli.serve.processes import Reloader, Workers
+from genai_server.cli.serve.protocol import GuardedProtocol
+from genai_server.config import (
+    Settings,
+    add_options,
+    export_engines,
+    export_settings,
+    export_shared_metrics,
+    load_settings,
+    unknown_variables,
+)
+from genai_server.errors import ConfigurationError
+from genai_server.logs import configure_logging
+from genai_server.supervisor.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+# Connections that may wait to be accepted.
+_BACKLOG = 2048
+# Seconds that connections have to be closed after the drain: those of slow readers, and of bodies that still come.
+_CLOSING = 5
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("serve", help="serve a model directory over HTTP", description=__doc__)
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes; returns the exit status. Raises ConfigurationError."""
+    settings = load_settings(vars(arguments))
+    configure_logging(settings.log_level, settings.log_format)
+    for name, meant in unknown_variables().items():
+        log.warning("%s is no setting of this server%s", name, f"; {meant} is one" if meant else "")
+    if warning := lone_reloader(settings):
+        log.warning("%s", warning)
+        settings = settings.model_copy(update={"workers": 1})
+    check_server(settings)
+    listener = listen(settings)
+    stop = _Stop()
+    # uvicorn raises the signal that ended it once more, for the handlers that were there before: without these the
+    # process would end on the spot, and leave the engines' folder behind.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.order.set())
+    supervisor = Supervisor(settings, on_nothing_loaded=stop.nothing_loaded)
+    in_processes = settings.workers > 1 or settings.reload
+    try:
+        if in_processes:
+            _export(settings, supervisor.folder)
+        supervisor.start()
+        if in_processes:
+            status = _serve_in_processes(settings, listener, supervisor.folder, stop)
+        else:
+            status = _serve_here(settings, listener, supervisor.folder, stop)
+    finally:
+        supervisor.stop()
+    return NOTHING_LOADED if stop.has_nothing else status
+
+
+class _Stop:
+    """Ends the server when no device could load, whichever kind of server it is."""
+
+    def __init__(self) -> None:
+        self.has_nothing = False
+        self.order = threading.Event()
+
+    def obeyed_by(self, parent: Reloader | Workers) -> None:
+        """Have one of uvicorn's parent processes listen to the order."""
+        self.order = parent.should_exit
+        if self.has_nothing:
+            self.order.set()
+
+    def nothing_loaded(self) -> None:
+        log.error("no device could load the model; the server ends")
+        self.has_nothing = True
+        self.order.set()
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Take the port before anything else is started. Raises ConfigurationError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
+    # asyncio switches Nagle's algorithm off only where the socket names its protocol; with it, an answer on a
+    # connection that is kept open takes 40 ms more.
+    listener = socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, listener.detach())
+    shown = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
+    log.info("listening on %s://%s:%d", "https" if settings.tls_cert else "http", shown, listener.getsockname()[1])
+    return listener
+
+
+def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
+    """One API process: this one."""
+    server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
+
+    def obey() -> None:
+        stop.order.wait()
+        server.should_exit = True
+
+    threading.Thread(target=obey, name="stop", daemon=True).start()
+    try:
+        server.run(sockets=[listener])
+    except SystemExit:  # uvicorn's, with the status STARTUP_FAILURE, which means something else here
+        return NOTHING_LOADED
+    return CUT_OFF if has_cut_off(engines, [os.getpid()]) else DRAINED
+
+
+def _export(settings: Settings, engines: Path) -> None:
+    """Hand on to the API processes what they need to know.
+
+    Before the supervisor's threads start engines: a process that is being started reads the environment, which must not
+    change under it (seen: `Bad address`).
+    """
+    export_settings(settings)
+    export_engines(engines)
+    shared = engines / "metrics"
+    shared.mkdir(mode=0o700)
+    export_shared_metrics(shared)
+
+
+def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
+    """Several API processes, or one that is started anew whenever a source file changes."""
+    config = _uvicorn_config(settings, "genai_server.asgi:app")
+    listener.set_inheritable(True)
+    parent: Reloader | Workers
+    if settings.reload:
+        parent = Reloader(config, [listener])
+    else:
+        parent = Workers(config, [listener], patience=settings.drain_timeout + LAST_WORDS + 2 * _CLOSING)
+    stop.obeyed_by(parent)
+    parent.run()
+    if STARTUP_FAILURE in parent.exit_statuses:
+        return NOTHING_LOADED
+    return CUT_OFF if parent.has_killed or has_cut_off(engines, parent.pids) else DRAINED
+
+
+def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        reload=settings.reload,
+        # Not the working directory, uvicorn's default: it may hold whole virtual environments.
+        reload_dirs=str(Path(genai_server.__file__).parent) if settings.reload else None,
+        log_config=None,
+        log_level=settings.log_level,
+        # It logs whole URLs, and a query may hold a key. api/telemetry/request_log.py logs each request instead.
+        access_log=False,
+        # A partial, unlike a class made here, reaches the processes of WORKERS.
+        http=cast(type[asyncio.Protocol], partial(GuardedProtocol, stall_timeout=settings.stall_timeout)),
+        ws="none",
+        proxy_headers=bool(settings.forwarded_allow_ips),
+        forwarded_allow_ips=settings.forwarded_allow_ips,
+        h11_max_incomplete_event_size=settings.max_header_bytes,
+        timeout_keep_alive=settings.idle_timeout,
+        ssl_certfile=settings.tls_cert or None,
+        ssl_keyfile=settings.tls_key or None,
+        timeout_graceful_shutdown=_CLOSING,
+    )

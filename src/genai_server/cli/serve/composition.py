@@ -1,0 +1,150 @@
+"""Puts settings, engines and API together: builds the app of an API process, for whatever starts one.
+
+`serve` has the arguments and the life of the processes, `preflight` what can be wrong before they begin.
+"""
+
+import getpass
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from fastapi import FastAPI
+from filelock import FileLock, Timeout
+
+from genai_server.api.app import Engines, Telemetry, create_app
+from genai_server.api.middleware.drain import Drain
+from genai_server.api.middleware.keys import ApiKeys, load_keys
+from genai_server.api.telemetry.request_log import log_request
+from genai_server.api.telemetry.request_metrics import request_metrics
+from genai_server.cli.serve.exit_status import note_cut_off
+from genai_server.cli.serve.loaders import load_traces, text_loader
+from genai_server.cli.serve.preflight import check_models
+from genai_server.cli.serve.process_limits import raise_file_limit
+from genai_server.cli.serve.signals import StopSignals
+from genai_server.config import Settings, engines_to_attach, load_settings, shared_metrics
+from genai_server.errors import ConfigurationError
+from genai_server.logs import configure_logging
+from genai_server.malloc import give_back_large_blocks, share_heaps
+from genai_server.supervisor.supervisor import Supervisor
+
+# Seconds that an API process whose parent has died has for telling its clients.
+_ORPHAN_SECONDS = 5.0
+
+
+def app_from_environment() -> FastAPI:
+    """The app of an API process: attached to engines that run already, or with engines of its own."""
+    settings = load_settings()
+    configure_logging(settings.log_level, settings.log_format)
+    folder = engines_to_attach()
+    if folder is not None:
+        threading.Thread(target=_end_with_the_parent, name="parent-watch", daemon=True).start()
+        return attached_app(settings, folder)
+    return standalone_app(settings)
+
+
+def attached_app(settings: Settings, folder: Path) -> FastAPI:
+    """An app beside engines that somebody else supervises. Raises ConfigurationError."""
+    drain = Drain(settings.drain_timeout)
+
+    @asynccontextmanager
+    async def engines() -> AsyncIterator[Path]:
+        with _stop_signals(drain, folder):
+            yield folder
+
+    return _create(settings, engines, drain, on_loopback=settings.on_loopback)
+
+
+def standalone_app(settings: Settings) -> FastAPI:
+    """An app that starts engines of its own, as under plain `uvicorn`.
+
+    Raises ConfigurationError, also at its start-up in a second worker of `uvicorn --workers`, which would load the
+    model once more.
+    """
+    check_models(settings)
+    drain = Drain(settings.drain_timeout)
+
+    @asynccontextmanager
+    async def engines() -> AsyncIterator[Path]:
+        with _only_worker():
+            supervisor = Supervisor(settings, on_nothing_loaded=_end_this_process)
+            supervisor.start()
+            try:
+                with _stop_signals(drain, supervisor.folder):
+                    yield supervisor.folder
+            finally:
+                supervisor.stop()
+
+    # Where uvicorn listens is its own option, which nobody tells the app.
+    return _create(settings, engines, drain, on_loopback=False)
+
+
+def _stop_signals(drain: Drain, folder: Path) -> StopSignals:
+    # Ctrl-C reaches the whole process group; the parent of an API process passes on what it means.
+    ignored = (signal.SIGINT,) if multiprocessing.parent_process() is not None and sys.platform != "win32" else ()
+    return StopSignals(drain, lambda: note_cut_off(folder, os.getpid()), ignored)
+
+
+def _live_keys(settings: Settings) -> ApiKeys:
+    """The API keys, whose file SIGHUP has this process read again; one of several has no other use for the signal."""
+    keys = load_keys(settings)
+    if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
+        if settings.api_key_file:
+            signal.signal(signal.SIGHUP, lambda *_: keys.reread())
+        elif multiprocessing.parent_process() is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return keys
+
+
+def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: bool) -> FastAPI:
+    give_back_large_blocks()
+    share_heaps()
+    raise_file_limit()
+    registry, instruments = request_metrics(shared_metrics())
+    telemetry = Telemetry(registry, [log_request, instruments.observe], count_check=instruments.count_check)
+    if (traces := load_traces(settings)) is not None:
+        telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)
+    return create_app(
+        settings, engines, text_loader(settings), drain, _live_keys(settings), telemetry, on_loopback=on_loopback
+    )
+
+
+def _end_with_the_parent() -> None:
+    """An API process without its parent has no engines, but would keep the port."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        _end_this_process()
+        time.sleep(_ORPHAN_SECONDS)
+        os._exit(1)
+
+
+def _end_this_process() -> None:
+    """As an operator would: uvicorn shuts down."""
+    signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def _only_worker() -> Iterator[None]:
+    """Hold the lock that the workers of one uvicorn share. Raises ConfigurationError if another one holds it."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        yield
+        return
+    path = Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{parent.pid}.lock"
+    try:
+        with FileLock(path, mode=0o600).acquire(timeout=0):
+            yield
+            path.unlink(missing_ok=True)
+    except Timeout:
+        raise ConfigurationError(
+            "each worker of plain uvicorn would load the model again; "
+            "for several API processes use: genai-server serve --workers N"
+        ) from None

@@ -1,0 +1,31 @@
+"""Answers for clients of HTTP/1.0, which know no chunked coding; uvicorn uses it for them, too."""
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+class Unchunked:
+    """Ends an answer of unknown length, such as a stream of events, by closing the connection; plain ASGI.
+
+    `cycle` is the one that the app is called for. It counts the bytes that are still to come: here each piece is all.
+    """
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_plainly(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = "content-length" in Headers(raw=message.get("headers", []))
+                if not has_length:
+                    self._cycle.chunked_encoding = False
+            elif not has_length:
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_plainly)

@@ -1,0 +1,97 @@
+"""What is wrong with the settings, as far as it can be known before anything starts: said in one line, at once.
+
+Whatever starts engines looks first. What is loaded for it is loaded again by those who use it.
+"""
+
+import logging
+import ssl
+from pathlib import Path
+
+from genai_server.api.middleware.keys import load_keys
+from genai_server.cli.serve.loaders import load_traces, text_loader
+from genai_server.config import Settings, device_options
+from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
+from genai_server.engine.runners.rules import check_runner
+from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError
+
+log = logging.getLogger(__name__)
+
+# Where there is no model directory.
+GET_A_MODEL = (
+    "genai-server pull microsoft/Phi-4-mini-instruct-onnx lists the models of a repository, and how to fetch one; "
+    "--model-dir names its directory"
+)
+
+
+def check_server(settings: Settings) -> None:
+    """See that the server can be opened, and its models served. Raises ConfigurationError."""
+    check_doors(settings)
+    if (traces := load_traces(settings)) is not None:
+        traces.close()
+    check_models(settings)
+
+
+def check_models(settings: Settings) -> None:
+    """See that all configured models can be served; under plain uvicorn all that is ours to check.
+
+    Raises ConfigurationError.
+    """
+    load_text = text_loader(settings)
+    for name, path in settings.served.items():
+        check_runners(settings, name)
+        for adapter, file in settings.adapter_files(name).items():
+            if not Path(file).is_file():
+                raise ConfigurationError(f"GENAI_ADAPTERS: {name}:{adapter}={file}: there is no such file")
+        try:
+            codecs = load_text(path, settings.devices, settings.chat_template_of(name))
+        except ModelDirectoryError as error:
+            setting = f"GENAI_MODELS: {name}={path}" if settings.models else f"--model-dir or GENAI_MODEL_DIR={path}"
+            remedy = "" if Path(path).is_dir() else f"; {GET_A_MODEL}"
+            raise ConfigurationError(f"{setting}: {error}{remedy}") from None
+        except ChatTemplateError as error:
+            raise ConfigurationError(f"--chat-template or GENAI_CHAT_TEMPLATE: {error}") from None
+        if not all(codec.has_chat_template for codec in codecs.values()):
+            log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
+
+
+def check_runners(settings: Settings, name: str) -> None:
+    """See that a model's devices can have the runners and the options that the settings ask for, as far as these tell.
+
+    Raises ConfigurationError.
+    """
+    for device, options in device_options(settings, name).items():
+        check_runner(device, Path(settings.served[name]), settings.scheduler, settings.kv_cache_bytes, options)
+
+
+def lone_reloader(settings: Settings) -> str:
+    """What to say if the settings want several API processes and the reloading of one; "" if they do not."""
+    if not (settings.reload and settings.workers > 1):
+        return ""
+    return f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only; one is started"
+
+
+def check_doors(settings: Settings) -> None:
+    """See that the server can be opened as the settings say, and not to strangers unless that is wanted.
+
+    Raises ConfigurationError.
+    """
+    if not (load_keys(settings).required or settings.on_loopback or settings.insecure):
+        raise ConfigurationError(
+            f"HOST={settings.host}: others can reach the server, and there are no API keys; set GENAI_API_KEYS or "
+            "GENAI_API_KEY_FILE (genai-server key NAME makes a key), or serve everybody with --insecure"
+        )
+    if settings.tls_key and not settings.tls_cert:
+        raise ConfigurationError(f"GENAI_TLS_KEY={settings.tls_key}: GENAI_TLS_CERT must name its certificate")
+    if settings.tls_cert:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                settings.tls_cert, settings.tls_key or None, _no_password
+            )
+        except (OSError, ValueError) as error:
+            key = f" GENAI_TLS_KEY={settings.tls_key}" if settings.tls_key else ""
+            reason = error.strerror or error if isinstance(error, OSError) else error
+            raise ConfigurationError(f"GENAI_TLS_CERT={settings.tls_cert}{key}: cannot be used: {reason}") from None
+
+
+def _no_password() -> str:
+    raise ValueError("the private key has a password")

@@ -1,0 +1,209 @@
+"""Clients that are slow, idle or endless: uvicorn's HTTP connections with an end to each kind of waiting.
+
+uvicorn's own parser takes heads of any size, and waits for ever for the first one and for a client that reads nothing.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from http import HTTPStatus
+from typing import Any
+
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from genai_server.api.errors import FOR_BROWSERS, error_body, http_status
+from genai_server.api.middleware.connection_limit import SURPLUS
+from genai_server.cli.serve.old_http import Unchunked
+from genai_server.cli.serve.process_limits import most_files
+from genai_server.errors import GenaiServerError, HeadTooLarge, MalformedHead, TooManyConnections
+
+log = logging.getLogger(__name__)
+
+_DEFAULT_HEAD = 65_536
+# Bytes around a byte of a body: chunks may be short, but their framing is no way to send without end.
+_FRAMING = 16
+# Files that connections leave to all else: an engine's start, its socket, the board, what is downloaded.
+_RESERVE = 16
+# Seconds within which a connection that takes one of these must bring its request.
+_SURPLUS_PATIENCE = 2
+
+
+class _HeadTooLarge(Exception):
+    """Ends the parsing."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """A connection that is closed if a head is too large, or none comes, or nothing of an answer is taken.
+
+    A head may have `h11_max_incomplete_event_size` bytes of uvicorn's settings, and must be there `timeout_keep_alive`
+    seconds after the connection was opened or had its last answer. Of an answer at most 64 KiB wait for the client
+    (asyncio stops the writer there), for at most `stall_timeout` seconds during which it takes nothing.
+
+    What is no HTTP is refused with the reason, in its turn: the requests before it are answered first. Where few files
+    are left the connection is surplus: the app refuses its request, and it is closed.
+    """
+
+    def __init__(self, *args: Any, stall_timeout: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._stall_timeout = stall_timeout
+        self._most_head = self.config.h11_max_incomplete_event_size or _DEFAULT_HEAD
+        self._head_size = 0
+        # Of the request that is coming: what is body, and what is not.
+        self._body_bytes = 0
+        self._other_bytes = 0
+        # Whether the body of the last request is still coming.
+        self._in_body = False
+        # Set once something was refused: all that comes after it is dropped.
+        self._refusal: GenaiServerError | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._count_files()
+        if self._refusal is None:
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._other_bytes += len(data)
+        if self._refusal is None:
+            super().data_received(data)
+            self._limit_what_is_no_body()
+        elif self._other_bytes > self._most_head:
+            self.transport.abort()
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
+        if size > self._most_head:
+            self._head_size = size
+            raise _HeadTooLarge
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        if self.parser.get_http_version() < "1.1":
+            self.expect_100_continue = False  # such a client would take the 100 for the answer
+        super().on_headers_complete()
+        self._in_body = True
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self._other_bytes -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._body_bytes = self._other_bytes = 0
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if not is_last or self.transport.is_closing():
+            return
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+        elif self.cycle.response_complete:  # the next request is not there already
+            self._wait_for_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, or one whose head is too large, after the answers to the requests before it."""
+        self._refusal = self._what_is_wrong(sys.exception())
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None:
+            self._refuse(self._refusal)
+        elif self._in_body and self.pipeline:  # of a request that has not begun
+            self.pipeline.popleft()
+        elif self._in_body and cycle.response_started:
+            cycle.keep_alive = False
+            if cycle.response_complete:
+                self.transport.close()
+        elif self._in_body or cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self._refuse(self._refusal)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        is_old = cycle.scope["http_version"] < "1.1"  # without chunked coding
+        super()._start_asgi_task(cycle, Unchunked(app, cycle) if is_old else app)  # type: ignore[arg-type]
+
+    def _count_files(self) -> None:
+        """See how many are left: the system gives the lowest number that is free."""
+        most = most_files()
+        reserve = min(_RESERVE, most / 4)
+        left = most - self.transport.get_extra_info("socket").fileno()
+        if left > reserve:
+            return
+        self.app_state = {**self.app_state, SURPLUS: most}
+        self.timeout_keep_alive = min(self.timeout_keep_alive, _SURPLUS_PATIENCE)
+        if left <= reserve // 2:  # too few to wait for a request
+            self._refusal = TooManyConnections(f"as many connections are open as the limit of files ({most}) allows")
+            self._refuse(self._refusal)
+
+    def _what_is_wrong(self, error: BaseException | None) -> GenaiServerError:
+        if not self._head_size:
+            reason = error if error is None or error.__context__ is None else error.__context__
+            return MalformedHead(f"what was sent is no request of HTTP/1.1: {reason}")
+        return HeadTooLarge(
+            f"the head of a request may have at most {self._most_head} bytes (GENAI_MAX_HEADER_BYTES), "
+            f"given {self._head_size} or more"
+        )
+
+    def _refuse(self, error: GenaiServerError) -> None:
+        """Answer what never reaches the app, as the app would, and close the connection."""
+        status = HTTPStatus(http_status(error)[0])
+        body = json.dumps(error_body(error)).encode()
+        headers = {
+            **FOR_BROWSERS,
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+        }
+        if error.retry_after is not None:
+            headers["retry-after"] = str(error.retry_after)
+        lines = [f"HTTP/1.1 {status:d} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self.transport.close()
+
+    def _limit_what_is_no_body(self) -> None:
+        if self._refusal is None and self._other_bytes > self._most_head + _FRAMING * self._body_bytes:
+            self._head_size = self._other_bytes
+            self.send_400_response("")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    def _wait_for_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._no_head)
+
+    def _no_head(self) -> None:
+        # What the client does not take would keep a closed connection open.
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _watch_reader(self) -> None:
+        untaken = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self._stall_timeout, self._check_reader, untaken)
+
+    def _check_reader(self, untaken: int) -> None:
+        if self.transport.get_write_buffer_size() < untaken:
+            self._watch_reader()
+        else:
+            log.info("cut off a client that has taken nothing for %g s (GENAI_STALL_TIMEOUT)", self._stall_timeout)
+            self.transport.abort()

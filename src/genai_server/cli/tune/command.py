@@ -1,0 +1,298 @@
+"""`genai-server tune`: measures a model on this machine's CPU and writes the best settings into the configuration file.
+
+Threads are tried first, then with the best of them how many requests are answered at once, and how much of a prompt is
+read beside them; with the original weights at hand, also the block size to quantize them with. Measure on an idle
+machine: whatever else runs is measured, too.
+"""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from genai_server.cli.doctor import machine
+from genai_server.cli.doctor.finding import WARN
+from genai_server.cli.serve.loaders import check_library
+from genai_server.cli.tune.block_sizes import SIZES, Original, Rates, measure_each
+from genai_server.config import Settings, device_options, environment_variable, load_settings
+from genai_server.engine.host.cores import usable_cores
+from genai_server.engine.model.files import check_model_directory
+from genai_server.errors import ConfigurationError, ExportFailed
+from genai_server.options.device import DeviceOptions
+from genai_server.options.file import DEFAULT_FILE
+from genai_server.options.session import THREADS
+from genai_server.options.toml import with_settings
+
+if TYPE_CHECKING:
+    from genai_server.engine.measuring.tuning import Tuned
+
+_BATCHES, _CHUNKS = (1, 2, 4, 8, 16, 32), (32, 64, 128, 256, 512)
+_THREADS_CHUNK = 128
+# What is that close to the best is taken if it is smaller: a smaller batch needs less memory and lets a stream run
+# faster, and a smaller chunk holds up others for less time.
+_GOOD_ENOUGH = {"max_batch_size": 0.95, "prefill_chunk": 0.9}
+_BEST_BLOCK = 128
+_HEAD = f"{'':<28}{'prefill':>10}{'decode':>10}  tokens/s"
+
+Show = Callable[[str], None]
+
+
+@dataclass
+class Measured:
+    """Rates in tokens a second, by what was tried."""
+
+    prefill_by_threads: dict[int, float] = field(default_factory=dict)
+    decode_by_threads: dict[int, float] = field(default_factory=dict)
+    decode_by_batch: dict[int, float] = field(default_factory=dict)
+    prefill_by_chunk: dict[int, float] = field(default_factory=dict)
+
+    def best(self) -> dict[str, int]:
+        """The settings to take."""
+        found = {"threads": self.best_threads}
+        if len(self.decode_by_batch) > 1:  # without a batch, requests take turns whatever their number
+            found["max_batch_size"] = smallest_good(self.decode_by_batch, _GOOD_ENOUGH["max_batch_size"])
+        found["prefill_chunk"] = smallest_good(self.prefill_by_chunk, _GOOD_ENOUGH["prefill_chunk"])
+        return found
+
+    @property
+    def best_threads(self) -> int:
+        """The threads that are best for reading and decoding together."""
+        return max(self.prefill_by_threads, key=self._of_both)
+
+    def _of_both(self, threads: int) -> float:
+        return self.prefill_by_threads[threads] * self.decode_by_threads[threads]
+
+
+def smallest_good(rates: Mapping[int, float], share: float) -> int:
+    """The smallest of what was tried whose rate is at least this share of the best."""
+    return min(tried for tried, rate in rates.items() if rate >= share * max(rates.values()))
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("tune", help="find the best settings for this machine", description=__doc__)
+    parser.add_argument("model_dir", metavar="DIR", help="the model's directory")
+    parser.add_argument("--config", metavar="FILE", help=f"file to write (default: GENAI_CONFIG or {DEFAULT_FILE})")
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each measurement (default: 1)")
+    parser.add_argument("--cache-dir", metavar="TEXT", help="as for serve")
+    parser.add_argument(
+        "--original", type=Path, metavar="DIR", help="in Hugging Face's form: build it with each block size, too"
+    )
+    parser.add_argument(
+        "--python", type=Path, default=Path(sys.executable), metavar="FILE", help="whose environment has PyTorch for it"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the best settings and write nothing")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, show the table and write. Raises ConfigurationError."""
+    check_library()
+    if not arguments.seconds > 0:
+        raise ConfigurationError(f"--seconds={arguments.seconds}: it must be more than 0")
+    target = Path(arguments.config) if arguments.config else None
+    named = {"config": arguments.config} if target is not None and target.exists() else {}
+    settings = load_settings(
+        {"model_dir": arguments.model_dir, "cache_dir": arguments.cache_dir, "device": "cpu"} | named
+    )
+    target = target or Path(settings.config or DEFAULT_FILE)
+    check_model_directory(Path(settings.model_dir))
+    original = Original(arguments.original, arguments.python) if arguments.original else None
+    precision = original.check(Path(settings.model_dir)) if original is not None else ""
+    text = _text_to_change(target, settings, writing=not arguments.dry_run)
+    for finding in machine.cores(settings):
+        if finding.state == WARN and finding.subject == "cores":
+            print(f"genai-server: {finding.found}, and so it is measured; {finding.remedy}", file=sys.stderr)
+    with _measuring(settings, steps()) as show:
+        measured = measure(settings, arguments.seconds, show)
+    best = measured.best()
+    print(table(measured, best))
+    if not arguments.dry_run:
+        _write(target, with_settings(text, best), best)
+    if original is None:
+        print(_blocks(Path(settings.model_dir)))
+        return 0
+    tuned, length = _tuned(settings)
+
+    def built(directory: Path) -> Rates:
+        return _both(replace(tuned, model_dir=directory, cache_dir=None), best["threads"], length, arguments.seconds)
+
+    with _measuring(settings, len(SIZES)) as show:
+        rates = measure_each(original, tuned.model_dir, precision, built, show)
+    print(table_of_blocks(rates, tuned.model_dir, f"{original.source} --precision {precision}"))
+    return 0
+
+
+@contextmanager
+def _measuring(settings: Settings, total: int) -> Iterator[Show]:
+    """Show the progress, and tell what goes wrong in one line."""
+    try:
+        with _progress(total) as show:
+            yield show
+    except (ConfigurationError, ExportFailed):
+        raise
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
+        raise ConfigurationError(
+            f"{settings.model_dir} cannot be run: {error}; genai-server doctor says more"
+        ) from error
+
+
+def _write(target: Path, text: str, best: Mapping[str, int]) -> None:
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    print(f"written into {target}: {', '.join(f'{name} = {value}' for name, value in best.items())}")
+    served = load_settings({"config": str(target)})
+    for name, value in best.items():
+        if (given := getattr(served, name)) != value:
+            print(f"{environment_variable(name)}={given} in the environment or .env counts instead: remove it")
+
+
+def _options(settings: Settings) -> DeviceOptions:
+    """The CPU's options of the model that is measured: under the name that it is served by, if it is."""
+    directory = Path(settings.model_dir).resolve()
+    names = (name for name, path in settings.served.items() if Path(path).resolve() == directory)
+    return device_options(settings, next(names, settings.model_name), ["cpu"])["cpu"]
+
+
+def _text_to_change(target: Path, settings: Settings, *, writing: bool) -> str:
+    """The file as it is. Raises ConfigurationError if what is found would not count, or could not be written."""
+    options = _options(settings)
+    if THREADS in options.session:
+        raise ConfigurationError(
+            f"[session] {THREADS}={options.session[THREADS]}: remove it, or there is nothing to tune"
+        )
+    if writing and not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+        raise ConfigurationError(f"{target}: cannot be written there; name another with --config")
+    try:
+        return target.read_text(encoding="utf-8") if target.exists() else ""
+    except OSError as error:
+        raise ConfigurationError(f"{target}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _tuned(settings: Settings) -> tuple["Tuned", int]:
+    """The model, and how long its sequences may be."""
+    from genai_server.engine.measuring.tuning import Tuned
+
+    batched = settings.scheduler in ("auto", "batched")
+    model_dir = Path(settings.model_dir)
+    length = min(settings.max_length, check_model_directory(model_dir).context_length)
+    return Tuned(model_dir, settings.cache_path, _options(settings), settings.max_length, batched), length
+
+
+def _both(tuned: "Tuned", threads: int, length: int, seconds: float) -> Rates:
+    from genai_server.engine.measuring.tuning import decode_rate, prefill_rate
+
+    runner = tuned.open(threads, 1)
+    chunk = min(_THREADS_CHUNK, length)
+    return prefill_rate(runner, chunk, length, seconds), decode_rate(runner, 1, length, seconds)
+
+
+def measure(settings: Settings, seconds: float, show: Show) -> Measured:
+    """Try everything; `show` is told what comes next, as often as `steps` says at most."""
+    from genai_server.engine.measuring.tuning import decode_rate, prefill_rate
+
+    found = Measured()
+    tuned, length = _tuned(settings)
+    for threads in _threads():
+        show(f"{threads} threads")
+        found.prefill_by_threads[threads], found.decode_by_threads[threads] = _both(tuned, threads, length, seconds)
+    runner = tuned.open(found.best_threads, max(_BATCHES))
+    for rows in (rows for rows in _BATCHES if rows <= runner.max_rows):
+        show(f"{rows} at once")
+        found.decode_by_batch[rows] = decode_rate(runner, rows, length, seconds)
+    for chunk in (chunk for chunk in _CHUNKS if chunk <= length):
+        show(f"{chunk} tokens of a prompt")
+        found.prefill_by_chunk[chunk] = prefill_rate(runner, chunk, length, seconds)
+    return found
+
+
+def steps() -> int:
+    """How many measurements there are at most."""
+    return len(_threads()) + len(_BATCHES) + len(_CHUNKS)
+
+
+def _threads() -> list[int]:
+    """Powers of two and the usable cores; more only wait for each other."""
+    cores = usable_cores()
+    return sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)})
+
+
+def _row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> str:
+    rates = "".join(f"{'' if rate is None else f'{rate:.0f}':>10}" for rate in (prefill, decode))
+    return f"{title:<28}{rates}{'  ← best' if chosen else ''}"
+
+
+def table(measured: Measured, best: Mapping[str, int]) -> str:
+    """What was measured, the best marked."""
+    lines = [_HEAD]
+
+    def row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> None:
+        lines.append(_row(title, prefill, decode, chosen=chosen))
+
+    for threads, prefill in measured.prefill_by_threads.items():
+        chosen = threads == best["threads"]
+        row(f"threads = {threads}", prefill, measured.decode_by_threads[threads], chosen=chosen)
+    for rows, decode in measured.decode_by_batch.items():
+        row(f"max_batch_size = {rows}", None, decode, chosen=rows == best.get("max_batch_size"))
+    for chunk, prefill in measured.prefill_by_chunk.items():
+        row(f"prefill_chunk = {chunk}", prefill, None, chosen=chunk == best["prefill_chunk"])
+    return "\n".join(lines)
+
+
+def table_of_blocks(rates: Mapping[int, Rates], model_dir: Path, export: str) -> str:
+    """What was measured of each block size, and what to do if another than the model's is best; `export` are the
+    arguments to build it with.
+    """
+    best = max(rates, key=lambda size: math.prod(rates[size]))
+    lines = [_HEAD, *(_row(f"block size {size}", *rates[size], chosen=size == best) for size in rates)]
+    if _sizes(model_dir) == [best]:
+        return "\n".join([*lines, "the model has the best block size"])
+    return "\n".join([*lines, f"build it anew with: genai-server export {export} --extra block_size={best}"])
+
+
+def _sizes(model_dir: Path) -> list[int]:
+    from genai_server.engine.measuring.tuning import quantized_blocks
+
+    return sorted({size for _, size in quantized_blocks(model_dir)})
+
+
+def _blocks(model_dir: Path) -> str:
+    """What there is to say of the weights' block size without the original weights, which only can change it."""
+    if not (sizes := _sizes(model_dir)):
+        return "block size: the weights are not quantized in blocks"
+    shown = f"block size: {', '.join(map(str, sizes))}"
+    if max(sizes) >= _BEST_BLOCK:
+        return shown
+    return (
+        f"{shown}; others are measured with --original DIR, for they need the original weights. "
+        f"On CPUs {_BEST_BLOCK} is mostly faster"
+    )
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Show]:
+    """A progress bar on a terminal, where the library for it is installed; else nothing is shown."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield lambda title: print(f"measuring {title}", file=sys.stderr)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # Seldom drawn: the bar runs on the cores that are measured.
+    with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total, completed=-1)
+
+        def show(title: str) -> None:
+            progress.update(task, advance=1, description=f"measuring {title}")
+
+        yield show
+        progress.update(task, completed=total)

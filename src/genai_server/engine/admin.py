@@ -1,0 +1,139 @@
+"""What operators ask of an engine and change in it while it runs."""
+
+from collections.abc import Callable
+
+from genai_server.engine.profiling.folder import DEFAULT_PREFIX
+from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
+from genai_server.engine.profiling.session import ProfileSession
+from genai_server.engine.requests import RequestTable
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import GenaiServerError, Unavailable
+from genai_server.generation import Adapter, FinishReason
+from genai_server.messages.admin import (
+    AdapterReply,
+    AdminCall,
+    AdminReply,
+    CacheReset,
+    CancelRequest,
+    EndProfile,
+    GetRuntimeOptions,
+    ListProfiles,
+    ListRequests,
+    LoadAdapter,
+    OpenProfiles,
+    Reply,
+    RequestList,
+    RequestState,
+    ResetPrefixCache,
+    SetRuntimeOption,
+    StartProfile,
+    UnloadAdapter,
+)
+from genai_server.messages.error import ErrorInfo
+from genai_server.quoted import quoted
+
+
+class AdminCalls:
+    """Belongs to the loop's thread; `terminate` ends a sequence as the library's option does."""
+
+    def __init__(
+        self,
+        runners: RunnerPair,
+        scheduler: Scheduler,
+        options: RuntimeOptionState,
+        requests: RequestTable,
+        terminate: Callable[[Sequence], None],
+    ) -> None:
+        self._runners = runners
+        self._scheduler = scheduler
+        self._options = options
+        self._requests = requests
+        self._terminate = terminate
+
+    def reply(self, message: AdminCall) -> AdminReply:
+        """Do what is asked for, and say what has come of it."""
+        match message:
+            case SetRuntimeOption():
+                return self._set_runtime_option(message)
+            case GetRuntimeOptions(call):
+                return Reply(call, self._options.describe(self._requests.accepted))
+            case StartProfile() | EndProfile() | ListProfiles():
+                return self._profile_sessions(message)
+            case ResetPrefixCache(call):
+                return CacheReset(call, self._runners.forget())
+            case ListRequests(call):
+                return RequestList(call, [sequence.describe() for sequence in self._requests])
+            case CancelRequest(call, unique_id):
+                return RequestList(call, self._cancel(unique_id))
+            case LoadAdapter(call, adapter):
+                return self._load_adapter(call, adapter)
+            case UnloadAdapter(call, id):
+                return AdapterReply(call, self._unload_adapter(id))
+
+    def _load_adapter(self, call: int, adapter: Adapter) -> AdapterReply:
+        try:
+            self._runners.adapters.load(adapter)
+        except GenaiServerError as error:
+            return AdapterReply(call, error=ErrorInfo.from_error(error))
+        return AdapterReply(call)
+
+    def _unload_adapter(self, id: str) -> list[str]:
+        """Returns the names of those requests that go on with it to their end."""
+        self._runners.adapters.unload(id)
+        having = (sequence.request for sequence in self._requests)
+        return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
+
+    def _cancel(self, unique_id: str) -> list[RequestState]:
+        """End a request for somebody who need not be its reader."""
+        sequences = self._requests.answering(unique_id)
+        ended = [sequence.describe() for sequence in sequences]
+        for sequence in sequences:
+            self._requests.finish(sequence, FinishReason.CANCELLED)
+        self._requests.tell_load(terminated=self._options.terminated)
+        return ended
+
+    def _profile_sessions(self, message: StartProfile | EndProfile | ListProfiles) -> OpenProfiles:
+        """Begin or end a session; returns the one that has begun, or all that are open."""
+        begun: list[ProfileSession] = []
+        try:
+            if isinstance(message, StartProfile):
+                begun = [self._options.start_session(message.plan, self._requests.accepted)]
+            elif isinstance(message, EndProfile):
+                self._options.sessions.end(message.id)
+        except (GenaiServerError, OSError) as error:
+            found = Unavailable(str(error)) if isinstance(error, OSError) else error
+            return OpenProfiles(message.call, error=ErrorInfo.from_error(found))
+        self._options.choose(self._scheduler.running, self._scheduler.waiting)
+        return OpenProfiles(message.call, self._options.sessions.describe(self._requests.accepted, begun))
+
+    def _set_runtime_option(self, message: SetRuntimeOption) -> Reply:
+        one = message.unique_id
+        concerned = [s for s in self._requests.accepted if one is None or s.request.own_id == one]
+        refused = None
+        if message.option == PROFILING:
+            refused = self._profile(message.value, concerned, whole_device=one is None)
+        elif message.option == TERMINATE:
+            if one is None:
+                self._options.terminated = message.value == "1"
+            if message.value == "1":
+                for sequence in concerned:
+                    self._terminate(sequence)
+        state = self._options.describe(self._requests.accepted)
+        # First, so that whoever has read the reply finds the state that it speaks of everywhere.
+        self._requests.tell_load(terminated=self._options.terminated)
+        return Reply(message.call, state, matched=bool(concerned) or one is None, refused=refused)
+
+    def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
+        """Switch profiling; returns why not, if it cannot be."""
+        if value != "0" and (why := self._runners.no_profile(*([] if whole_device else sequences))):
+            return why
+        if (value if value != "1" else DEFAULT_PREFIX) in self._options.sessions.prefixes:
+            return f"prefix {quoted(value)} is that of an open profile session: give another, or end the session"
+        try:
+            self._options.set_profiling(value, sequences, whole_device=whole_device)
+            self._options.choose(self._scheduler.running, self._scheduler.waiting)
+        except OSError as error:
+            self._options.report_failure(str(error))
+        return None

@@ -1,0 +1,120 @@
+"""Takes requests in, or refuses them: what is against one is said before it is accepted."""
+
+from genai_server.engine.ipc.inbox import GrammarCompiled, Inbox
+from genai_server.engine.ipc.outbox import Outbox
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.requests import RequestTable
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.errors import GenaiServerError, InvalidField, SessionTerminated
+from genai_server.generation import GenerationRequest
+from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation import Refused, Submit
+from genai_server.timing import Clock
+
+
+class Admission:
+    """Admits requests to the table. Belongs to the loop's thread.
+
+    A request with an uncompiled grammar keeps its place in the queue while a worker thread compiles it.
+    """
+
+    def __init__(
+        self,
+        requests: RequestTable,
+        options: RuntimeOptionState,
+        guidance: Guidance,
+        runners: RunnerPair,
+        inbox: Inbox,
+        outbox: Outbox,
+        clock: Clock,
+    ) -> None:
+        self._requests = requests
+        self._options = options
+        self._guidance = guidance
+        self._runners = runners
+        self._inbox = inbox
+        self._outbox = outbox
+        self._clock = clock
+        self._vocab_size = runners.model.vocab_size
+        self._gathered: dict[int, list[Submit]] = {}  # by connection, those that more is to come of
+        self.num_arrived = 0  # requests that were not refused at once
+
+    def submit(self, connection: int, submit: Submit) -> None:
+        """Take a request once all that belongs with it has come: all of these are taken, or all are refused."""
+        submits = self._gathered.setdefault(connection, [])
+        submits.append(submit)
+        if submit.more:
+            return
+        del self._gathered[connection]
+        taken: list[Sequence] = []
+        try:
+            for each in submits:
+                self._check(each.request)
+                sequence = self._add(connection, each)
+                taken.append(sequence)
+                sequence.adapter = self._runners.adapters.find(each.request.adapter)
+                self._give_guide(sequence)
+        except GenaiServerError as error:
+            for sequence in taken:
+                self._requests.drop(sequence)
+            for each in submits:
+                self._refuse(connection, each.key, error)
+            return
+        for sequence in taken:
+            if sequence.state is SequenceState.WAITING:
+                self._requests.accept(sequence)
+
+    def grammar_compiled(self, message: GrammarCompiled) -> None:
+        """Keep what has come of a grammar; accept or refuse the sequence that waits for it, if it has not ended."""
+        sequence = message.sequence
+        self._guidance.keep(sequence.request.grammar or "", message.compiled)
+        if sequence not in self._requests:
+            return
+        try:
+            self._check(sequence.request)
+            self._give_guide(sequence)
+        except GenaiServerError as error:
+            self._requests.drop(sequence)
+            self._refuse(*sequence.origin, error)
+            return
+        if sequence.guide is not None:
+            self._requests.accept(sequence)
+
+    def disconnected(self, connection: int) -> None:
+        """What has come in part goes with its reader."""
+        self._gathered.pop(connection, None)
+
+    def _check(self, request: GenerationRequest) -> None:
+        if self._options.terminated:
+            raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to go on')
+        if strange := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
+            raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="logit_bias")
+        if (last := max(request.prompt)) >= self._vocab_size:
+            raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prompt")
+        self._runners.check(request)
+
+    def _add(self, connection: int, submit: Submit) -> Sequence:
+        origin, reuses_past = (connection, submit.key), self._runners.reuses_past(submit.request)
+        sequence = Sequence(self.num_arrived, origin, submit.request, self._clock, reuses_past=reuses_past)
+        self._requests.add(sequence)
+        self.num_arrived += 1
+        return sequence
+
+    def _give_guide(self, sequence: Sequence) -> None:
+        """Give a sequence the guide of its grammar, or have the grammar compiled. Raises InvalidField."""
+        grammar = sequence.request.grammar
+        if grammar is None:
+            return
+        sequence.guide = self._guidance.guide(grammar)
+        if sequence.guide is None:
+            sequence.state = SequenceState.WAITING_FOR_GRAMMAR
+            # Called by the worker's thread.
+            connection, _ = sequence.origin
+            self._guidance.compile(
+                grammar, lambda found: self._inbox.put((connection, GrammarCompiled(sequence, found)))
+            )
+
+    def _refuse(self, connection: int, key: int, error: GenaiServerError) -> None:
+        self._outbox.tell(connection, Refused(key, ErrorInfo.from_error(error)))

@@ -1,0 +1,53 @@
+"""How many threads a CPU operator should use: the physical cores that this process may use.
+
+onnxruntime's own default counts otherwise and leaves half of a small machine idle.
+"""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+from genai_server.engine.host.cgroups import control_groups
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Physical cores within the process's CPU affinity and its control groups' quotas, at least 1."""
+    return max(1, math.floor(min(_physical_cores(root), cpu_quota(root))))
+
+
+def _physical_cores(root: Path) -> int:
+    if sys.platform == "linux":
+        topology = root / "sys/devices/system/cpu"
+        allowed = os.sched_getaffinity(0)
+        try:
+            return len({(topology / f"cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in allowed})
+        except OSError:
+            return len(allowed)
+    else:
+        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """CPUs that the tightest control group above the process grants; infinity without a limit."""
+    groups = control_groups(root, "cpu")
+    return min(quota(group) for group in groups for quota in (_quota_v1, _quota_v2))
+
+
+def _quota_v2(group: Path) -> float:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return math.inf
+    return math.inf if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(group: Path) -> float:
+    try:
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return math.inf
+    return quota / period if quota > 0 else math.inf

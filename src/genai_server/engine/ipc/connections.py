@@ -1,0 +1,231 @@
+"""The engine's side of the border: accepts API processes, reads their messages, writes ours.
+
+One thread accepts, reads and flushes; the loop's thread writes directly, because while the library holds Python's lock
+for a whole forward pass no other thread could hand a token over.
+"""
+
+import contextlib
+import hmac
+import logging
+import os
+import selectors
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import cast
+
+import msgspec
+
+from genai_server.engine.ipc.inbox import Connected, Disconnected, Inbox
+from genai_server.generation import Batching, ModelInfo
+from genai_server.messages.admin import CancelRequest, SetRuntimeOption
+from genai_server.messages.frames import MAX_FRAME_BYTES, ToApi, ToEngine, encode_frame, engine_decoder
+from genai_server.messages.generation import Cancel
+from genai_server.messages.handshake import Hello, Welcome
+
+log = logging.getLogger(__name__)
+# An API process that has left this much unread is stuck; it is cut off so that the others' tokens need no room here.
+MAX_BACKLOG_BYTES = 32 * 1024 * 1024
+# As long as nothing is known of the other side, it may send no more than a Hello takes.
+MAX_STRANGERS_BYTES = 1024
+_ALONE = Batching()
+
+
+class Connection:
+    """One API process. `send` may be called by any thread; the rest belongs to the reading thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.decoder = engine_decoder(MAX_STRANGERS_BYTES)
+        self.is_welcome = False
+        self._lock = threading.Lock()
+        self._backlog = bytearray()
+
+    def welcome(self) -> None:
+        """The other side has shown that it is an API process."""
+        self.is_welcome = True
+        self.decoder.max_bytes = MAX_FRAME_BYTES
+
+    def send(self, data: bytes) -> bool:
+        """Write what the socket takes now and keep the rest; False once there is a rest."""
+        with self._lock:
+            self._backlog += data
+            return self._write()
+
+    def flush(self) -> bool:
+        """Write more of the rest; False while some is left."""
+        with self._lock:
+            return self._write()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the other side reads nothing."""
+        return len(self._backlog) > MAX_BACKLOG_BYTES
+
+    def _write(self) -> bool:
+        try:
+            while self._backlog:
+                sent = self.socket.send(self._backlog)
+                del self._backlog[:sent]
+        except BlockingIOError:
+            return False
+        except OSError:
+            # The other side has gone; the reading thread sees the end of the stream and cleans up.
+            self._backlog.clear()
+        return True
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A listening socket and the address that it can be reached at: a path, or host:port."""
+
+    socket: socket.socket
+    address: str
+
+
+class Connections:
+    """Accepts API processes at the listener, and feeds the inbox of the engine's loop.
+
+    `interrupt` is called when a message has come that shall not wait for a long pass to end.
+    Only who knows the secret is let in: any local user can open a TCP port.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        secret: str,
+        model: ModelInfo,
+        batching: Batching = _ALONE,
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._secret = secret
+        self._model = model
+        self._batching = batching
+        self._interrupt = interrupt
+        self._connections: dict[int, Connection] = {}
+        self._numbers = count()
+        self._listener = listener.socket
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        # Wakes the reading thread when the loop's thread leaves something to flush.
+        self._waker, self._wake = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wake.setblocking(False)
+        self._selector.register(self._waker, selectors.EVENT_READ, None)
+
+    def start(self, inbox: Inbox) -> None:
+        """Begin to accept, and to read into the inbox, in a thread of its own."""
+        self._inbox = inbox
+        threading.Thread(target=self._serve, name="connections", daemon=True).start()
+
+    def send(self, number: int, messages: list[ToApi]) -> None:
+        """Send to one API process; silently nothing if it has gone. Never blocks."""
+        connection = self._connections.get(number)
+        if connection is not None and not connection.send(encode_frame(messages)):
+            with contextlib.suppress(BlockingIOError):  # it is awake already
+                self._wake.send(b"\0")
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                for key, events in self._selector.select():
+                    self._attend(key, events)
+        except BaseException:
+            # An engine that hears nobody is worse than a dead one, which its supervisor restarts.
+            log.exception("the connections met an internal error; the engine ends")
+            os._exit(1)
+
+    def _attend(self, key: selectors.SelectorKey, events: int) -> None:
+        if key.fileobj is self._listener:
+            self._accept()
+        elif key.fileobj is self._waker:
+            self._waker.recv(4096)
+            self._watch_writers()
+        else:
+            number = cast(int, key.data)
+            if events & selectors.EVENT_WRITE:
+                self._flush(number)
+            if events & selectors.EVENT_READ:
+                self._read(number)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:  # it has gone again, or there are too many files
+            log.warning("a connection could not be accepted: %s", error)
+            return
+        sock.setblocking(False)
+        number = next(self._numbers)
+        self._connections[number] = Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ, number)
+
+    def _read(self, number: int) -> None:
+        connection = self._connections.get(number)
+        if connection is None:
+            return
+        try:
+            data = connection.socket.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up(number)
+            return
+        try:
+            for message in connection.decoder.feed(data):
+                self._take(number, connection, message)
+        except (msgspec.DecodeError, RecursionError) as error:
+            log.warning("hung up on a connection that is not an API process: %s", error)
+            self._hang_up(number)
+
+    def _take(self, number: int, connection: Connection, message: ToEngine) -> None:
+        if isinstance(message, Hello):
+            if not hmac.compare_digest(message.secret.encode(), self._secret.encode()):
+                raise msgspec.DecodeError("a wrong secret")
+            connection.welcome()
+            self.send(number, [Welcome(os.getpid(), self._model, self._batching)])
+            self._inbox.put((number, Connected()))
+        elif connection.is_welcome:
+            self._inbox.put((number, message))
+            if isinstance(message, Cancel | CancelRequest | SetRuntimeOption):
+                self._interrupt()
+        else:
+            raise msgspec.DecodeError("no secret")
+
+    def _hang_up(self, number: int) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is not None:
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
+            if connection.is_welcome:
+                self._inbox.put((number, Disconnected()))
+
+    def _watch_writers(self) -> None:
+        for number, connection in list(self._connections.items()):
+            if connection.is_stuck:
+                log.warning("cut off an API process that reads nothing")
+                self._hang_up(number)
+            elif not connection.flush():
+                self._selector.modify(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, number)
+
+    def _flush(self, number: int) -> None:
+        connection = self._connections.get(number)
+        if connection is not None and connection.flush():
+            self._selector.modify(connection.socket, selectors.EVENT_READ, number)
+
+
+def listen(address: str) -> Listener:
+    """Listen at a Unix socket's path, or for "" on a free TCP port of loopback. Raises OSError."""
+    if sys.platform != "win32" and address:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(address)
+    else:
+        sock = socket.create_server(("127.0.0.1", 0))
+        address = "{}:{}".format(*sock.getsockname())
+    sock.listen()
+    sock.setblocking(False)
+    return Listener(sock, address)

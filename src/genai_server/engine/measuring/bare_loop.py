@@ -1,0 +1,80 @@
+"""`python -m genai_server.engine.measuring.bare_loop`: the library's own loop without any server, as the limit for one.
+
+A process of its own, started by `genai-server bench`, so that the library's memory and its hold on Python's lock
+disturb nobody. Prints one line of JSON: for each prompt length the runs, with times in seconds.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from genai_server.engine.host.cores import usable_cores
+from genai_server.engine.model.files import check_model_directory
+
+# Ids below are often special tokens.
+_FIRST_PLAIN_TOKEN = 100
+_WARM_UP_TOKENS = 8
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what the command line says. Raises ModelDirectoryError, and RuntimeError with the library's own reason."""
+    parser = argparse.ArgumentParser(prog="python -m genai_server.engine.measuring.bare_loop", description=__doc__)
+    parser.add_argument("model_dir", type=Path)
+    parser.add_argument("--threads", type=int, default=None, help="0: the usable cores; left out: as shipped")
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[64])
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=1)
+    options = parser.parse_args(arguments)
+    loop = BareLoop(options.model_dir, options.threads)
+    loop.run(_WARM_UP_TOKENS, _WARM_UP_TOKENS)
+    lengths = {
+        str(length): [loop.run(length, options.output_tokens) for _ in range(options.runs)]
+        for length in options.prompt_tokens
+    }
+    sys.stdout.write(json.dumps({"threads": loop.threads, "lengths": lengths}) + "\n")
+
+
+class BareLoop:
+    """A model on the providers that its directory names. `threads` 0 takes the usable cores; None changes nothing."""
+
+    def __init__(self, model_dir: Path, threads: int | None) -> None:
+        import onnxruntime_genai
+
+        self._vocab_size = check_model_directory(model_dir).vocab_size
+        self._library: Any = onnxruntime_genai
+        self.threads = usable_cores() if threads == 0 else threads
+        config = self._library.Config(str(model_dir))
+        if self.threads is not None:
+            options = {"intra_op_num_threads": self.threads}
+            config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
+        self._model = self._library.Model(config)
+
+    def run(self, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+        """Feed a random prompt and take as many tokens, whatever they are.
+
+        `sent`, `prefilled` and `tokens` are moments in seconds of one clock.
+        """
+        parameters = self._library.GeneratorParams(self._model)
+        length = prompt_tokens + output_tokens
+        # The least length keeps the token that ends an answer from being chosen.
+        parameters.set_search_options(max_length=length, min_length=length, do_sample=False, num_beams=1, batch_size=1)
+        plain = range(min(_FIRST_PLAIN_TOKEN, self._vocab_size - 1), self._vocab_size)
+        prompt = random.Random(prompt_tokens).choices(plain, k=prompt_tokens)
+        generator = self._library.Generator(self._model, parameters)
+        sent = time.perf_counter()
+        generator.append_tokens(prompt)
+        prefilled = time.perf_counter()
+        moments = []
+        for _ in range(output_tokens):
+            generator.generate_next_token()
+            moments.append(time.perf_counter())
+        return {"sent": sent, "prefilled": prefilled, "tokens": moments}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Measures a model on this machine: how fast it reads prompts and decodes, by threads, batch and chunk of a prompt."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from genai_server.engine.model.files import check_model_directory, read_config
+from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.session import open_session
+from genai_server.engine.model.session_options import with_found_libraries
+from genai_server.engine.model.weights import prepacked_model
+from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.options.device import DeviceOptions
+from genai_server.timing import Clock
+
+# Tokens of a prompt before each decoding row.
+_PROMPT = 16
+_FEWEST_PASSES = 3
+_DEFAULT_BITS = 4  # of the operator MatMulNBits
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A model to be measured on the CPU with a device's options; `cache_dir` None does without packed weights.
+
+    Without `batched`, requests are to run one by one even if the model could be batched.
+    """
+
+    model_dir: Path
+    cache_dir: Path | None
+    options: DeviceOptions
+    max_length: int
+    batched: bool = True
+
+    def open(self, threads: int, rows: int) -> Runner:
+        """The runner that would serve the model: a batch of so many rows, or one Generator if it does not fit."""
+        model = check_model_directory(self.model_dir)
+        options = with_found_libraries(self.options, self.model_dir)
+        directory = prepacked_model(self.model_dir, self.cache_dir, options)
+        try:
+            if not self.batched:
+                raise DoesNotFit
+            graph = read_decoder_graph(directory)
+        except DoesNotFit:
+            return OgGeneratorRunner(directory, "cpu", threads, options)
+        session = open_session(graph, threads, optimized=directory != self.model_dir, options=options)
+        limits = BatchLimits(rows, min(self.max_length, model.context_length))
+        return BatchedRunner(graph, session, model, limits, run_entries=options.run)
+
+
+def prefill_rate(runner: Runner, chunk: int, length: int, seconds: float, clock: Clock = time.perf_counter) -> float:
+    """Prompt tokens a second, read in chunks of so many from the beginning of a prompt on."""
+    tokens = [1] * chunk
+
+    def read() -> None:
+        runner.open(0, tokens, Opening(length, reuse=False))
+        try:
+            runner.prefill(0, tokens)
+        finally:
+            runner.close(0)
+
+    return chunk / _time_of_one(read, seconds, clock)
+
+
+def decode_rate(runner: Runner, rows: int, length: int, seconds: float, clock: Clock = time.perf_counter) -> float:
+    """Tokens a second of so many rows that decode together, all of them counted."""
+    sequences, prompt = list(range(rows)), [1] * _PROMPT
+    room = length - _PROMPT
+
+    def begin() -> None:
+        for sequence in sequences:
+            runner.open(sequence, prompt, Opening(length, reuse=False))
+            runner.prefill(sequence, prompt)
+
+    def end() -> None:
+        for sequence in sequences:
+            runner.close(sequence)
+
+    begin()
+    try:
+        return rows / _time_of_one(lambda: runner.decode(sequences, [1] * rows), seconds, clock, most=room)
+    finally:
+        end()
+
+
+def _time_of_one(act: Callable[[], object], seconds: float, clock: Clock, most: int = 1_000_000) -> float:
+    """The median time of one act, after one that warms up: as many as fit into so many seconds."""
+    act()
+    times: list[float] = []
+    started = clock()
+    while len(times) + 1 < most and (len(times) < _FEWEST_PASSES or clock() - started < seconds):
+        before = clock()
+        act()
+        times.append(clock() - before)
+    return statistics.median(times)
+
+
+def quantized_blocks(model_dir: Path) -> list[tuple[int, int]]:
+    """Bits and block sizes of the quantized weights, empty if none are; the graph is read, not the weights."""
+    path = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
+    graph = onnx.load(str(path), load_external_data=False).graph
+    attributes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == "MatMulNBits"]
+    return sorted({(found.get("bits", _DEFAULT_BITS), found["block_size"]) for found in attributes})

@@ -1,0 +1,89 @@
+"""Adapter files (`.onnx_adapter`, ONNX Runtime's AdapterFormat), and whether they fit a model's graph.
+
+A graph that takes adapters has their weights as inputs with a default, which stands for no adapter at all. ONNX Runtime
+itself sees what does not fit when a request runs, and names neither the file nor all of it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from genai_server.engine.model.files import is_lfs_pointer, read_config
+from genai_server.errors import AdapterLoadFailed
+
+# What its writers name such a file, which ONNX Runtime does not ask for.
+ADAPTER_SUFFIX = ".onnx_adapter"
+_MOST_SHOWN = 3
+
+
+def optional_inputs(graph: onnx.GraphProto) -> "dict[str, onnx.TypeProto.Tensor]":
+    """The types of the graph's inputs that need not be given, by their names."""
+    defaults = {tensor.name for tensor in graph.initializer}
+    return {value.name: value.type.tensor_type for value in graph.input if value.name in defaults}
+
+
+def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
+    """Those of a model's decoder. Raises ModelDirectoryError."""
+    file = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
+    return optional_inputs(onnx.load(str(file), load_external_data=False).graph)
+
+
+def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]") -> None:
+    """See that the file is an adapter whose weights all have their place among a graph's optional inputs.
+
+    Raises AdapterLoadFailed, whose message names the file and what does not fit.
+    """
+    weights = _read(path)
+    if not inputs:
+        raise AdapterLoadFailed("the model takes no adapters: its graph has no inputs with defaults for their weights")
+    if not weights:
+        raise AdapterLoadFailed(f"{path} has no weights")
+    if strange := sorted(weights.keys() - inputs.keys()):
+        more = f" and {len(strange) - _MOST_SHOWN} more" if len(strange) > _MOST_SHOWN else ""
+        raise AdapterLoadFailed(
+            f"{path} is not for this model, whose graph has no input {', '.join(strange[:_MOST_SHOWN])}{more}"
+        )
+    for name, weight in weights.items():
+        if not _fits(weight, inputs[name]):
+            raise AdapterLoadFailed(
+                f"{path} has {name} as {_told(weight)}, and the model takes {_wanted(inputs[name])}"
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The weights in a file, as OrtValues. Raises AdapterLoadFailed."""
+    # Here, for a scripted engine knows of this module and does without ONNX Runtime.
+    import onnxruntime
+
+    if not path.is_file():
+        raise AdapterLoadFailed(f"{path} does not exist, or is no file")
+    try:
+        if is_lfs_pointer(path):
+            raise AdapterLoadFailed(f"{path} is not the file but Git's pointer to it; run git lfs pull there")
+        return dict(onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters())
+    except OSError as error:
+        raise AdapterLoadFailed(f"{path} cannot be read: {error.strerror}") from None
+    except RuntimeError:  # in the words of ONNX Runtime's source
+        raise AdapterLoadFailed(f"{path} is no adapter file, as ONNX Runtime's AdapterFormat writes them") from None
+
+
+def _fits(weight: Any, wanted: "onnx.TypeProto.Tensor") -> bool:
+    shape = weight.shape()
+    if weight.element_type() != wanted.elem_type or len(shape) != len(wanted.shape.dim):
+        return False
+    # A dimension with a name, such as the rank of an adapter, may have any size.
+    return all(
+        not dim.HasField("dim_value") or dim.dim_value == size
+        for dim, size in zip(wanted.shape.dim, shape, strict=True)
+    )
+
+
+def _told(weight: Any) -> str:
+    return f"{onnx.TensorProto.DataType.Name(weight.element_type())} {list(weight.shape())}"
+
+
+def _wanted(wanted: "onnx.TypeProto.Tensor") -> str:
+    dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in wanted.shape.dim]
+    return f"{onnx.TensorProto.DataType.Name(wanted.elem_type)} [{', '.join(dims)}]"

@@ -1,0 +1,228 @@
+"""The files of an onnxruntime-genai model directory: checked one by one before anything is loaded."""
+
+import json
+import re
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from genai_server.errors import ModelDirectoryError
+from genai_server.generation import ModelInfo, Sampling
+from genai_server.profile_plan import PREFIX
+from genai_server.quoted import quoted
+
+CONFIG = "genai_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+# What is said of a model without one.
+NO_CHAT_TEMPLATE = "has no chat template: it takes raw prompts (/v1/completions), and chats get a 400"
+GIVE_A_TEMPLATE = "give it one with GENAI_CHAT_TEMPLATE or --chat-template, a file or a name such as chatml"
+_MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+# In the name of a setting whose value names a file or a folder, as filename, or ONNX Runtime's ep.context_file_path.
+_FILE = re.compile(r"(?<!pro)file|path|folder|director|(^|[._])dir($|[._])")
+# In the name of a setting such as custom_ops_library: onnxruntime would run code of the model's makers.
+_CODE = "library"
+# ONNX Runtime would write its profiles wherever this says.
+_PROFILING = "enable_profiling"
+# What a number of tokens and a token's id are to the library.
+_MOST_TOKENS = 2**31
+# What Git leaves in the place of a large file without its extension LFS.
+_LFS_POINTER = b"version https://git-lfs"
+_FROM_THE_ORIGINAL = "copy it from the model that this one was made of"
+_FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, genai-server export)"
+# How a tensor's external file stands in an ONNX file: a StringStringEntryProto (onnx.proto3) of key "location" and the
+# file's name, whose length takes one byte or two, seven bits in each.
+_EXTERNAL_FILE = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?)([\x01-\x7f])")
+
+
+def check_model_directory(directory: Path) -> ModelInfo:
+    """Read the directory's configuration and see that every file that it needs is there.
+
+    Raises ModelDirectoryError, whose message names the directory and the file.
+    """
+    if not directory.is_dir():
+        raise ModelDirectoryError(f"model directory {directory} does not exist")
+    config = read_config(directory)
+    try:
+        info = model_info(config)
+        decoder = str(config["model"]["decoder"]["filename"])
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise ModelDirectoryError(f"{directory / CONFIG} lacks or has a wrong value for {error}") from None
+    _check_names(directory, config)
+    for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
+        _check_inside(directory, name, CONFIG)
+        _check_present(directory, name, " is missing")
+    for name in external_files(directory / decoder):
+        _check_inside(directory, name, decoder)
+        _check_present(directory, name, f", which {decoder} names, is missing")
+    for path in (directory / CHAT_TEMPLATE, *directory.glob(_MORE_TEMPLATES)):
+        _check_inside(directory, str(path.relative_to(directory)), "chat template")
+    _read_json(directory / TOKENIZER_CONFIG)
+    return info
+
+
+def has_chat_template(directory: Path) -> bool:
+    """Whether a model directory that was checked has a chat template; without one it takes raw prompts only."""
+    return (directory / CHAT_TEMPLATE).is_file() or bool(_read_json(directory / TOKENIZER_CONFIG).get("chat_template"))
+
+
+def remedy(name: str) -> str:
+    """What to do when a file of a model directory is missing or broken."""
+    if name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE):
+        return _FROM_THE_ORIGINAL
+    return "name the folder that has it" if name == CONFIG else _FROM_THE_BUILDER
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether it is what Git leaves in the place of a large file without LFS. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(len(_LFS_POINTER)) == _LFS_POINTER
+
+
+def _check_present(directory: Path, name: str, lack: str) -> None:
+    path = directory / name
+    try:
+        if not path.is_file():
+            raise ModelDirectoryError(f"model directory {directory} is incomplete: {name}{lack}; {remedy(name)}")
+        is_pointer = is_lfs_pointer(path)
+    except OSError as error:
+        raise ModelDirectoryError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if is_pointer:
+        raise ModelDirectoryError(f"{path} is not the file but Git's pointer to it; run git lfs pull there")
+
+
+def _check_names(directory: Path, config: Any) -> None:
+    """See that no file that the configuration names, wherever in it, lies elsewhere, and that it loads no library and
+    does not say where profiles are written.
+    """
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if isinstance(inner, str) and _FILE.search(key):
+                    _check_inside(directory, inner, CONFIG)
+                if _CODE in key and inner:
+                    raise ModelDirectoryError(f"{directory / CONFIG} names a library to load: {key}")
+                if key == _PROFILING and inner and not (isinstance(inner, str) and PREFIX.fullmatch(inner)):
+                    raise ModelDirectoryError(
+                        f"{directory / CONFIG} has {key} {quoted(inner)}: it must be a name and no path, of at most 64 "
+                        "letters, digits, dots, dashes and underscores; GENAI_PROFILE_DIR says where they are written"
+                    )
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _check_inside(directory: Path, name: str, named_in: str) -> None:
+    """See that a name stands for something in the directory itself."""
+    if PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or ".." in re.split(r"[/\\]", name):
+        raise ModelDirectoryError(f"{directory / named_in} names a file outside the model directory: {quoted(name)}")
+    try:
+        target = (directory / name).resolve()
+    except (OSError, ValueError):  # it has a null byte, say
+        raise ModelDirectoryError(f"{directory / named_in} names what cannot be a file: {quoted(name)}") from None
+    # Hugging Face's cache has the files of all snapshots in one folder beside them, and links to them.
+    caches = [parent.parent / "blobs" for parent in directory.absolute().parents if parent.name == "snapshots"]
+    if not any(target.is_relative_to(root.resolve()) for root in (directory, *caches)):
+        raise ModelDirectoryError(f"{directory / name} is a link out of the model directory, to {target}")
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The directory's genai_config.json. Raises ModelDirectoryError."""
+    return _read_json(directory / CONFIG)
+
+
+def is_paged(directory: Path) -> bool:
+    """Whether the decoder's keys and values lie in pages, which only onnxruntime-genai's own batch hands out."""
+    try:
+        decoder = read_config(directory)["model"]["decoder"]
+    except (ModelDirectoryError, KeyError, TypeError):
+        return False  # which is told where the directory is checked
+    return "block_table" in (decoder.get("inputs") or {})
+
+
+def session_profile(directory: Path) -> str:
+    """The name with which the files begin in which ONNX Runtime profiles the model's whole session, or "".
+
+    Raises ModelDirectoryError.
+    """
+    options = read_config(directory)["model"]["decoder"].get("session_options") or {}
+    return str(options.get(_PROFILING) or "")
+
+
+def model_info(config: dict[str, Any]) -> ModelInfo:
+    """Read `genai_config.json`, whose `search` section holds the model's own sampling defaults.
+
+    `do_sample` false and `top_k` 1 both say no more than greedy; a request that gives a temperature shall get samples.
+    Raises KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai itself requires.
+    """
+    model, search = config["model"], config.get("search", {})
+    eos = model["eos_token_id"]
+    eos_token_ids = [int(token) for token in (eos if isinstance(eos, list) else [eos])]
+    sizes = {name: int(model[name]) for name in ("context_length", "vocab_size")}
+    wrong = [name for name, size in sizes.items() if not 0 < size < _MOST_TOKENS]
+    if any(abs(token) >= _MOST_TOKENS for token in eos_token_ids):
+        wrong.append("eos_token_id")
+    if wrong:
+        raise ValueError(repr(wrong[0]))
+    top_k = int(search.get("top_k", 0))
+    greedy = top_k == 1 or not search.get("do_sample", False)
+    return ModelInfo(
+        context_length=sizes["context_length"],
+        vocab_size=sizes["vocab_size"],
+        eos_token_ids=eos_token_ids,
+        defaults=Sampling(
+            temperature=0.0 if greedy else float(search.get("temperature", 1.0)),
+            top_k=0 if top_k == 1 else top_k,
+            top_p=float(search.get("top_p", 1.0)),
+            min_p=float(search.get("min_p", 0.0)),
+            repetition_penalty=float(search.get("repetition_penalty", 1.0)),
+        ),
+    )
+
+
+def external_files(onnx_file: Path) -> list[str]:
+    """The names of the weight files that an ONNX file refers to."""
+    data = onnx_file.read_bytes()
+    found = (data[match.end() : match.end() + _length(match)] for match in _EXTERNAL_FILE.finditer(data))
+    return sorted({name.decode(errors="replace") for name in found})
+
+
+def _length(match: re.Match[bytes]) -> int:
+    return match[2][0] if not match[1] else match[1][0] - 0x80 + (match[2][0] << 7)
+
+
+def weight_bytes(directory: Path) -> int:
+    """Size of the decoder's graph and weights on disk. Raises ModelDirectoryError, OSError or KeyError."""
+    decoder = directory / str(read_config(directory)["model"]["decoder"]["filename"])
+    return sum(file.stat().st_size for file in (decoder, *(directory / name for name in external_files(decoder))))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
+    except FileNotFoundError:
+        raise ModelDirectoryError(
+            f"model directory {path.parent} is incomplete: {path.name} is missing; {remedy(path.name)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise ModelDirectoryError(f"{path} cannot be read: it is nested too deep") from None
+    if not isinstance(value, dict):
+        raise ModelDirectoryError(f"{path} cannot be read: it is not a JSON object")
+    return value
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ: of one that stands twice Python sees the last, and onnxruntime-genai obeys both.
+
+    Raises ValueError.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it has {quoted(double)} twice in one object")
+    return found

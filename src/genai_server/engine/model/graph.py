@@ -1,0 +1,205 @@
+"""What the batched runner must know of a decoder's ONNX graph, and whether it can run it at all."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from genai_server.engine.model.adapter_file import optional_inputs
+from genai_server.engine.model.files import read_config
+
+_ATTENTION = "GroupQueryAttention"
+_OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "LinearAttention", "SparseAttention"}
+# Names in a reason.
+_SHOWN = 4
+# From an If's condition back to the attention mask.
+_WIDTH_IS_GREATER = ["Greater", "Gather", "OutputSpec"]
+_CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
+
+
+class DoesNotFit(Exception):
+    """The batched runner cannot run this model; the message says why."""
+
+
+@dataclass(frozen=True)
+class DecoderGraph:
+    """Names and shapes of a decoder that keeps its key-value cache in place.
+
+    `past_names` and `present_names` list keys and values of all layers in the same order. `cache_type` and
+    `logits_type` are numpy's. Some layers may keep no more than a `window` of tokens, 0 if none does; the operator
+    keeps everything in a buffer that is long enough, so ours are never shorter than the window. A graph may give the
+    logits of the last token only, whatever it reads. One that takes adapters has inputs for them, which are left at
+    their defaults: whoever runs in the batch has none. In batches no row may grow beyond `switches_at` tokens, if that
+    is not None: one longer row would change the rope of all.
+    """
+
+    path: Path
+    input_ids: str
+    attention_mask: str
+    position_ids: str | None
+    logits: str
+    past_names: tuple[str, ...]
+    present_names: tuple[str, ...]
+    num_kv_heads: int
+    head_size: int
+    cache_type: Any
+    logits_type: Any
+    window: int = 0
+    switches_at: int | None = None
+    gives_last_logits_only: bool = False
+    takes_adapters: bool = False
+
+    def slot_length(self, max_length: int) -> int:
+        """Tokens that a slot has room for: one more than a sequence may have, and at least a window."""
+        return max(max_length + 1, self.window)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Size of one token's keys and values over all layers."""
+        return len(self.past_names) * self.num_kv_heads * self.head_size * int(np.dtype(self.cache_type).itemsize)
+
+
+def read_decoder_graph(model_dir: Path) -> DecoderGraph:
+    """Read the graph, not the weights. Raises DoesNotFit with the first reason against it."""
+    config = read_config(model_dir)
+    decoder = config["model"]["decoder"]
+    if not (config.get("search") or {}).get("past_present_share_buffer", False):
+        raise DoesNotFit("its cache is not kept in place (past_present_share_buffer is false)")
+    if "pipeline" in decoder:
+        raise DoesNotFit("its decoder is a pipeline")
+    window = decoder.get("sliding_window")
+    if window is not None and (window.get("slide_key_value_cache", True) or window.get("slide_inputs", True)):
+        raise DoesNotFit("its prompt is read window by window by onnxruntime-genai")
+    graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph
+    _check_operators(graph)
+    names = _names(decoder)
+    inputs = {value.name: value.type.tensor_type for value in graph.input}
+    outputs = {value.name: value.type.tensor_type for value in graph.output}
+    needed_inputs = {names.input_ids, names.attention_mask, *names.past}
+    optional = optional_inputs(graph).keys() - needed_inputs - {names.position_ids}
+    if strange := sorted(set(inputs) - needed_inputs - optional - {names.position_ids}):
+        raise DoesNotFit(f"its graph has inputs that the runner does not know: {_some(strange)}")
+    if missing := sorted((needed_inputs - set(inputs)) | ({names.logits, *names.present} - set(outputs))):
+        raise DoesNotFit(f"its graph lacks {_some(missing)}")
+    for name in (names.input_ids, names.attention_mask, names.position_ids):
+        if name in inputs and inputs[name].elem_type != onnx.TensorProto.INT64:
+            raise DoesNotFit(f"its input {name} is not of type INT64")
+    num_kv_heads, head_size = _cache_shape(decoder, [inputs[name].shape.dim for name in names.past])
+    return DecoderGraph(
+        path=model_dir / decoder["filename"],
+        input_ids=names.input_ids,
+        attention_mask=names.attention_mask,
+        position_ids=names.position_ids if names.position_ids in inputs else None,
+        logits=names.logits,
+        past_names=names.past,
+        present_names=names.present,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        cache_type=_float_type("cache", inputs[names.past[0]].elem_type),
+        logits_type=_float_type("logits", outputs[names.logits].elem_type),
+        window=_window(graph),
+        switches_at=_switch(graph, names.attention_mask),
+        gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
+        takes_adapters=bool(optional),
+    )
+
+
+def _some(names: list[str]) -> str:
+    """The first of some names, for a graph may have hundreds, and how many there are."""
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the model calls its inputs and outputs."""
+
+    input_ids: str
+    attention_mask: str
+    position_ids: str
+    logits: str
+    past: tuple[str, ...]
+    present: tuple[str, ...]
+
+
+def _names(decoder: dict[str, Any]) -> Names:
+    """As genai_config.json says, and where it does not, as onnxruntime-genai takes them to be."""
+    inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
+    parts = [
+        (
+            inputs.get(f"past_{part}_names", f"past_key_values.%d.{part}"),
+            outputs.get(f"present_{part}_names", f"present.%d.{part}"),
+        )
+        for part in ("key", "value")
+    ]
+    layers = range(int(decoder["num_hidden_layers"]))
+    return Names(
+        input_ids=inputs.get("input_ids", "input_ids"),
+        attention_mask=inputs.get("attention_mask", "attention_mask"),
+        position_ids=inputs.get("position_ids", "position_ids"),
+        logits=outputs.get("logits", "logits"),
+        past=tuple(past % layer for layer in layers for past, _ in parts),
+        present=tuple(present % layer for layer in layers for _, present in parts),
+    )
+
+
+def _float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:
+    if element not in _CACHE_TYPES:
+        raise DoesNotFit(f"its {what} is of type {onnx.TensorProto.DataType.Name(element)}")
+    return _CACHE_TYPES[element]
+
+
+def _check_operators(graph: onnx.GraphProto) -> None:
+    operators = {node.op_type for node in graph.node}
+    if _ATTENTION not in operators:
+        raise DoesNotFit(f"its attention is not {_ATTENTION}")
+    if others := sorted(operators & _OTHER_ATTENTION):
+        raise DoesNotFit(f"its attention is partly {', '.join(others)}")
+
+
+def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
+    """Heads and head size of every layer's cache, which must be the same."""
+    heads = int(decoder.get("num_key_value_heads", shapes[0][1].dim_value))
+    size = int(decoder.get("head_size", shapes[0][3].dim_value))
+    # Where the graph names a dimension instead, its value is 0.
+    if any(shape[1].dim_value not in (0, heads) or shape[3].dim_value not in (0, size) for shape in shapes):
+        raise DoesNotFit("its layers' caches differ in shape")
+    return heads, size
+
+
+def _window(graph: onnx.GraphProto) -> int:
+    """The widest window of the layers that keep no more than their window; 0 if all keep everything."""
+    attributes = ({a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == _ATTENTION)
+    return max((a["local_window_size"] for a in attributes if a.get("sliding_window_cache")), default=0)
+
+
+def _switch(graph: onnx.GraphProto, attention_mask: str) -> int | None:
+    """How long a batch's longest row may be before the graph takes other constants for all rows; None if it never does.
+
+    So the model builder writes a rope with short and long factors. Raises DoesNotFit for any other branch.
+    """
+    makers = {output: node for node in graph.node for output in node.output}
+    constants = {value.name: value for value in graph.initializer}
+    constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+
+    def scalar(name: str) -> int | None:
+        tensor = constants.get(name)
+        if tensor is None or tensor.data_type != onnx.TensorProto.INT64 or tensor.external_data:
+            return None
+        value = onnx.numpy_helper.to_array(tensor)
+        return int(value.item()) if value.size == 1 else None
+
+    limits: list[int] = []
+    for branch in (node for node in graph.node if node.op_type == "If"):
+        path, name = [], branch.input[0]
+        while name in makers and makers[name].input:
+            path.append(makers[name])
+            name = path[-1].input[0]
+        limit = None
+        if [node.op_type for node in path] == _WIDTH_IS_GREATER and name == attention_mask:
+            limit = scalar(path[0].input[1]) if scalar(path[1].input[1]) == 1 else None
+        if limit is None or any(node.op_type != "Constant" for a in branch.attribute for node in a.g.node):
+            raise DoesNotFit("its graph branches, so that the rows of a batch might depend on each other")
+        limits.append(limit)
+    return min(limits, default=None)

@@ -1,0 +1,126 @@
+"""A model directory file by file: what is there, what is wrong with it, and what to do about that.
+
+`model_files.check_model_directory` stops at the first fault and reads no weights' graph; this looks at all.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from genai_server.engine.model.files import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    check_model_directory,
+    is_lfs_pointer,
+    read_config,
+    remedy,
+)
+from genai_server.errors import ModelDirectoryError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file by its name in the directory; `fault` is empty where none was found."""
+
+    name: str
+    size: int
+    fault: str = ""
+    remedy: str = ""
+
+
+def inventory(directory: Path) -> Iterator[Entry]:
+    """An entry for each file that is needed, and one for the directory if it has a fault that no file shows."""
+    entries = list(_entries(directory))
+    yield from entries
+    if not any(entry.fault for entry in entries):
+        try:
+            check_model_directory(directory)
+        except ModelDirectoryError as error:
+            yield Entry(".", 0, error.message)
+
+
+def _entries(directory: Path) -> Iterator[Entry]:
+    try:
+        config = read_config(directory)
+    except ModelDirectoryError as error:
+        yield _entry(directory, CONFIG, error.message)
+    else:
+        yield _entry(directory, CONFIG)
+        for name in _named_files(config):
+            yield _entry(directory, name)
+            if name.endswith(".onnx"):
+                yield from _weights(directory, name)
+    yield _json_entry(directory, TOKENIZER)
+    yield _json_entry(directory, TOKENIZER_CONFIG)
+    if (directory / CHAT_TEMPLATE).exists():
+        yield _entry(directory, CHAT_TEMPLATE)
+
+
+def _entry(directory: Path, name: str, fault: str = "") -> Entry:
+    path = directory / name
+    if not path.is_file():
+        return Entry(name, 0, "is missing", remedy(name))
+    try:
+        is_pointer = is_lfs_pointer(path)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return Entry(name, path.stat().st_size, f"cannot be read: {reason}", "let the server's user read it")
+    if is_pointer:
+        return Entry(name, path.stat().st_size, "is not the file but Git's pointer to it", "run git lfs pull there")
+    return Entry(name, path.stat().st_size, fault, remedy(name) if fault else "")
+
+
+def _json_entry(directory: Path, name: str) -> Entry:
+    entry = _entry(directory, name)
+    if entry.fault:
+        return entry
+    try:
+        json.loads((directory / name).read_bytes())
+    except ValueError as error:
+        return _entry(directory, name, f"is not JSON: {error}")
+    return entry
+
+
+def _named_files(config: Any) -> list[str]:
+    """The values of all keys `filename`, wherever they stand, in order."""
+    found: dict[str, None] = {}
+    waiting = [config]
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, dict):
+            if isinstance(value.get("filename"), str):
+                found[value["filename"]] = None
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return list(found)
+
+
+def _weights(directory: Path, graph: str) -> Iterator[Entry]:
+    """The external files of a graph, each of which must reach as far as the tensors in it."""
+    path = directory / graph
+    if _entry(directory, graph).fault:
+        return
+    try:
+        tensors = onnx.load(str(path), load_external_data=False).graph.initializer
+    except Exception as error:  # whatever a broken file makes of its reader
+        yield _entry(directory, graph, f"cannot be read: {next(iter(str(error).splitlines()), 'it is broken')}")
+        return
+    needed: dict[str, int] = {}
+    for tensor in tensors:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            where = {entry.key: entry.value for entry in tensor.external_data}
+            end = int(where.get("offset", 0)) + int(where.get("length", 0))
+            name = where.get("location", "")
+            needed[name] = max(needed.get(name, 0), end)
+    for name, size in sorted(needed.items()):
+        entry = _entry(directory, name)
+        if not entry.fault and entry.size < size:
+            entry = _entry(directory, name, f"has {entry.size} of {size} bytes: it is cut off")
+        yield entry

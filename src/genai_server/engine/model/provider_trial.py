@@ -1,0 +1,47 @@
+"""`python -m genai_server.engine.model.provider_trial`: which of ONNX Runtime's execution providers really load here.
+
+A library may be built with a provider whose own libraries are missing, and only a session tells. A process of its own,
+for a provider may take the process down with it. Prints one line of JSON: for each provider null or why not.
+"""
+
+import json
+import sys
+
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from genai_server.options.providers import PROVIDERS
+
+_ERRORS = 4  # ONNX Runtime's level of severity: fatal
+_IR_VERSION, _OPSET = 8, 17
+
+
+def main() -> None:
+    """Try each provider that ONNX Runtime was built with, on a graph of one node."""
+    onnxruntime.set_default_logger_severity(_ERRORS)
+    available = onnxruntime.get_available_providers()
+    found = {name: load_error(known.onnxruntime) for name, known in PROVIDERS.items() if known.onnxruntime in available}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def load_error(provider: str) -> str | None:
+    """Why a provider, by ONNX Runtime's name, does not load; None if it does."""
+    try:
+        session = onnxruntime.InferenceSession(_graph(), providers=[provider], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
+        return str(error)
+    return None if provider in session.get_providers() else "its own libraries do not load"
+
+
+def _graph() -> bytes:
+    value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")}
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "trial", [value["x"]], [value["y"]])
+    model = helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=[helper.make_opsetid("", _OPSET)])
+    onnx.checker.check_model(model)
+    serialized: bytes = model.SerializeToString()
+    return serialized
+
+
+if __name__ == "__main__":
+    main()

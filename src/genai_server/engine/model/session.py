@@ -1,0 +1,45 @@
+"""The ONNX Runtime session that a batch runs a decoder's graph in."""
+
+from typing import Any
+
+import onnx
+
+from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.output_head import narrow_head, offer_best
+from genai_server.engine.model.session_options import open_with, session_options
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+
+# Where the weights of a graph are that was not read from a file.
+_EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
+_ERRORS = 3  # ONNX Runtime's level of severity
+
+
+def open_session(
+    graph: DecoderGraph,
+    threads: int,
+    *,
+    optimized: bool,
+    offers_best: bool = False,
+    options: DeviceOptions = DEFAULT_OPTIONS,
+    profile_prefix: str = "",
+) -> Any:
+    """An ONNX Runtime session with a device's options.
+
+    Its head reads chosen positions only, where that can be had, and with `offers_best` chooses among what it makes
+    (engine/model/output_head.py). `threads` 0 takes the physical cores that the process may use. `optimized` says that
+    the graph has been optimized already. With a `profile_prefix`, ONNX Runtime profiles the session from load to end.
+    Raises ConfigurationError for what the options name and is not there.
+    """
+    found = session_options(options, threads, optimized=optimized)
+    if graph.takes_adapters:
+        found.log_severity_level = _ERRORS  # it warns of each of their inputs
+    if profile_prefix:
+        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
+    model = onnx.load(str(graph.path), load_external_data=False)
+    is_changed = not graph.gives_last_logits_only and narrow_head(model.graph, graph.logits)
+    if offers_best:
+        offer_best(model.graph, graph.logits)
+    if not (is_changed or offers_best):
+        return open_with(graph.path, found, options)
+    found.add_session_config_entry(_EXTERNAL_DATA, str(graph.path.parent))
+    return open_with(model.SerializeToString(), found, options)

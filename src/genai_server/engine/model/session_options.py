@@ -1,0 +1,218 @@
+"""Gives a device's options to the two libraries: as ONNX Runtime's SessionOptions, and as a configuration of
+onnxruntime-genai.
+
+The two are separate copies of ONNX Runtime in one process: no thread pool spans them, and a provider's library is
+registered with each.
+"""
+
+import importlib
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnxruntime
+
+from genai_server.engine.host.cores import usable_cores
+from genai_server.errors import ConfigurationError
+from genai_server.options import session
+from genai_server.options.device import DeviceOptions, ProviderOptions
+from genai_server.options.providers import CPU, PROVIDERS, provider
+from genai_server.quoted import quoted
+
+log = logging.getLogger(__name__)
+_LEVELS = {
+    "disabled": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+_RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+
+
+def num_threads(options: DeviceOptions, threads: int) -> int:
+    """Threads of an operator: the option's, else `threads`, else the physical cores that the process may use."""
+    return int(options.session.get(session.THREADS, "0")) or threads or usable_cores()
+
+
+def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptions:
+    """The options with libraries of operators by their whole paths: relative ones begin at the model or here.
+
+    The two libraries of ONNX Runtime look in different places otherwise. Raises ConfigurationError.
+    """
+    found = []
+    for name in options.custom_op_libraries:
+        path = next((path for path in (model_dir / name, Path(name)) if path.is_file()), None)
+        if path is None:
+            raise ConfigurationError(
+                f"[session] {session.LIBRARIES}: {name}: there is no such file, neither from {model_dir} nor from here"
+            )
+        found.append(str(path.resolve()))
+    return msgspec.structs.replace(options, custom_op_libraries=found)
+
+
+def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
+    """What to lay over the decoder's part of genai_config.json."""
+    found: dict[str, Any] = {session.THREADS: num_threads(options, threads)}
+    given = options.session
+    if "inter_op_num_threads" in given:
+        found["inter_op_num_threads"] = int(given["inter_op_num_threads"])
+    if session.LEVEL in given:
+        found[session.LEVEL] = _LEVELS[given[session.LEVEL]]
+    found |= {name: given[name] == "1" for name in (session.ARENA, session.PATTERN) if name in given}
+    found |= options.entries
+    if options.custom_op_libraries:
+        if len(options.custom_op_libraries) > 1:
+            raise ConfigurationError(
+                f"[session] {session.LIBRARIES}={quoted(options.custom_op_libraries)}: "
+                "onnxruntime-genai's model takes one"
+            )
+        found["custom_ops_library"] = options.custom_op_libraries[0]
+    return {"session_options": found} | ({"run_options": dict(options.run)} if options.run else {})
+
+
+def configure_providers(library: Any, config: Any, options: DeviceOptions) -> None:
+    """Put a configuration of onnxruntime-genai (the module `library`) on the device's providers alone.
+
+    Raises ConfigurationError.
+    """
+    config.clear_providers()
+    for given in options.providers:
+        register(library, given)
+        name = provider(given.name).genai
+        assert name is not None  # a provider that it does not know was refused
+        config.append_provider(name)
+        for key, value in given.options.items():
+            config.set_provider_option(name, key, value)
+
+
+def register(library: Any, given: ProviderOptions) -> None:
+    """Register a provider that comes from outside with one of the two libraries. Raises ConfigurationError."""
+    where = library_of(given)
+    if where is None:
+        return
+    try:
+        library.register_execution_provider_library(provider(given.name).onnxruntime, where)
+    except Exception as error:  # each library has errors of its own
+        if "already registered" not in str(error):
+            raise ConfigurationError(f"[provider.{given.name}] {where}: {error}") from None
+
+
+def library_of(given: ProviderOptions) -> str | None:
+    """The file of a provider from outside; None for one that is built in. Raises ConfigurationError."""
+    if given.package:
+        try:
+            return str(importlib.import_module(given.package).get_library_path())
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(f"[provider.{given.name}] package={quoted(given.package)}: {error}") from None
+    if given.library and not Path(given.library).is_file():
+        raise ConfigurationError(
+            f"[provider.{given.name}] library={quoted(given.library, most=1000)}: there is no such file"
+        )
+    return str(Path(given.library).resolve()) if given.library else None
+
+
+def missing_device(options: DeviceOptions) -> str | None:
+    """Which provider from outside finds nothing to run on here, in words; None if each finds something.
+
+    Raises ConfigurationError for one that ONNX Runtime cannot load.
+    """
+    for given in options.providers:
+        if given.package or given.library:
+            register(onnxruntime, given)
+            if not _devices_of(given):
+                return f"provider {given.name}: its library finds no device on this machine that it can run on"
+    return None
+
+
+def _devices_of(given: ProviderOptions) -> list[Any]:
+    name = provider(given.name).onnxruntime
+    return [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
+
+
+def session_options(options: DeviceOptions, threads: int, *, optimized: bool = False) -> Any:
+    """ONNX Runtime's SessionOptions; `optimized` says that the graph has been optimized already.
+
+    Raises ConfigurationError for a library of operators that does not load.
+    """
+    found, given = onnxruntime.SessionOptions(), options.session
+    level = "disabled" if optimized else given.get(session.LEVEL, "all")
+    found.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[level])
+    inter_op = int(given.get("inter_op_num_threads", "0"))
+    if given.get(session.POOL) == "1":
+        found.use_per_session_threads = False
+    else:
+        found.intra_op_num_threads = num_threads(options, threads)
+        found.inter_op_num_threads = inter_op
+    if given.get(session.MODE) == "parallel":
+        found.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    if session.ARENA in given:
+        found.enable_cpu_mem_arena = given[session.ARENA] == "1"
+    if session.PATTERN in given:
+        found.enable_mem_pattern = given[session.PATTERN] == "1"
+    for name, value in options.entries.items():
+        found.add_session_config_entry(name, value)
+    for path in options.custom_op_libraries:
+        try:
+            found.register_custom_ops_library(path)
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
+            raise ConfigurationError(f"[session] {session.LIBRARIES}: {path}: {error}") from None
+    return found
+
+
+def use_global_pool(options: DeviceOptions, threads: int) -> None:
+    """Size the pool that all sessions of the process share, if one is wanted; only before the first session."""
+    if options.session.get(session.POOL) == "1":
+        inter_op = int(options.session.get("inter_op_num_threads", "0"))
+        onnxruntime.set_global_thread_pool_sizes(num_threads(options, threads), inter_op)
+
+
+def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
+    """A session for a model, in a file or serialized, on the device's providers in their order, and on the CPU.
+
+    Raises ConfigurationError for a provider that ONNX Runtime lacks, and what that raises.
+    """
+    given_model = model if isinstance(model, bytes) else str(model)
+    found.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+    available = onnxruntime.get_available_providers()
+    built_in: list[tuple[str, dict[str, str]]] = []
+    for given in options.providers:
+        name = provider(given.name).onnxruntime
+        register(onnxruntime, given)
+        devices = _devices_of(given)
+        if devices and (given.library or given.package):
+            found.add_provider_for_devices(devices[:1], given.options)
+        elif name in available:
+            built_in.append((name, given.options))
+        else:
+            raise ConfigurationError(
+                missing_device(options)
+                or f"provider {given.name}: the installed onnxruntime has no {name}; it has {', '.join(available)}"
+                f"{_package_hint(given.name)}"
+            )
+    if found.has_providers():
+        if built_in:
+            raise ConfigurationError(
+                f"provider {built_in[0][0]}: ONNX Runtime takes built-in providers and those of libraries not together"
+            )
+        return onnxruntime.InferenceSession(given_model, found, enable_fallback=0)
+    providers = [*built_in, (PROVIDERS[CPU].onnxruntime, {})]
+    # Without this it would go on with the CPU alone where a provider fails, and only print so.
+    return onnxruntime.InferenceSession(given_model, found, providers=providers, enable_fallback=0)
+
+
+def _package_hint(name: str) -> str:
+    package = provider(name).package
+    if not package:
+        return ""
+    return f'; pip install {package.replace("_", "-")}, and write package = "{package}" in [provider.{name}]'
+
+
+def node_shares(opened: Any) -> dict[str, int]:
+    """How many nodes of a session's graph each provider runs, by our names for the providers."""
+    ours = {known.onnxruntime: name for name, known in PROVIDERS.items()}
+    counts: Counter[str] = Counter()
+    for part in opened.get_provider_graph_assignment_info():
+        counts[ours.get(part.ep_name, part.ep_name)] += len(part.get_nodes())
+    return dict(counts.most_common())

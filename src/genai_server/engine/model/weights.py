@@ -1,0 +1,134 @@
+"""ONNX Runtime's pre-packed weights, written once and mapped into memory by everybody who runs the model.
+
+A session packs its weights for the kernels that it has chosen, into memory of its own. Saved beside the optimized graph
+(session options `session.save_external_prepacked_constant_initializers` and
+`session.optimized_model_external_initializers_file_name`), the packed weights are mapped instead: the two sessions of
+an engine, and the engines of a host, share the pages. What is saved depends on model, version and processor, which
+make the name of its folder.
+"""
+
+import hashlib
+import json
+import logging
+import platform
+import shutil
+import tempfile
+from pathlib import Path
+
+import onnxruntime
+from filelock import FileLock
+
+from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
+from genai_server.engine.model.files import external_files, read_config
+from genai_server.engine.model.session_options import session_options
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.options.session import LEVEL
+
+log = logging.getLogger(__name__)
+_MANIFEST = "manifest.json"
+_OF_THREADS = ("session.intra_op", "session.inter_op", "session.force_spinning_stop")
+_ERRORS = 3  # ONNX Runtime's level of severity
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
+    """A directory like `model_dir` whose weights are packed; `model_dir` itself if that cannot be had.
+
+    What is packed fits the kernels of the CPU, and the device's options of sessions. The model directory is never
+    written to.
+    """
+    if cache_dir is None or options.providers or options.custom_op_libraries:
+        return model_dir
+    target = cache_dir / _key(model_dir, _packing(options))
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(target) + ".lock"):
+            if not _is_whole(target):
+                shutil.rmtree(target, ignore_errors=True)
+                _write(model_dir, target, options)
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
+        log.warning("weights are not shared, for they cannot be kept in %s: %s", cache_dir, error)
+        return model_dir
+    return target
+
+
+def _write(model_dir: Path, target: Path, given: DeviceOptions) -> None:
+    """Pack beside the target, and put it in its place when it is whole."""
+    log.info("packing the weights of %s once, into %s", model_dir, target)
+    decoder = str(read_config(model_dir)["model"]["decoder"]["filename"])
+    left_out = {decoder, *external_files(model_dir / decoder)}
+    prefix = f".making-{target.name}-"
+    for left in target.parent.iterdir():
+        if left.name.startswith(prefix):  # by a process that was killed, for we have the lock
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as making:
+        fresh = Path(making) / "model"
+        fresh.mkdir()
+        for file in _files(model_dir):
+            if file.name not in left_out:
+                shutil.copy(file, fresh)
+        options = session_options(given, 0)
+        options.log_severity_level = _ERRORS  # it warns that the graph is for this processor only, which is the aim
+        options.optimized_model_filepath = str(fresh / decoder)
+        for name, value in (
+            ("session.optimized_model_external_initializers_file_name", f"{decoder}.data"),
+            ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+            ("session.save_external_prepacked_constant_initializers", "1"),
+        ):
+            options.add_session_config_entry(name, value)
+        onnxruntime.InferenceSession(str(model_dir / decoder), options, providers=["CPUExecutionProvider"])
+        (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
+        fresh.replace(target)
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether the folder holds what was written there, as far as sizes and samples of the contents tell."""
+    try:
+        written = json.loads((target / _MANIFEST).read_text(encoding="utf-8"))
+        return bool(written == _fingerprints(target))
+    except (OSError, ValueError):
+        return False
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    return {file.name: _fingerprint(file) for file in sorted(folder.iterdir()) if file.name != _MANIFEST}
+
+
+def _fingerprint(file: Path) -> str:
+    """Size and a hash of evenly spread samples: to read it all would take as long as to load it."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as stream:
+        for sample in range(_SAMPLES):
+            stream.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _key(model_dir: Path, options: dict[str, str]) -> str:
+    """Names the folder by all that what is packed depends on."""
+    files = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in _files(model_dir)}
+    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), options]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return f"{model_dir.resolve().name}-{digest[:16]}"
+
+
+def _files(model_dir: Path) -> list[Path]:
+    """Those of the model itself: adapters may lie beside it, and come and go."""
+    return sorted(file for file in model_dir.iterdir() if file.is_file() and file.suffix != ADAPTER_SUFFIX)
+
+
+def _packing(options: DeviceOptions) -> dict[str, str]:
+    """The options that what is packed depends on: not those of threads and memory."""
+    level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
+    return level | {name: value for name, value in options.entries.items() if not name.startswith(_OF_THREADS)}
+
+
+def _processor() -> str:
+    """What kind of processor this is, down to its instruction sets where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    told = ("model name", "flags", "Features", "CPU part")
+    return " ".join(sorted({line for line in lines if line.startswith(told)}))

@@ -1,0 +1,153 @@
+"""Writes the manifest of each profile session: for each file that a profiled pass leaves, whose and which token it is.
+
+ONNX Runtime names its files by prefix and time alone. Which of them are a pass's, the folder tells: those that were not
+there before it.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import distributions
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from genai_server import __version__
+from genai_server.engine.host.cores import usable_cores
+from genai_server.engine.sequence import Sequence
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.options.session import SPINNING, THREADS
+from genai_server.profile_plan import Profiled, ProfilePlan
+from genai_server.profiles.manifest import DECODE, PREFILL, SUFFIX, End, Line, PassRecord, Session, encode_line
+
+_LIBRARIES = "onnxruntime"
+
+
+def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> Session:
+    """What the manifests say of every session of an engine; `threads` 0 means the usable cores, and the options' number
+    goes before it.
+    """
+    libraries = {each.name: each.version for each in distributions() if each.name and each.name.startswith(_LIBRARIES)}
+    versions = {"genai-server": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    cores = usable_cores()
+    return Session(
+        id="",
+        prefix="",
+        started=0,
+        device=device,
+        model=model_dir.resolve().name,
+        threads=int(options.session.get(THREADS, "0")) or threads or cores,
+        cores=cores,
+        spins=options.entries.get(SPINNING) != "0",
+        versions=versions | libraries,
+    )
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What was so before a pass."""
+
+    files: frozenset[str]
+    position: int
+    started: float
+    clock: float
+    cpu_clock: float
+
+
+class ProfileManifest:
+    """The manifests of a device's folder; one session for each prefix is open at a time.
+
+    A session begins with its first file, or before, if it has a plan; `num_begun` counts them. `about` is what all
+    sessions have in common.
+    """
+
+    def __init__(self, directory: Path, about: Session) -> None:
+        self._directory = directory
+        self._about = about
+        self._open: dict[str, Path] = {}
+        self._before: _Before | None = None
+        self.num_begun = 0
+
+    @property
+    def open_sessions(self) -> frozenset[Path]:
+        """The manifests that are written to."""
+        return frozenset(self._open.values())
+
+    def begin(self, plan: ProfilePlan) -> str:
+        """Begin a session, whose files are to come; returns its id. Raises OSError."""
+        return self._begin(plan.prefix, time.time(), plan).name.removesuffix(SUFFIX)
+
+    def end(self, prefix: str, reason: str | None = None, profiled: Profiled | None = None) -> None:
+        """End the session under a prefix, if one is open; on a full disk it stays without its end."""
+        path = self._open.pop(prefix, None)
+        with suppress(OSError):
+            if path is not None and path.exists():
+                _write(path, End(time.time(), reason, profiled))
+
+    def end_others(self, prefixes: Collection[str], reason: str | None = None) -> None:
+        """End the sessions under all prefixes but these."""
+        for prefix in set(self._open).difference(prefixes):
+            self.end(prefix, reason)
+
+    def before_step(self, sequence: Sequence) -> None:
+        """Remember what is there; the pass follows at once."""
+        files = frozenset(self._files())
+        self._before = _Before(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
+
+    def after_step(self, sequence: Sequence) -> None:
+        """Write down what the pass has left. Raises OSError if that fails, or if a file is not whole."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        seconds, cpu_seconds = time.perf_counter() - before.clock, time.process_time() - before.cpu_clock
+        for name in sorted(self._files() - before.files):
+            record = PassRecord(
+                file=name,
+                request_id=sequence.request.request_id,
+                phase=DECODE if sequence.num_produced else PREFILL,
+                token=sequence.num_produced,
+                position=before.position,
+                num_tokens=sequence.num_read - before.position,
+                started=before.started,
+                seconds=seconds,
+                cpu_seconds=cpu_seconds,
+            )
+            assert sequence.profile.active is not None
+            _write(self._session(sequence.profile.active, before.started), record)
+            if not _is_whole(self._directory / name):
+                raise OSError(f"ONNX Runtime could not write {name} to its end")
+
+    def _session(self, prefix: str, started: float) -> Path:
+        """The open session under a prefix, begun if there is none."""
+        return self._open.get(prefix) or self._begin(prefix, started)
+
+    def _begin(self, prefix: str, started: float, plan: ProfilePlan | None = None) -> Path:
+        stamp = datetime.fromtimestamp(started).strftime("%Y-%m-%d_%H-%M-%S_%f")[:-3]
+        name = f"{prefix}_{stamp}"
+        path = self._directory / f"{name}{SUFFIX}"
+        _write(path, replace(self._about, id=name, prefix=prefix, started=started, plan=plan))
+        self._open[prefix] = path
+        self.num_begun += 1
+        return path
+
+    def _files(self) -> set[str]:
+        try:
+            return {name for name in os.listdir(self._directory) if name.endswith(".json")}
+        except FileNotFoundError:  # removed meanwhile, and ONNX Runtime writes nothing either
+            return set()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a list is written to its end: on a full disk ONNX Runtime writes what it can, and is silent."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4))
+        return file.read().rstrip().endswith(b"]")
+
+
+def _write(path: Path, line: Line) -> None:
+    with path.open("ab") as file:
+        file.write(encode_line(line))

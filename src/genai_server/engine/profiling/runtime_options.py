@@ -1,0 +1,241 @@
+"""The two runtime options of onnxruntime-genai for a whole device: their state, and applying it to sequences."""
+
+import logging
+import sys
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder, wait_for_next_file_name
+from genai_server.engine.profiling.manifest import ProfileManifest
+from genai_server.engine.profiling.session import ProfileSession
+from genai_server.engine.profiling.sessions import ProfileSessions
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.scheduling.scheduler import Step
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import InvalidField, RequestNotFound, Unavailable
+from genai_server.messages.admin import ProfiledRequest, RuntimeOptions
+from genai_server.profile_plan import ProfilePlan
+from genai_server.profiles.manifest import Session
+from genai_server.quoted import quoted
+from genai_server.timing import Clock
+
+log = logging.getLogger(__name__)
+TERMINATE = "terminate_session"
+PROFILING = "enable_profiling"
+_UNWRITABLE = "a profile cannot be written: {}"
+
+
+class Kept(Struct, frozen=True):
+    """What the operator has set for the device; it outlives the engine process."""
+
+    terminated: bool = False
+    profile: str = "0"
+
+
+class RuntimeOptionState:
+    """Which sequences are profiled, and whether the device's session is terminated.
+
+    Profiles are made on Generators only;
+    so that not a whole batch falls apart into them, a switch for the device concerns at most `max_rows` sequences at a
+    time, those that have run longest. Where all are on Generators anyway, it concerns all. With a `state_file`, an
+    engine that is started anew goes on with what was set before: a device that an operator has terminated does not come
+    back to life by a crash. Beside the switch there are `sessions`, which have their turn where the switch leaves them
+    rows. `about` says what the manifests say of every session.
+    """
+
+    def __init__(
+        self,
+        runners: RunnerPair,
+        folder: ProfileFolder,
+        *,
+        max_rows: int = 1,
+        state_file: Path | None = None,
+        about: Session | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._runners = runners
+        self._max_rows = max_rows if runners.batched is not None else sys.maxsize
+        self._folder = folder
+        self._manifest = ProfileManifest(folder.directory, about or Session(id="", prefix="", started=0))
+        self.sessions = ProfileSessions(self._manifest, clock)
+        self._stopped: str | None = None
+        self._state_file = state_file
+        self._kept = _read(state_file)
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the operator has ended the device's session."""
+        return self._kept.terminated
+
+    @terminated.setter
+    def terminated(self, value: bool) -> None:
+        self._keep(Kept(value, self._kept.profile))
+
+    def _keep(self, kept: Kept) -> None:
+        self._kept = kept
+        if self._state_file is None:
+            return
+        fresh = self._state_file.with_suffix(".new")
+        try:
+            fresh.write_bytes(msgspec.json.encode(kept))
+            fresh.replace(self._state_file)
+        except OSError as error:
+            log.warning("should the engine die, what the operator has set is lost: %s", error)
+
+    def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
+        """Profile these sequences ("1" or a prefix), or no longer ("0"). Raises OSError without the folder."""
+        prefix = {"0": None, "1": DEFAULT_PREFIX}.get(value, value)
+        if prefix is not None:
+            self._folder.prepare()
+            self._folder.remove_old()
+            self._manifest.end(prefix)
+            self._stopped = self._folder.make_room(self._manifest.open_sessions)
+            if self._stopped:
+                prefix = None
+        if whole_device:
+            self._keep(Kept(self.terminated, prefix or "0"))
+        for sequence in sequences:
+            sequence.profile.left_out = prefix is None and not whole_device
+            if prefix is None or not whole_device or sequence.profile.is_on:
+                sequence.profile.switch(prefix, sequence.num_produced)
+
+    @property
+    def num_profile_sessions(self) -> int:
+        """Sessions of profiles that have begun."""
+        return self._manifest.num_begun
+
+    def report_failure(self, reason: str) -> None:
+        """Say why nothing is profiled."""
+        self._stopped = reason
+
+    def start_session(self, plan: ProfilePlan, sequences: Collection[Sequence]) -> ProfileSession:
+        """Begin a profile session. Raises RequestNotFound, InvalidField, Unavailable and OSError."""
+        named = [s for s in sequences if plan.request_id in (None, s.request.request_id)]
+        if plan.request_id is not None and not named:
+            raise RequestNotFound(f"no request {quoted(plan.request_id)} is running or waiting", param="request_id")
+        if why := self._runners.no_profile(*([] if plan.request_id is None else named)):
+            raise InvalidField(why, param="device" if plan.request_id is None else "request_id")
+        self._folder.prepare()
+        self._folder.remove_old()
+        if reached := self._folder.make_room(self._manifest.open_sessions):
+            raise Unavailable(reached)
+        return self.sessions.start(plan, self._prefixes(sequences))
+
+    def choose(self, running: list[Sequence], waiting: Collection[Sequence] = ()) -> None:
+        """Let the next ones take the places of those that have ended, or that no session wants any more."""
+        self.sessions.release(running, waiting)
+        self._manifest.end_others({*self._prefixes(running), *self.sessions.prefixes})
+        if self._device_prefix is None and not self.sessions.prefixes:
+            return
+        free = self._max_rows - sum(sequence.profile.is_on for sequence in running)
+        for sequence in running:
+            if free > 0 and self._is_able(sequence) and (prefix := self._prefix_for(sequence)) is not None:
+                sequence.profile.switch(prefix, sequence.num_produced)
+                free -= 1
+
+    @property
+    def _device_prefix(self) -> str | None:
+        return None if self._kept.profile == "0" else self._kept.profile
+
+    def _prefixes(self, sequences: Iterable[Sequence]) -> set[str]:
+        """Those in use: of the device, and of these sequences."""
+        prefixes = {self._device_prefix, *(sequence.profile.prefix for sequence in sequences)}
+        return {prefix for prefix in prefixes if prefix is not None}
+
+    def _is_able(self, sequence: Sequence) -> bool:
+        profile = sequence.profile
+        return not profile.is_on and not profile.left_out and self._runners.no_profile(sequence) is None
+
+    def _prefix_for(self, sequence: Sequence) -> str | None:
+        return self._device_prefix or self.sessions.prefix_for(sequence)
+
+    def place(self, sequence: Sequence) -> None:
+        """Have a running sequence on the runner that it needs. Raises RunnerFailed."""
+        if not sequence.profile.is_on:
+            self._runners.to_batch(sequence)
+        elif sequence.batched:
+            self._runners.to_generator(sequence)
+            sequence.profile.active = None
+
+    def before_step(self, step: Step) -> None:
+        """Switch the library's profiling for a step, but not where a sequence reads its past anew."""
+        for sequence in step.sequences:
+            if not sequence.batched:
+                self._before_step(sequence)
+
+    def _before_step(self, sequence: Sequence) -> None:
+        if sequence.profile.is_on and (obstacle := self._obstacle(sequence)):
+            self._stop(obstacle, [sequence])
+        reads_anew = not sequence.is_decoding and sequence.num_produced > 0
+        prefix = None if reads_anew else sequence.profile.prefix
+        if prefix != sequence.profile.active:
+            value = "0" if prefix is None else self._folder.path_prefix(prefix)
+            self._runners.set_runtime_option(sequence, PROFILING, value)
+            sequence.profile.active = prefix
+
+    def _obstacle(self, sequence: Sequence) -> str | None:
+        """Why a sequence's next pass cannot be profiled, if it cannot; no state of the folder costs the request."""
+        try:
+            reached = self._folder.make_room(self._manifest.open_sessions)
+            if not reached:
+                self._manifest.before_step(sequence)
+            return reached
+        except OSError as error:
+            return _UNWRITABLE.format(error)
+
+    def after_step(self, step: Step, running: Iterable[Sequence]) -> None:
+        """Account for the file that a profiled step has written; at a limit or on a full disk all profiling stops."""
+        for sequence in step.sequences:
+            if not sequence.batched and sequence.profile.active is not None:
+                self._after_step(sequence, running)
+
+    def _after_step(self, sequence: Sequence, running: Iterable[Sequence]) -> None:
+        if sequence.num_unread == 0:
+            sequence.profile.num_tokens += 1
+            self.sessions.profiled(sequence)
+        wait_for_next_file_name()
+        try:
+            self._manifest.after_step(sequence)
+            reached = self._folder.make_room(self._manifest.open_sessions)
+        except OSError as error:
+            reached = _UNWRITABLE.format(error)
+        if reached:
+            self._stop(reached, running)
+
+    def _stop(self, reason: str, sequences: Iterable[Sequence]) -> None:
+        self.sessions.end_all(reason)
+        self._manifest.end_others((), reason)
+        self.set_profiling("0", sequences, whole_device=True)
+        self._stopped = reason
+        log.warning("profiling has stopped: %s", reason)
+
+    def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
+        """The state for the operator."""
+        files, size = self._folder.usage()
+        return RuntimeOptions(
+            terminate_session="1" if self.terminated else "0",
+            enable_profiling=self._kept.profile,
+            requests=[
+                ProfiledRequest(sequence.request.request_id, sequence.profile.from_token)
+                for sequence in sequences
+                if sequence.profile.is_on
+            ],
+            profile_dir=str(self._folder.directory),
+            profile_files=files,
+            profile_bytes=size,
+            profile_stopped=self._stopped,
+        )
+
+
+def _read(state_file: Path | None) -> Kept:
+    try:
+        return msgspec.json.decode(state_file.read_bytes(), type=Kept) if state_file is not None else Kept()
+    except FileNotFoundError:
+        return Kept()
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("what the operator had set is lost: %s", error)
+        return Kept()

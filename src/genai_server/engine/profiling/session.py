@@ -1,0 +1,128 @@
+"""One profile session: which passes it wants, given whose they are, which token they make and how long others took.
+
+Pure policy: it knows no library and no file, and is told the time, in seconds that never go back.
+"""
+
+from collections import deque
+from collections.abc import Collection
+from statistics import median
+
+from genai_server.profile_plan import Profiled, ProfilePlan, SlowTokens
+
+_HOUR = 3600.0
+# Steps that a median is taken of, and how many there must be before one counts as slow against it.
+_MOST_STEPS = 256
+_LEAST_STEPS = 16
+
+
+class SequenceProfile:
+    """What profiling keeps of one sequence; a prefix is that of its files, None where it is not profiled."""
+
+    def __init__(self) -> None:
+        self.prefix: str | None = None  # under which its passes shall be profiled from now on
+        self.active: str | None = None  # under which the runner profiles it
+        self.from_token = 0  # the output token from which it is profiled
+        self.num_tokens = 0  # profiled tokens of the answer
+        self.left_out = False  # not chosen when the device is profiled
+
+    @property
+    def is_on(self) -> bool:
+        """Whether its next pass shall be profiled."""
+        return self.prefix is not None
+
+    def switch(self, prefix: str | None, next_token: int) -> None:
+        """Be profiled from the next output token on, or go on under another prefix, or no longer (None)."""
+        if self.prefix is None or prefix is None:
+            self.from_token = next_token
+        self.prefix = prefix
+
+
+class ProfileSession:
+    """Begins now, under a plan; a sequence is named by its number, and by its request's name.
+
+    `num_tokens` counts the profiled tokens, `num_triggers` the slow ones that had others profiled.
+    """
+
+    def __init__(self, id: str, plan: ProfilePlan, now: float) -> None:
+        self.id = id
+        self.plan = plan
+        self.num_tokens = 0
+        self.num_triggers = 0
+        self._ends = now + plan.max_seconds
+        self._trigger = None if plan.slow is None else _Trigger(plan.slow)
+        self._until: dict[int, int] = {}
+        self._returning: set[int] = set()
+        self._profiled: deque[float] = deque(maxlen=_MOST_STEPS)
+        self._unprofiled: deque[float] = deque(maxlen=_MOST_STEPS)
+
+    def concerns(self, name: str) -> bool:
+        """Whether requests of this name are meant."""
+        return self.plan.request_id in (None, name)
+
+    def wants(self, sequence: int, name: str, token: int) -> bool:
+        """Whether the next pass of a sequence, towards this output token, is to be profiled."""
+        last = self.plan.last_token
+        within = token >= self.plan.first_token and (last is None or token <= last)
+        triggered = self._trigger is None or token < self._until.get(sequence, 0)
+        return within and triggered and self.concerns(name)
+
+    def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
+        """A decode step took so long; `next_tokens` has the token that each of those concerned makes next."""
+        if profiled:
+            self._profiled.append(seconds)
+            self._returning |= next_tokens.keys()
+            return
+        if back := self._returning & next_tokens.keys():  # their first step in the batch again, which takes longer
+            self._returning -= back
+            return
+        if self._trigger is not None and self._trigger.fires(seconds, self._unprofiled, now):
+            self.num_triggers += 1
+            until = {sequence: token + self._trigger.num_tokens for sequence, token in next_tokens.items()}
+            self._until = {**self._until, **until}
+        self._unprofiled.append(seconds)
+
+    def keep(self, sequences: Collection[int]) -> None:
+        """All others have ended."""
+        self._until = {sequence: token for sequence, token in self._until.items() if sequence in sequences}
+        self._returning &= set(sequences)
+
+    def over(self, now: float) -> str | None:
+        """Why the session is to end, in words, or None if it goes on."""
+        if self.num_tokens >= self.plan.max_tokens:
+            return f"{self.num_tokens} tokens are profiled (max_tokens)"
+        if now >= self._ends:
+            return f"{self.plan.max_seconds:g} seconds have passed (max_seconds)"
+        return None
+
+    @property
+    def profiled(self) -> Profiled:
+        """What it has come to up to now."""
+        times = _milliseconds(self._profiled), _milliseconds(self._unprofiled)
+        return Profiled(self.num_tokens, self.num_triggers, *times)
+
+
+class _Trigger:
+    """Fires on slow tokens, so often within an hour."""
+
+    def __init__(self, slow: SlowTokens) -> None:
+        self.num_tokens = slow.num_tokens
+        self._slow = slow
+        self._fired: deque[float] = deque(maxlen=slow.max_per_hour)
+
+    def fires(self, seconds: float, before: deque[float], now: float) -> bool:
+        if not self._is_slow(seconds, before):
+            return False
+        if len(self._fired) == self._fired.maxlen and now - self._fired[0] < _HOUR:
+            return False
+        self._fired.append(now)
+        return True
+
+    def _is_slow(self, seconds: float, before: deque[float]) -> bool:
+        if self._slow.over_ms is not None:
+            return seconds * 1000 > self._slow.over_ms
+        assert self._slow.ratio is not None
+        return len(before) >= _LEAST_STEPS and seconds > self._slow.ratio * median(before)
+
+
+def _milliseconds(seconds: deque[float]) -> float | None:
+    return round(median(seconds) * 1000, 3) if seconds else None

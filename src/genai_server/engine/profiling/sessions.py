@@ -1,0 +1,120 @@
+"""The open profile sessions of a device, each with a manifest, and the sequences that they have profiled."""
+
+import time
+from collections.abc import Collection, Iterable
+
+from genai_server.engine.profiling.manifest import ProfileManifest
+from genai_server.engine.profiling.session import ProfileSession
+from genai_server.engine.scheduling.scheduler import Step
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import InvalidField, ProfileNotFound
+from genai_server.profile_plan import ProfilePlan, ProfileState
+from genai_server.quoted import quoted
+from genai_server.timing import Clock
+
+MOST_OPEN = 8
+
+
+class ProfileSessions:
+    """Belongs to the loop's thread. A sequence is profiled by the session of its prefix."""
+
+    def __init__(self, manifest: ProfileManifest, clock: Clock = time.monotonic) -> None:
+        self._manifest = manifest
+        self._clock = clock
+        self._open: dict[str, ProfileSession] = {}
+        self._ended: set[str] = set()
+
+    @property
+    def prefixes(self) -> Collection[str]:
+        """Those of the open sessions."""
+        return self._open.keys()
+
+    def start(self, plan: ProfilePlan, others: Collection[str]) -> ProfileSession:
+        """Begin a session; `others` are prefixes that belong to nobody's session. Raises InvalidField and OSError."""
+        if plan.prefix in self._open or plan.prefix in others:
+            raise InvalidField(f"prefix {quoted(plan.prefix)} is in use by what is being profiled now", param="prefix")
+        if len(self._open) >= MOST_OPEN:
+            raise InvalidField(
+                f"{len(self._open)} profile sessions are open on this device, at most {MOST_OPEN} may be: end one",
+                param="device",
+            )
+        session = ProfileSession(self._manifest.begin(plan), plan, self._clock())
+        self._open[plan.prefix] = session
+        self._ended.discard(plan.prefix)
+        return session
+
+    def end(self, id: str) -> None:
+        """End a session that somebody wants no more of. Raises ProfileNotFound."""
+        for session in list(self._open.values()):
+            if session.id == id:
+                self._end(session)
+                return
+        raise ProfileNotFound(f"no open profile session {quoted(id)} is on this device", param="session_id")
+
+    def end_all(self, reason: str) -> None:
+        """End them, for none can go on."""
+        for session in list(self._open.values()):
+            self._end(session, reason)
+
+    def release(self, running: Collection[Sequence], waiting: Iterable[Sequence]) -> None:
+        """End the sessions whose time has come, and let go of the sequences that none wants to profile any more."""
+        if not self._open and not self._ended:
+            return
+        now, names = self._clock(), {sequence.request.request_id for sequence in (*running, *waiting)}
+        for session in list(self._open.values()):
+            session.keep({sequence.id for sequence in running})
+            reason = session.over(now)
+            if session.plan.request_id is not None and session.plan.request_id not in names:
+                reason = f"request {quoted(session.plan.request_id)} has ended"
+            if reason is not None:
+                self._end(session, reason)
+        for sequence in running:
+            prefix = sequence.profile.prefix
+            if prefix is None:
+                continue
+            session_of = self._open.get(prefix)
+            if prefix in self._ended or (session_of is not None and not _wants(session_of, sequence)):
+                sequence.profile.switch(None, sequence.num_produced)
+        self._ended.clear()
+
+    def prefix_for(self, sequence: Sequence) -> str | None:
+        """The prefix of the first session that wants a sequence's next pass, if one does."""
+        return next((prefix for prefix, session in self._open.items() if _wants(session, sequence)), None)
+
+    def profiled(self, sequence: Sequence) -> None:
+        """A profiled pass has given a token."""
+        active = sequence.profile.active
+        if active is not None and (session := self._open.get(active)) is not None:
+            session.num_tokens += 1
+
+    def observe(self, step: Step, seconds: float) -> None:
+        """Learn how long a pass took, which is over."""
+        if not self._open or not step.decodes:
+            return
+        first = step.sequences[0]
+        under = None if first.batched else first.profile.active
+        for prefix, session in self._open.items():
+            tokens = {s.id: s.num_produced for s in step.sequences if session.concerns(s.request.request_id)}
+            if tokens and under in (None, prefix):
+                session.decoded(tokens, seconds, self._clock(), profiled=under == prefix)
+
+    def describe(self, sequences: Collection[Sequence], sessions: Iterable[ProfileSession] = ()) -> list[ProfileState]:
+        """These sessions, which may be over already, or all that are open, for the operator."""
+        recording = {sequence.profile.prefix for sequence in sequences}
+        return [
+            ProfileState(
+                session.id,
+                "recording" if session.plan.prefix in recording else "waiting",
+                session.profiled,
+            )
+            for session in sessions or self._open.values()
+        ]
+
+    def _end(self, session: ProfileSession, reason: str | None = None) -> None:
+        del self._open[session.plan.prefix]
+        self._ended.add(session.plan.prefix)
+        self._manifest.end(session.plan.prefix, reason, session.profiled)
+
+
+def _wants(session: ProfileSession, sequence: Sequence) -> bool:
+    return session.wants(sequence.id, sequence.request.request_id, sequence.num_produced)

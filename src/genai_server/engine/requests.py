@@ -1,0 +1,118 @@
+"""The engine's request table: every request from its arrival to its single terminal event."""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+
+from genai_server.engine.ipc.outbox import Outbox
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.errors import GenaiServerError
+from genai_server.generation import FinishReason
+from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation import Accepted, Failed, Finished
+
+log = logging.getLogger(__name__)
+
+
+class RequestTable:
+    """The sequences by connection and key, in order of arrival. Belongs to the loop's thread.
+
+    The first of `finish`, `fail` and `drop` ends a sequence; after it, another does nothing.
+    """
+
+    def __init__(self, scheduler: Scheduler, runners: RunnerPair, outbox: Outbox) -> None:
+        self._scheduler = scheduler
+        self._runners = runners
+        self._outbox = outbox
+        self._sequences: dict[tuple[int, int], Sequence] = {}
+        self.num_terminated = 0  # sequences that the operator's option has ended
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return self._sequences.get(sequence.origin) is sequence
+
+    @property
+    def accepted(self) -> list[Sequence]:
+        """All that run or are ready to: those that wait for their grammars may still be refused."""
+        return [sequence for sequence in self if sequence.state is not SequenceState.WAITING_FOR_GRAMMAR]
+
+    @property
+    def next_deadline(self) -> float:
+        """When the first of all must have ended, by the clock."""
+        return min((sequence.deadline for sequence in self), default=math.inf)
+
+    def find(self, connection: int, key: int) -> Sequence | None:
+        """A sequence, if it has not ended."""
+        return self._sequences.get((connection, key))
+
+    def answering(self, unique_id: str) -> list[Sequence]:
+        """The answers to one request."""
+        return [sequence for sequence in self if sequence.request.own_id == unique_id]
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; nobody is told yet. Raises QueueFull."""
+        self._scheduler.add(sequence)
+        self._sequences[sequence.origin] = sequence
+
+    def accept(self, sequence: Sequence) -> None:
+        """Tell that a sequence will end in exactly one of `finish` and `fail`, unless it is dropped."""
+        sequence.state = SequenceState.WAITING
+        connection, key = sequence.origin
+        self._outbox.tell(connection, Accepted(key))
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence with what it has produced."""
+        _, key = sequence.origin
+        finished = Finished(key, reason, sequence.phases(), sequence.num_cached, sequence.profile.num_tokens)
+        if self._end(sequence, finished):
+            self.num_terminated += reason is FinishReason.TERMINATED
+            if not reason.is_interruption:
+                self._scheduler.answered(sequence)
+
+    def finish_late(self, now: float) -> None:
+        """End those whose deadline has come, in whatever state they are."""
+        for sequence in [sequence for sequence in self if sequence.deadline <= now]:
+            self.finish(sequence, FinishReason.TIMEOUT)
+
+    def fail(self, sequences: Iterable[Sequence], error: GenaiServerError) -> None:
+        """End sequences with an error."""
+        for sequence in list(sequences):
+            _, key = sequence.origin
+            if self._end(sequence, Failed(key, ErrorInfo.from_error(error))):
+                log.error("request %s failed: %s", sequence.request.request_id, error)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget a sequence; nobody is told."""
+        self._end(sequence)
+
+    def drop_all(self, connection: int) -> None:
+        """Forget all sequences of a connection: their reader has gone."""
+        for sequence in [sequence for sequence in self if sequence.origin[0] == connection]:
+            self.drop(sequence)
+
+    def tell_load(self, *, terminated: bool) -> None:
+        """Tell the API processes what has changed of the device's load."""
+        self._outbox.tell_load(self._scheduler, self.accepted, terminated=terminated)
+
+    def _end(self, sequence: Sequence, told: Finished | Failed | None = None) -> bool:
+        """Forget a sequence and free what it holds; returns False, and tells nothing, if it had ended before.
+
+        The end is told first: an error while something is freed cannot lose it.
+        """
+        if sequence not in self:
+            return False
+        del self._sequences[sequence.origin]
+        if told is not None:
+            if sequence.state is SequenceState.WAITING_FOR_GRAMMAR:
+                self.accept(sequence)
+            self._outbox.tell(sequence.origin[0], told)
+        self._scheduler.remove(sequence)
+        self._runners.close(sequence)
+        return True

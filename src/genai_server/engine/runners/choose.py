@@ -1,0 +1,153 @@
+"""Which runners an engine has: decided by the settings, the device and the model's graph, and loaded.
+
+What imports ONNX Runtime is imported in the functions, for a scripted device does without it.
+"""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from genai_server.engine.host.memory import free_memory
+from genai_server.engine.model.files import session_profile
+from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
+from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.errors import ConfigurationError, RunnerFailed
+from genai_server.generation import ModelInfo
+from genai_server.messages.launch import EngineSpec
+from genai_server.options.providers import CPU
+from genai_server.options.table import Reach
+
+if TYPE_CHECKING:
+    from genai_server.engine.runners.batched import BatchedRunner
+
+log = logging.getLogger(__name__)
+
+
+def load_runners(spec: EngineSpec) -> RunnerPair:
+    """The runners for a device. Raises what the library raises when it cannot load the model."""
+    if spec.device.startswith("scripted"):
+        return RunnerPair(ScriptedRunner(), reason="it is scripted")
+    from genai_server.engine.model.session_options import use_global_pool, with_found_libraries
+    from genai_server.engine.model.weights import prepacked_model
+    from genai_server.engine.runners.og_generator import OgGeneratorRunner
+
+    settings = spec.settings
+    for warning in spec.options.warnings:
+        log.warning("%s", warning)
+    model_dir = Path(spec.model_dir)
+    check_runner(spec.device, model_dir, settings.scheduler, settings.kv_cache_bytes, spec.options)
+    spec = structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
+    use_global_pool(spec.options, settings.threads)
+    if _on_cpu(spec):
+        model_dir = prepacked_model(model_dir, Path(settings.cache_dir) if settings.cache_dir else None, spec.options)
+    generator = OgGeneratorRunner(
+        model_dir, spec.device, settings.threads, spec.options, profile_prefix=_session_profile(spec)
+    )
+    if runs_by_library(spec.device, Path(spec.model_dir), settings.scheduler):
+        from genai_server.engine.runners.og_engine import OgEngineRunner
+
+        log.info("device %s: %s", spec.device, LIBRARY)
+        return RunnerPair(generator, OgEngineRunner(generator, settings.max_batch_size), nodes=generator.nodes)
+    try:
+        batched = load_batched(spec, model_dir, generator.model)
+    except DoesNotFit as reason:
+        if settings.scheduler == "batched":
+            raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}") from None
+        check_reach(spec.device, spec.options, Reach.GENERATOR, str(reason))
+        log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
+        log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
+        return RunnerPair(generator, reason=str(reason), nodes=generator.nodes)
+    check_reach(spec.device, spec.options, Reach.BATCHED, "requests run in a batch")
+    nodes = batched.nodes
+    log.info("nodes of the graph: %s", ", ".join(f"{count} on {name}" for name, count in nodes.items()))
+    return RunnerPair(generator, batched, nodes=nodes)
+
+
+def _on_cpu(spec: EngineSpec) -> bool:
+    return spec.device.partition(":")[0] == CPU
+
+
+def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
+    """The batched runner. Raises DoesNotFit if it is not wanted or cannot run the model, and ConfigurationError if the
+    memory that it may take is for no request at all: on Generators there would be no limit.
+    """
+    from genai_server.engine.model.session import open_session
+    from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+    from genai_server.engine.runners.buffers import buffers_on
+
+    settings = spec.settings
+    why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler, settings.kv_cache_bytes)
+    if why is not None:
+        raise DoesNotFit(why)
+    graph = read_decoder_graph(model_dir)
+    max_length = min(settings.max_length, model.context_length)
+    if graph.switches_at is not None and max_length > graph.switches_at:
+        raise DoesNotFit(
+            f"its rope changes for a whole batch as soon as one row has more than {graph.switches_at} tokens, and "
+            f"GENAI_MAX_LENGTH allows {max_length}"
+        )
+    slot_bytes = graph.bytes_per_token * graph.slot_length(max_length)
+    allowed = settings.kv_cache_bytes or free_memory() // 2
+    # A device's memory is taken at once, with a row to swap two others.
+    spare_rows = 0 if _on_cpu(spec) else 1
+    num_slots = min(settings.max_batch_size, allowed // slot_bytes - spare_rows)
+    source = "GENAI_KV_CACHE_BYTES" if settings.kv_cache_bytes else "half of the memory that is free"
+    need = f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes"
+    if num_slots < 1 and settings.kv_cache_bytes:
+        least = (1 + spare_rows) * slot_bytes
+        raise ConfigurationError(f"GENAI_KV_CACHE_BYTES={allowed}: at least {least} are needed for a request: {need}")
+    need += f", {source} is {allowed}"
+    if num_slots < 1:
+        raise DoesNotFit(need)
+    if num_slots < settings.max_batch_size:
+        log.warning(
+            "%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, settings.max_batch_size, need
+        )
+    prefix = _session_profile(spec)
+    session = open_session(
+        graph,
+        settings.threads,
+        optimized=model_dir != Path(spec.model_dir),
+        offers_best=not _on_cpu(spec),
+        options=spec.options,
+        profile_prefix=f"{prefix}_batch" if prefix else "",
+    )
+    try:
+        return BatchedRunner(
+            graph,
+            session,
+            model,
+            BatchLimits(num_slots, max_length),
+            run_entries=spec.options.run,
+            make_buffers=buffers_on(spec.device, spec.options),
+        )
+    except RunnerFailed as error:
+        raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
+
+
+def profile_folder(spec: EngineSpec) -> ProfileFolder:
+    """Where the operator has profiles written."""
+    return ProfileFolder(
+        Path(spec.settings.profile_dir),
+        spec.profile_folder or spec.device,
+        max_files=spec.settings.profile_max_files,
+        max_bytes=spec.settings.profile_max_bytes,
+        max_age=spec.settings.profile_max_age,
+    )
+
+
+def _session_profile(spec: EngineSpec) -> str:
+    """The path prefix for profiles of the whole session, if the model's configuration wants some: its name for them, in
+    the operator's folder. Raises OSError without the folder.
+    """
+    name = session_profile(Path(spec.model_dir))
+    if not name:
+        return ""
+    folder = profile_folder(spec)
+    folder.prepare()
+    return folder.path_prefix(name)

@@ -1,0 +1,227 @@
+"""The runner over onnxruntime-genai's Generator, one for each sequence.
+
+The border to the library: its exceptions are translated here and nowhere else.
+"""
+
+import ctypes
+import importlib.util
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
+from genai_server.engine.model.files import check_model_directory, read_config
+from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device
+from genai_server.engine.runners.base import Opening, Row, Terminated
+from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
+from genai_server.generation import ModelInfo
+from genai_server.options.check import on_providers
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, reaching
+from genai_server.options.providers import CPU
+from genai_server.options.session import LIBRARIES
+from genai_server.options.table import Reach
+
+# Providers whose libraries need CUDA's.
+_ON_CUDA = {"cuda", "nv_tensorrt_rtx"}
+_TERMINATED_MESSAGE = "Session in Terminated state"
+# What to do about what the library says when it cannot load a model.
+_REMEDIES = {
+    "is not a registered function/op": f"[session] {LIBRARIES} names the file that has such operators",
+    "OpenVINO execution provider is not supported": "pip install onnxruntime-ep-openvino, and write "
+    'package = "onnxruntime_ep_openvino" in [provider.openvino]',
+    "custom_ops_library path is not within": "it must lie in the model directory or below the working directory",
+}
+# What an adapter is called in a container of its own.
+_ADAPTER = "adapter"
+_TRIED_TOKENS = 2
+
+
+class OgGeneratorRunner:
+    """Loads a model directory on a device, which may take long and hold Python's lock meanwhile.
+
+    Of the `options` it takes those that reach it; without a provider among them it is on the device's own. With a
+    `profile_prefix`, ONNX Runtime profiles the session from its load to its end, into files that begin so. Raises
+    ModelDirectoryError, ConfigurationError, ImportError without the library, and RuntimeError with the library's own
+    reason.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        device: str,
+        threads: int,
+        options: DeviceOptions = DEFAULT_OPTIONS,
+        *,
+        profile_prefix: str = "",
+    ) -> None:
+        self._options = reaching(on_providers(options, device), Reach.GENERATOR)
+        if any(provider.name in _ON_CUDA for provider in self._options.providers):
+            # The CUDA libraries of the nvidia-* packages lie where no loader looks by itself.
+            import onnxruntime
+
+            onnxruntime.preload_dlls(cuda=True, cudnn=True)
+        _load_own_runtime()
+        import onnxruntime_genai
+
+        self.library: Any = onnxruntime_genai
+        self._info = check_model_directory(model_dir)
+        self.model_dir = model_dir
+        with _advised(self._options):
+            self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
+        decoder = read_config(model_dir)["model"]["decoder"]
+        self._logits = decoder.get("outputs", {}).get("logits", "logits")
+        self._generators: dict[int, Any] = {}
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def library_model(self) -> Any:
+        """What the library has loaded."""
+        return self._model
+
+    @property
+    def max_rows(self) -> int:
+        return 1
+
+    def load_adapter(self, path: Path) -> object:
+        """A container with this adapter alone, which the library keeps for as long as a Generator has it.
+
+        Beyond what is checked, a short prompt is read with it: how its weights go together, only the graph knows.
+        """
+        check_adapter_file(path, adapter_inputs(self.model_dir))
+        try:
+            adapters = self.library.Adapters(self._model)
+            adapters.load(str(path), _ADAPTER)
+            trial = self._generator(Opening(2 * _TRIED_TOKENS, adapter=adapters))
+            trial.append_tokens(np.ones(_TRIED_TOKENS, np.int32))
+        except RuntimeError as error:
+            raise AdapterLoadFailed(f"{path} cannot be used with this model: {error}") from None
+        return adapters
+
+    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
+        with self._translated():
+            self._generators[sequence] = self._generator(how)
+        return 0
+
+    def _generator(self, how: Opening) -> Any:
+        parameters = self.library.GeneratorParams(self._model)
+        # The sampler is ours; the library's only must not do work of its own.
+        parameters.set_search_options(max_length=how.max_length, batch_size=1, num_beams=1, do_sample=False)
+        generator = self.library.Generator(self._model, parameters)
+        if how.adapter is not None:
+            generator.set_active_adapter(how.adapter, _ADAPTER)
+        return generator
+
+    def forward(self, rows: Sequence[Row]) -> list[Scores]:
+        (row,) = rows
+        logits = self.prefill(row.sequence, row.tokens, positions=row.positions)
+        return [Scores(np.atleast_2d(logits))]
+
+    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+        generator = self._generators[sequence]
+        with self._translated():
+            generator.append_tokens(np.array(tokens, np.int32))
+            if positions:
+                return self._positions(generator, len(tokens))
+            logits: Logits = generator.get_logits()
+        last: Logits = logits.reshape(-1, logits.shape[-1])[-1]
+        return last
+
+    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        (sequence,) = sequences
+        return self.prefill(sequence, tokens)[np.newaxis]
+
+    def _positions(self, generator: Any, num_tokens: int) -> Logits:
+        logits: Logits = generator.get_output(self._logits)[0].astype(np.float32, copy=False)
+        if len(logits) != num_tokens:
+            raise RunnerFailed(f"the model's graph gives logits for {len(logits)} of {num_tokens} tokens of a prompt")
+        return logits
+
+    def interrupt(self) -> None:
+        """Nothing: the library holds Python's lock for the whole pass."""
+
+    def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Copies of these outputs of a sequence's last pass."""
+        generator = self._generators[sequence]
+        with self._translated():
+            return {name: generator.get_output(name) for name in names}
+
+    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
+        with self._translated():
+            self._generators[sequence].set_runtime_option(option, value)
+
+    def close(self, sequence: int) -> None:
+        self._generators.pop(sequence, None)
+
+    def end_session(self) -> None:
+        self._generators.clear()
+        del self._model
+
+    @property
+    def nodes(self) -> dict[str, int | None]:
+        """The providers in their order; how many nodes of the graph each of them runs, the library does not tell."""
+        return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
+
+    def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
+        """The library's configuration: the file's, with this device's providers and options in place of its own."""
+        config = self.library.Config(str(model_dir))
+        decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
+        if profile_prefix:
+            decoder["session_options"]["enable_profiling"] = profile_prefix
+        config.overlay(json.dumps({"model": {"decoder": decoder}}))
+        configure_providers(self.library, config, self._options)
+        return config
+
+    def _whole_caches(self, model_dir: Path) -> dict[str, Any]:
+        """What mends the configuration of a window that no layer has.
+
+        Version 0.18 of the model builder writes such for Mistral 7B v0.1 and Phi-3-mini-4k. The library would make all
+        caches that short, and fail as soon as a sequence is longer.
+        """
+        decoder = read_config(model_dir)["model"]["decoder"]
+        window = decoder.get("sliding_window") or {}
+        if window.get("layers") != [] or "cache_slack" not in window or window.get("slide_key_value_cache", True):
+            return {}
+        return {"sliding_window": window | {"cache_slack": self._info.context_length}}
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if _TERMINATED_MESSAGE in str(error):
+                raise Terminated(str(error)) from None
+            raise RunnerFailed(f"onnxruntime-genai: {error}") from error
+
+
+def _load_own_runtime() -> None:
+    """Load the ONNX Runtime that onnxruntime-genai-winml brings along, which has DirectML.
+
+    Its module would load that of the package onnxruntime otherwise, which has none, unless one is loaded already.
+    """
+    spec = importlib.util.find_spec("onnxruntime_genai")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (library := Path(folder) / "onnxruntime.dll").is_file():
+            ctypes.CDLL(str(library))
+
+
+@contextmanager
+def _advised(options: DeviceOptions) -> Iterator[None]:
+    """Say what to do about an error of the operator's options."""
+    try:
+        yield
+    except RuntimeError as error:
+        if missing := missing_device(options):
+            raise ConfigurationError(f"{missing}; onnxruntime-genai says: {error}") from None
+        for words, remedy in _REMEDIES.items():
+            if words in str(error):
+                raise ConfigurationError(f"{error}; {remedy}") from None
+        raise

@@ -1,0 +1,61 @@
+"""What the settings of a device say of its runner before anything is loaded; needs neither library."""
+
+import importlib.util
+from pathlib import Path
+
+from genai_server.engine.model.files import is_paged
+from genai_server.errors import ConfigurationError
+from genai_server.options.device import DeviceOptions, unreachable
+from genai_server.options.providers import CPU, PROVIDERS
+from genai_server.options.table import Reach
+from genai_server.quoted import quoted
+
+LIBRARY = "requests run in onnxruntime-genai's own batch"
+
+
+def check_runner(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: int, options: DeviceOptions) -> None:
+    """See that the device can have the runner that the settings ask for, and that all options reach it.
+
+    Whether the graph fits a batch is not looked at. Raises ConfigurationError.
+    """
+    for given in options.providers:
+        if given.package and importlib.util.find_spec(given.package.partition(".")[0]) is None:
+            raise ConfigurationError(
+                f"[provider.{given.name}] package={quoted(given.package)}: it is not installed; "
+                f"pip install {given.package.replace('_', '-')}"
+            )
+    if (why := never_batched(device, model_dir, scheduler, kv_cache_bytes)) is None:
+        return
+    if scheduler == "batched":
+        raise ConfigurationError(f"GENAI_SCHEDULER=batched: {why}")
+    check_reach(device, options, Reach.GENERATOR, why)
+
+
+def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) -> None:
+    """Refuse an option that the runner in use would not get. Raises ConfigurationError."""
+    if found := unreachable(options, runner):
+        raise ConfigurationError(f"{found}, which device {device} does not run on: {why}")
+
+
+def never_batched(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: int) -> str | None:
+    """Why no model runs in a batch there, as far as the settings tell; None if one may."""
+    if scheduler == "generator":
+        return "GENAI_SCHEDULER is generator"
+    if runs_by_library(device, model_dir, scheduler):
+        return LIBRARY
+    kind = device.partition(":")[0]
+    having = [name for name, provider in PROVIDERS.items() if provider.memory]
+    if kind not in having:
+        return f"a batch runs on {', '.join(having)}, not on {kind}"
+    if kind != CPU and scheduler != "batched":
+        return f"a batch on {kind} was never tried on its hardware, and runs with GENAI_SCHEDULER=batched only"
+    if kind != CPU and not kv_cache_bytes:
+        return f"what is free of the memory of {device} is not known, so GENAI_KV_CACHE_BYTES must be given"
+    return None
+
+
+def runs_by_library(device: str, model_dir: Path, scheduler: str) -> bool:
+    """Whether requests run in onnxruntime-genai's own batch."""
+    if device.startswith("scripted"):
+        return False
+    return scheduler == "library" or (scheduler == "auto" and is_paged(model_dir))

@@ -1,0 +1,24 @@
+"""Log probabilities of tokens, as the model gave them: from its logits before any option of sampling."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from genai_server.engine.runners.scores import Logits
+from genai_server.engine.sampling.sampler import top_tokens
+from genai_server.generation import TokenLogprob
+
+
+def token_logprob(logits: Logits, token: int, num_top: int) -> TokenLogprob:
+    """The natural logarithm of a token's softmax among `logits` [vocab_size], with those of the `num_top` likeliest."""
+    best = logits.max()
+    log_of_sum = best + np.log(np.exp(logits - best).sum(dtype=np.float64))
+    top = top_tokens(logits, num_top).tolist() if num_top else []
+    return TokenLogprob(
+        token, float(logits[token] - log_of_sum), [(other, float(logits[other] - log_of_sum)) for other in top]
+    )
+
+
+def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
+    """Those of one token at each of the positions [tokens, vocab_size], with no copy of more than one position."""
+    return [token_logprob(logits, token, num_top) for logits, token in zip(positions, tokens, strict=True)]

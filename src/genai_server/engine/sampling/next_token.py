@@ -1,0 +1,88 @@
+"""What the logits after a pass make of a sequence: its next token, log probabilities, the end of its answer."""
+
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+
+from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import GrammarFailed
+from genai_server.generation import FinishReason, TokenLogprob
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """At most one token, with its log probability if the request wants it; and why the answer ends, if it does."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+
+def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> NextToken:
+    """Take a sequence whose tokens have all been read one further, by the logits after the last of them.
+
+    A token of `eos` ends the answer and is not part of it, unless the request ignores them. With a grammar the answer
+    ends as soon as nothing more can come. Raises GrammarFailed and InvalidField, which end it, too.
+    """
+    if sequence.num_left == 0:
+        return NextToken(reason=FinishReason.LENGTH)  # no token at all was wanted
+    request, guide = sequence.request, sequence.guide
+    token = _choose(sequence, scores, eos)
+    if token is None or (token in eos and not request.ignore_eos):
+        return NextToken(reason=FinishReason.STOP)
+    sequence.append(token)
+    if guide is not None:
+        guide.commit(token)
+    wanted = request.top_logprobs is not None
+    logprobs = [token_logprob(scores.last, token, request.top_logprobs or 0)] if wanted else []
+    if guide is not None and guide.is_complete:
+        return NextToken([token], logprobs, FinishReason.STOP)
+    return NextToken([token], logprobs, FinishReason.LENGTH if sequence.num_left == 0 else None)
+
+
+def num_choices(sequence: Sequence) -> int:
+    """How many of the best tokens `next_outcome` chooses the next one among, asking nothing else of the others; 0 if it
+    may be any, or if their probabilities are wanted.
+    """
+    request = sequence.request
+    needs_all = sequence.guide is not None or request.top_logprobs is not None or _is_too_early(sequence)
+    return 0 if needs_all else sequence.sampler.num_choices
+
+
+def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]:
+    """The log probabilities of the prompt's tokens that the logits [positions, vocab_size] of a pass foretell.
+
+    Each is given once, also if the prompt is read again; none if the request wants none.
+    """
+    if not sequence.wants_positions:
+        return []
+    first = sequence.num_read - len(positions) + 1  # the token that the first position foretells
+    tokens = sequence.request.prompt[sequence.num_scored : sequence.num_read + 1]
+    told = positions[sequence.num_scored - first :][: len(tokens)]
+    sequence.num_scored += len(tokens)
+    return token_logprobs(told, tokens, sequence.request.top_logprobs or 0)
+
+
+def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
+    """The next token; None if the grammar lets the answer only end."""
+    request, guide = sequence.request, sequence.guide
+    if (token := scores.chosen()) is not None:
+        sequence.sampler.note(token)
+        return token
+    too_early = _is_too_early(sequence)
+    if guide is None:
+        return scores.token(sequence.sampler.sample(scores.last, banned=eos if too_early else ()))
+    allowed = guide.allowed()
+    if too_early or request.ignore_eos:
+        allowed[list(eos)] = False
+    if not allowed.any():
+        if guide.may_end:
+            return None
+        raise GrammarFailed("the answer's grammar has come to a place where no token of the model fits")
+    return sequence.sampler.sample(scores.last, allowed=allowed)
+
+
+def _is_too_early(sequence: Sequence) -> bool:
+    """Whether nothing may be chosen that ends the answer."""
+    return sequence.num_produced < sequence.request.min_tokens

@@ -1,0 +1,164 @@
+"""The API side's end of one request: an asynchronous iterator over what its engine sends."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from genai_server.errors import GenaiServerError
+from genai_server.generation import FinishReason, GenerationRequest, Phases, TokenLogprob
+
+
+class PromptProgress(Struct, frozen=True):
+    """Tokens of the prompt that have been read, `num_cached` of them by being in the cache."""
+
+    num_read: int
+    num_cached: int
+
+
+class Batch(Struct, frozen=True):
+    """The next tokens of an answer, or how far the prompt is read."""
+
+    # Their ids; none where `progress` is given.
+    tokens: list[int]
+    # One for each token if the request wants them.
+    logprobs: list[TokenLogprob] = []
+    progress: PromptProgress | None = None
+
+
+class TokenStream:
+    """Batches of an answer's tokens as they arrive. Owned by the event loop.
+
+    Exactly one of `finish` and `fail` takes effect, the first. To close it before the end cancels the request in the
+    engine. A slow reader gets several batches as one. `request` is what it answers, if another engine may take it.
+    """
+
+    def __init__(
+        self,
+        on_leave: Callable[[], None],
+        on_stop: Callable[[], None] = lambda: None,
+        request: GenerationRequest | None = None,
+    ) -> None:
+        # Set at the end, as are the next three.
+        self.reason: FinishReason | None = None
+        self.phases = Phases()
+        self.num_cached = 0
+        self.num_profiled = 0
+        # From the prompt's second token on; complete when the first batch comes, or the end.
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self._on_leave = on_leave
+        self._on_stop = on_stop
+        self._request = request
+        self._begun = time.monotonic()
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._progress: PromptProgress | None = None
+        self._error: GenaiServerError | None = None
+        self._waiting: asyncio.Future[None] | None = None  # of the one reader
+        self._accepted = False
+
+    # the engine's side
+
+    def accept(self) -> None:
+        """The engine has taken the request."""
+        self._accepted = True
+        self._wake()
+
+    def deliver_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """More of the prompt's log probabilities; no reader waits for them alone."""
+        self.prompt_logprobs += logprobs
+
+    def deliver_progress(self, progress: PromptProgress) -> None:
+        """More of the prompt has been read; a slow reader hears of the last time only."""
+        self._progress = progress
+        self._wake()
+
+    def deliver(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """More of the answer, with or without log probabilities."""
+        self._request = None
+        self._tokens += tokens
+        self._logprobs += logprobs
+        self._wake()
+
+    def finish(self, reason: FinishReason, phases: Phases, num_cached: int = 0, num_profiled: int = 0) -> None:
+        """The answer is complete."""
+        if not self.is_ended:
+            self.reason, self.phases = reason, phases
+            self.num_cached, self.num_profiled = num_cached, num_profiled
+            self._wake()
+
+    def fail(self, error: GenaiServerError) -> None:
+        """The answer ends in an error, which the reader gets after the tokens that came before."""
+        if not self.is_ended:
+            self._error = error
+            self._wake()
+
+    def take_untouched(self) -> GenerationRequest | None:
+        """The request, to begin anew elsewhere in what is left of its time, if no token has come and it was not taken
+        before.
+        """
+        request, self._request = self._request, None
+        if self.is_ended or request is None:
+            return None
+        self.prompt_logprobs = []
+        return request.after(time.monotonic() - self._begun)
+
+    @property
+    def error_code(self) -> str | None:
+        """The code of the error in which it has ended, if it has."""
+        return None if self._error is None else self._error.code
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will arrive."""
+        return self.reason is not None or self._error is not None
+
+    # the reader's side
+
+    async def accepted(self) -> None:
+        """Wait until the engine has taken the request. Raises the error with which it refused."""
+        while not self._accepted and self.reason is None:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    def __aiter__(self) -> "TokenStream":
+        return self
+
+    async def __anext__(self) -> Batch:
+        while True:
+            if self._progress is not None:
+                batch = Batch([], progress=self._progress)
+                self._progress = None
+                return batch
+            if self._tokens:
+                batch = Batch(self._tokens, self._logprobs)
+                self._tokens, self._logprobs = [], []
+                return batch
+            if self._error is not None:
+                raise self._error
+            if self.reason is not None:
+                raise StopAsyncIteration
+            await self._wait()
+
+    async def stop(self) -> None:
+        """The reader has all that it wants: end the answer, drop what comes meanwhile, and wait for its figures."""
+        if not self.is_ended:
+            self._on_stop()
+        while not self.is_ended:
+            await self._wait()
+        self._tokens, self._logprobs = [], []
+
+    def close(self) -> None:
+        """The reader leaves."""
+        on_leave, self._on_leave = self._on_leave, lambda: None
+        on_leave()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiting = asyncio.get_running_loop().create_future()
+        await self._waiting

@@ -1,0 +1,143 @@
+"""Has grammars checked in processes of their own: a grammar that ends or holds up one disturbs nobody else."""
+
+import asyncio
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from genai_server.errors import CheckerUnavailable
+from genai_server.grammar_checker.child import CheckerDied, CheckerProcess, CheckerTimeout
+
+log = logging.getLogger(__name__)
+# Each checks one grammar at a time, so that it is known of which it has died; more are not needed, for a usual grammar
+# takes milliseconds.
+_PROCESSES = 2
+# Verdicts that are remembered: an agent brings the same tools with each request.
+_KEPT_VERDICTS = 4096
+# How a check may end.
+RESULTS = ("passed", "refused", "crashed", "timed_out")
+_CRASHES = "the grammar compiler crashes on it, or needs more memory than it may have"
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """`words` say what is wrong, if anything; how it came about, `result`, is counted."""
+
+    words: str | None
+    result: str
+    is_lasting: bool = True
+
+
+@dataclass
+class _Check:
+    """A check that is under way, and how many wait for it."""
+
+    verdict: "asyncio.Future[_Verdict]"
+    waiting: int = 0
+
+
+class GrammarChecker:
+    """Starts the processes when they are first needed, and again when they have died.
+
+    Belongs to the event loop; must be closed. `count` is told of each check how it ended, one of RESULTS.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        count: Callable[[str], None] = lambda result: None,
+        start: Callable[[], CheckerProcess] = CheckerProcess,
+    ) -> None:
+        self._timeout = timeout
+        self._count = count
+        self._start = start
+        self._threads = ThreadPoolExecutor(_PROCESSES, "grammar-checker")
+        self._idle: list[CheckerProcess] = []
+        self._processes: set[CheckerProcess] = set()
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._checks: dict[bytes, _Check] = {}
+        self._closed = threading.Event()
+
+    async def complaint(self, grammar: str) -> str | None:
+        """What is wrong with a grammar, None if nothing. Raises CheckerUnavailable.
+
+        Grammars that are alike are checked once; a check for which nobody waits any more is not begun.
+        """
+        key = hashlib.sha256(grammar.encode()).digest()
+        if key in self._verdicts:
+            self._verdicts.move_to_end(key)
+            return self._verdicts[key]
+        if key not in self._checks:
+            checking = asyncio.get_running_loop().run_in_executor(self._threads, self._check, grammar)
+            self._checks[key] = _Check(checking)
+            checking.add_done_callback(lambda done: self._note(key, done))
+        check = self._checks[key]
+        check.waiting += 1
+        try:
+            return (await asyncio.shield(check.verdict)).words
+        finally:
+            check.waiting -= 1
+            if not check.waiting:
+                check.verdict.cancel()
+                if self._checks.get(key) is check:
+                    del self._checks[key]
+
+    def close(self) -> None:
+        """End the processes. Blocks for the moment that this takes."""
+        self._closed.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in list(self._processes):
+            process.end()
+
+    def _note(self, key: bytes, done: "asyncio.Future[_Verdict]") -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        verdict = done.result()
+        self._count(verdict.result)
+        if verdict.is_lasting:
+            self._verdicts[key] = verdict.words
+            if len(self._verdicts) > _KEPT_VERDICTS:
+                self._verdicts.popitem(last=False)
+
+    def _check(self, grammar: str) -> _Verdict:
+        """Runs in one of the threads. Once more in a new process if one dies, for somebody may have killed it."""
+        for _ in range(2):
+            process = self._take()
+            try:
+                words = process.check(grammar, self._timeout)
+            except CheckerTimeout as error:
+                self._lose(process, error)
+                words = f"compiling it takes longer than {self._timeout:g} s (GENAI_GRAMMAR_TIMEOUT)"
+                return _Verdict(words, "timed_out", is_lasting=False)
+            except CheckerDied as error:
+                self._lose(process, error)
+            else:
+                self._idle.append(process)
+                return _Verdict(words, "passed" if words is None else "refused")
+        return _Verdict(_CRASHES, "crashed")
+
+    def _take(self) -> CheckerProcess:
+        """One that nobody uses, or a new one."""
+        with suppress(IndexError):  # the other thread may have been faster
+            while True:
+                if (process := self._idle.pop()).is_alive:
+                    return process
+                self._processes.discard(process)
+                process.end()
+        if self._closed.is_set():
+            raise CheckerUnavailable("the server ends")
+        process = self._start()
+        self._processes.add(process)
+        if self._closed.is_set():  # meanwhile
+            process.end()
+        return process
+
+    def _lose(self, process: CheckerProcess, error: Exception) -> None:
+        self._processes.discard(process)
+        if not self._closed.is_set():
+            log.warning("a process that checks grammars has died (%s); another takes its place", error)

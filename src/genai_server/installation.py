@@ -1,0 +1,62 @@
+"""Where this copy of the server was installed from, and so the command which adds an extra to it.
+
+The package index has no package of ours, so a command names the clone or the wheel that the server came from.
+"""
+
+import importlib.metadata
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+_DISTRIBUTION = "genai-server"
+_UNKNOWN = "PATH_TO_WHEEL"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """`source` is the clone or the wheel, None if nothing tells it or it is gone; `prefix` is the environment."""
+
+    source: Path | None
+    editable: bool
+    prefix: Path
+
+    def command(self, *extras: str, python: str = sys.executable) -> str:
+        """The command line which installs the server with these extras into the environment of `python`."""
+        asked = f"{self.source or _UNKNOWN}[{','.join(extras)}]"
+        words = [python, "-m", "pip", "install", *(["-e"] if self.editable else []), asked]
+        return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+
+    def extra_command(self, extra: str) -> str:
+        """The command line which adds one extra beside the device's, here: the clone's script where there is one."""
+        script = Path("scripts", "install")
+        if os.name == "nt" or self.source is None or self.prefix != self.source / ".venv":
+            return self.command(extra)
+        if not (self.source / script).is_file():
+            return self.command(extra)
+        where = "." if self.source == Path.cwd() else shlex.quote(str(self.source))
+        return f"{where}/{script.as_posix()} {extra}"
+
+
+def this_installation() -> Installation:
+    """The one that runs."""
+    try:
+        text = importlib.metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:  # the sources alone are on Python's path
+        text = None
+    return installation(text, Path(sys.prefix))
+
+
+def installation(direct_url: str | None, prefix: Path) -> Installation:
+    """The installation that pip has noted in `direct_url.json` (PEP 610)."""
+    noted = json.loads(direct_url or "{}")
+    url = urlsplit(noted.get("url", ""))
+    source = Path(url2pathname(url.path)) if url.scheme == "file" else None
+    if source is None or not source.exists():
+        return Installation(None, editable=False, prefix=prefix)
+    return Installation(source, editable=bool(noted.get("dir_info", {}).get("editable")), prefix=prefix)

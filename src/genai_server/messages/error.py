@@ -1,0 +1,29 @@
+"""An error on its way across a process border."""
+
+from msgspec import Struct
+
+from genai_server.errors import ALL_ERRORS, GenaiServerError
+
+_BY_CODE = {error.code: error for error in ALL_ERRORS}
+
+
+class ErrorInfo(Struct, frozen=True):
+    """What one process tells another of an error."""
+
+    # Names a class of errors.py.
+    code: str
+    message: str
+    # The request's field at fault, if one is.
+    param: str | None = None
+    # Seconds after which the same request may succeed; None where time alone changes nothing.
+    retry_after: int | None = None
+
+    @classmethod
+    def from_error(cls, error: GenaiServerError) -> "ErrorInfo":
+        """What is told of an error."""
+        return cls(error.code, error.message, error.param, error.retry_after)
+
+    def to_error(self) -> GenaiServerError:
+        """The error, in the class that the code names; a GenaiServerError if none has it."""
+        error = _BY_CODE.get(self.code, GenaiServerError)
+        return error(self.message, param=self.param, retry_after=self.retry_after)

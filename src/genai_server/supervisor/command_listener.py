@@ -1,0 +1,64 @@
+"""Receives the commands of API processes, one a connection, over a socket in the supervisor's folder."""
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+
+import msgspec
+
+from genai_server.errors import GenaiServerError
+from genai_server.messages.commands import COMMAND_TIMEOUT, Command, CommandReply
+from genai_server.messages.error import ErrorInfo
+
+log = logging.getLogger(__name__)
+# Seconds before the next connection after one that failed: without free files, all fail at once.
+_PAUSE = 0.05
+
+
+class CommandListener:
+    """Listens from construction to `close`.
+
+    `obey` is called in a thread of its own; the GenaiServerError that it raises is the answer.
+    """
+
+    def __init__(self, folder: Path, secret: str, obey: Callable[[Command], None]) -> None:
+        self._secret = secret.encode()
+        address = None if sys.platform == "win32" else str(folder / "control.sock")
+        self._listener = Listener(address, "AF_PIPE" if sys.platform == "win32" else "AF_UNIX", authkey=self._secret)
+        self.address = str(self._listener.address)
+        self._obey = obey
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="commands", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more commands."""
+        self._closing.set()
+        # Only to wake the thread, and without a word: it may have left meanwhile, and nobody would answer.
+        with contextlib.suppress(OSError):
+            Client(self.address).close()
+        self._thread.join(COMMAND_TIMEOUT)
+        self._listener.close()
+
+    def _listen(self) -> None:
+        decoder = msgspec.msgpack.Decoder(Command)
+        while not self._closing.is_set():
+            try:
+                with self._listener.accept() as connection:
+                    if connection.poll(COMMAND_TIMEOUT) and not self._closing.is_set():
+                        connection.send_bytes(msgspec.msgpack.encode(self._reply(decoder, connection.recv_bytes())))
+            except (OSError, EOFError, AuthenticationError, msgspec.DecodeError) as error:
+                log.debug("a command that was none: %s", error)
+                self._closing.wait(_PAUSE)
+
+    def _reply(self, decoder: "msgspec.msgpack.Decoder[Command]", data: bytes) -> CommandReply:
+        try:
+            self._obey(decoder.decode(data))
+        except GenaiServerError as error:
+            return CommandReply(ErrorInfo.from_error(error))
+        return CommandReply()

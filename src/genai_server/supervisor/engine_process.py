@@ -1,0 +1,128 @@
+"""One engine process, from its start to its death, as its supervisor holds it."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from genai_server.config import engine_environment
+from genai_server.messages.launch import UNLOAD_ORDER, EngineReport, EngineSpec
+from genai_server.supervisor.watchdog import Watchdog, watch
+
+# Seconds that a process which was asked to leave has for it.
+STOP_TIMEOUT = 5.0
+_HUNG = "the engine process hung and was killed: "
+
+
+class EngineProcess:
+    """Starts it; `report` and `wait` belong to one thread, `leave` and `end` may be called by any.
+
+    Raises OSError if it cannot be started.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        for file in (spec.address, spec.heartbeat_file):
+            if file:
+                Path(file).unlink(missing_ok=True)
+        self._spec = spec
+        self._killed_because: str | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "genai_server.engine.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=engine_environment(),
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def report(self, load_timeout: float) -> EngineReport:
+        """Wait for what it says once it has loaded; killed if it does not within the timeout (0: any time)."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):  # it has died or `leave` came first: the missing report says so
+            self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
+            self._process.stdin.flush()
+        limit = threading.Timer(
+            load_timeout, self._kill, [f"it has not loaded its model for {load_timeout:g} s (GENAI_LOAD_TIMEOUT)"]
+        )
+        if load_timeout:
+            limit.start()
+        line = self._process.stdout.readline()
+        limit.cancel()
+        self._process.stdout.close()
+        if line:
+            try:
+                return msgspec.json.decode(line, type=EngineReport)
+            except msgspec.DecodeError as error:
+                return EngineReport(error=f"the engine process reports what is no report: {error}")
+        status = self._process.wait()
+        if self._killed_because is not None:
+            return EngineReport(error=f"the engine process was killed: {self._killed_because}")
+        return EngineReport(error=f"the engine process ended while loading, {in_words(status)}")
+
+    def wait(self, step_timeout: float, on_hang: Callable[[str], None] = lambda error: None) -> str:
+        """Wait for its death, and kill it if it hangs (0: never); returns how it died.
+
+        `on_hang` is called before the kill, in another thread: the status file says why before connections are lost.
+        """
+
+        def kill(reason: str) -> None:
+            on_hang(_HUNG + reason)
+            self._kill(reason)
+
+        ended = threading.Event()
+        watching = (Watchdog(step_timeout), Path(self._spec.heartbeat_file), ended, kill)
+        threading.Thread(target=watch, args=watching, name=f"watchdog-{self._spec.device}", daemon=True).start()
+        status = self._process.wait()
+        ended.set()
+        self.leave()
+        if self._killed_because is not None:
+            return _HUNG + self._killed_because
+        return f"the engine process died, {in_words(status)}"
+
+    def kill(self) -> None:
+        """End it at once. One that leaves takes the supervisor's folder with it."""
+        self._process.kill()
+        self._process.wait()
+
+    def leave(self) -> None:
+        """Order it to leave: its standard input ends."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def unload(self) -> None:
+        """Order it to leave alone: the supervisor and its folder stay."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._process.stdin.write(UNLOAD_ORDER)
+                self._process.stdin.close()
+
+    def end(self) -> None:
+        """Wait for it, once it was asked to leave; kill it if it does not."""
+        try:
+            self._process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _kill(self, reason: str) -> None:
+        self._killed_because = reason
+        self._process.kill()
+
+
+def in_words(status: int) -> str:
+    """An exit status, with what it tells an operator."""
+    if status == -9:
+        return "exit status -9: killed, by the kernel if memory ran out, or by somebody"
+    if status < 0:
+        return f"exit status {status}: signal {signal.strsignal(-status) or -status}"
+    return f"exit status {status}"

@@ -1,0 +1,175 @@
+"""One engine under watch: started, watched, and started again when it dies."""
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from genai_server.heartbeat import Beat, read_beat
+from genai_server.messages.launch import EngineReport, EngineSpec
+from genai_server.messages.status_file import EngineState, EngineStatus
+from genai_server.supervisor.engine_process import STOP_TIMEOUT, EngineProcess
+from genai_server.supervisor.restarts import Restarts
+
+log = logging.getLogger(__name__)
+# What the system says when this process, or all together, have as many files open as they may.
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
+# Seconds between two attempts then.
+_FILES_PAUSE = 0.2
+
+
+class EngineWatch:
+    """Runs one engine, again and again, from `start` to `leave` or `unload`, in a thread of its own.
+
+    `status` is replaced, never changed, and `on_change` then called, from that thread or the one that sees it hang;
+    `has_loaded` says whether the engine was ever ready. Timeouts are in seconds.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        status: EngineStatus,
+        restarts: Restarts,
+        on_change: Callable[[], None],
+        *,
+        step_timeout: float,
+        load_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.status = status
+        self.has_loaded = False
+        self._spec = spec
+        self._restarts = restarts
+        self._on_change = on_change
+        self._step_timeout = step_timeout
+        self._load_timeout = load_timeout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._is_unloaded = False
+        self._process: EngineProcess | None = None
+        self._thread = threading.Thread(target=self._watch, name=f"watch-{spec.device}", daemon=True)
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Order it to leave, and the supervisor's folder with it: the whole server stops."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.leave()
+
+    def end(self) -> None:
+        """Wait until it has left, once it was asked to; kill it if it does not."""
+        if self._process is not None:
+            self._process.end()
+        if self._thread.is_alive():
+            self._thread.join(STOP_TIMEOUT)
+
+    def unload(self) -> None:
+        """End it, and it alone, as soon as it can, and then at once."""
+        self._is_unloaded = True
+        self._stopping.set()
+        if self._process is not None:
+            self._process.unload()
+        self.end()
+        for file in (self._spec.address, self._spec.heartbeat_file):
+            if file:
+                Path(file).unlink(missing_ok=True)
+
+    def beat(self) -> Beat:
+        """What the engine has told last."""
+        return read_beat(Path(self._spec.heartbeat_file))
+
+    def _watch(self) -> None:
+        """A device that never loaded is not tried again."""
+        device = self._spec.device
+        while not self._stopping.is_set():
+            report = self._launch()
+            if self._stopping.is_set():
+                return
+            if report.address:
+                self.has_loaded = True
+                # Should it die, it comes back also if one of their files has gone: requests bring them.
+                self._spec = msgspec.structs.replace(self._spec, adapters=[])
+                self._set(state=EngineState.READY, address=report.address, error=None, hung=False)
+                error = self._serve_until_death()
+                if self._stopping.is_set():
+                    self._set(state=EngineState.STOPPED, pid=None, address="")
+                    return
+            elif self.status.restarts == 0:
+                log.error("device %s cannot load the model: %s", device, report.error)
+                self._set(state=EngineState.FAILED, error=report.error)
+                return
+            else:
+                error = report.error
+            if not self._pause(error):
+                return
+
+    def _launch(self) -> EngineReport:
+        """Start the process and wait for its report."""
+        try:
+            self._process = self._start_process()
+        except OSError as error:
+            return EngineReport(error=f"the engine process cannot be started: {error}")
+        self._set(pid=self._process.pid)
+        if self._stopping.is_set():  # `leave` or `unload` may have looked for the process before it was there
+            self._process.kill() if self._is_unloaded else self._process.leave()
+        report = self._process.report(self._load_timeout)
+        if not report.address:
+            self._process.kill()
+            self._set(pid=None)
+        return report
+
+    def _start_process(self) -> EngineProcess:
+        """As soon as there are files for it: for want of them nothing is given up, they come back. Raises OSError."""
+        while True:
+            try:
+                return EngineProcess(self._spec)
+            except OSError as error:
+                if error.errno not in _NO_FILES or self._stopping.is_set():
+                    raise
+                waiting = f"the engine process waits for files to be closed: {error}"
+            if self.status.error != waiting:
+                log.error("device %s: %s", self._spec.device, waiting)
+                self._set(error=waiting)
+            self._stopping.wait(_FILES_PAUSE)
+
+    def _serve_until_death(self) -> str:
+        """Wait for the engine's death; returns how it died."""
+        assert self._process is not None
+        log.info("device %s is ready, process %d", self._spec.device, self._process.pid)
+        started = self._clock()
+        error = self._process.wait(self._step_timeout, self._on_hang)
+        self._restarts.served(self._clock() - started)
+        return error
+
+    def _pause(self, error: str) -> bool:
+        """Wait before the next start; returns False if there shall be none, for it is a crash loop or the end."""
+        device = self._spec.device
+        seconds = self._restarts.pause()
+        if seconds is None:
+            given_up = f"given up after {self._restarts.in_a_row} restarts in a row (GENAI_MAX_RESTARTS): {error}"
+            log.error("device %s is %s", device, given_up)
+            self._set(state=EngineState.FAILED, pid=None, address="", error=given_up)
+            return False
+        log.error("device %s: %s; it is restarted in %g s", device, error, seconds)
+        self._set(state=EngineState.RESTARTING, pid=None, address="", error=error)
+        self._stopping.wait(seconds)
+        self._set(restarts=self.status.restarts + 1)
+        return True
+
+    def _on_hang(self, error: str) -> None:
+        self._set(error=error, hung=True)
+
+    def _set(self, **changes: object) -> None:
+        if "state" in changes:
+            changes["since"] = time.time()
+        with self._lock:
+            self.status = msgspec.structs.replace(self.status, **changes)
+        self._on_change()

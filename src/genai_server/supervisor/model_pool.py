@@ -1,0 +1,136 @@
+"""All models of a server: which of them are loaded, and which is unloaded when there is no room for one more."""
+
+import math
+from collections.abc import Iterator
+
+from genai_server.errors import InvalidField, ModelNotFound
+from genai_server.generation import Adapter
+from genai_server.messages.status_file import ModelState, ModelStatus
+from genai_server.quoted import quoted
+from genai_server.supervisor.managed_model import ManagedModel
+
+# Seconds after which a request that wanted a model is taken to be gone, unless it wants it again.
+WANT_SECONDS = 3.0
+
+
+class ModelPool:
+    """The models by name, the first for requests that name none.
+
+    At most `most` of them are loaded at once (0: any number), and those idle for `idle_unload` seconds are unloaded (0:
+    none). Times are seconds of one clock. Guarded by the supervisor's lock.
+    """
+
+    def __init__(self, most: int, idle_unload: float) -> None:
+        self._most = most
+        self._idle_unload = idle_unload
+        self._models: dict[str, ManagedModel] = {}
+        self._wanted: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[ManagedModel]:
+        return iter(list(self._models.values()))
+
+    def statuses(self) -> list[ModelStatus]:
+        """All of them, for the status file."""
+        return [model.status() for model in self]
+
+    def find(self, name: str, *, param: str = "name") -> ManagedModel:
+        """By its name, or by an alias. Raises ModelNotFound."""
+        found = self._models.get(name) or next((model for model in self if name in model.about.aliases), None)
+        if found is None or found.about.leaving:
+            known = ", ".join(self._models) or "none"
+            raise ModelNotFound(f"no model {quoted(name)} is served; served are: {known}", param=param)
+        return found
+
+    def add(self, model: ManagedModel) -> None:
+        """Serve one more, not loaded yet, or another one in place of one that is not. Raises InvalidField."""
+        name = model.about.name
+        before = self._models.get(name)
+        if before is not None and before.state not in (ModelState.FAILED, ModelState.UNLOADED):
+            raise InvalidField(f"name {quoted(name)} is {before.state}; unload it first", param="name")
+        if any(name in other.about.aliases for other in self):
+            raise InvalidField(f"name {quoted(name)} is an alias", param="name")
+        if before is not None:
+            model.change(aliases=before.about.aliases)
+            if before.about.path == model.about.path:
+                model.change(adapters=before.about.adapters)
+        self._models[name] = model
+
+    def set_alias(self, alias: str, name: str | None) -> None:
+        """Let a model be known by another name, too; None removes that name. Raises ModelNotFound and InvalidField."""
+        if alias in self._models:
+            raise InvalidField(f"alias {quoted(alias)} is the name of a model", param="alias")
+        target = None if name is None else self.find(name)
+        if target is None and not any(alias in model.about.aliases for model in self):
+            raise ModelNotFound(f"there is no alias {quoted(alias)}", param="alias")
+        for model in self:
+            others = [other for other in model.about.aliases if other != alias]
+            model.change(aliases=[*others, alias] if model is target else others)
+
+    def add_adapter(self, name: str, adapter: Adapter) -> None:
+        """Let requests choose an adapter of a model. Raises ModelNotFound and InvalidField."""
+        model = self.find(name, param="model")
+        if any(other.name == adapter.name for other in model.about.adapters):
+            raise InvalidField(
+                f"name {quoted(adapter.name)} is an adapter of model {quoted(model.about.name)}; unload it first",
+                param="name",
+            )
+        model.change(adapters=[*model.about.adapters, adapter])
+
+    def remove_adapter(self, name: str, id: str) -> None:
+        """Let no more requests choose the adapter of this id. Raises ModelNotFound."""
+        model = self.find(name, param="model")
+        model.change(adapters=[adapter for adapter in model.about.adapters if adapter.id != id])
+
+    def want(self, name: str, now: float) -> None:
+        """A request waits for it. Raises ModelNotFound."""
+        self._wanted[self.find(name).about.name] = now
+
+    def unload(self, name: str, until: float, now: float) -> None:
+        """Serve it no more; what runs may go on until then. Raises ModelNotFound."""
+        model = self.find(name)
+        model.change(leaving=True)
+        model.unload(until)
+        model.unload_began(now)
+
+    def update(self, now: float) -> list[ManagedModel]:
+        """Decide anew which models are loaded; returns those whose processes the caller ends now, telling `ended`."""
+        for model in self:
+            model.look(now)
+        if self._idle_unload:
+            for model in self:
+                if model.is_idle(now, self._idle_unload):
+                    self._evict(model, now)
+        self._make_room(now)
+        return [model for model in self if model.may_end(now)]
+
+    def ended(self, model: ManagedModel) -> None:
+        """Its processes have gone, and their memory."""
+        model.ended()
+        if model.about.leaving:
+            self._models.pop(model.about.name)
+            self._wanted.pop(model.about.name, None)
+
+    def _make_room(self, now: float) -> None:
+        """Load what is wanted, as far as there is room, and begin to unload idle models for the rest."""
+        self._wanted = {name: at for name, at in self._wanted.items() if now - at < WANT_SECONDS}
+        waiting = [self._models[name] for name in self._wanted if name in self._models]
+        waiting = [model for model in waiting if model.state == ModelState.UNLOADED]
+        free = self._most - sum(model.takes_memory for model in self) if self._most else math.inf
+        coming = sum(model.state == ModelState.UNLOADING for model in self)
+        for model in waiting:
+            if free > 0:
+                free -= 1
+                model.load(now)
+            elif coming > 0:
+                coming -= 1
+            else:
+                idle = [model for model in self if model.is_idle(now)]
+                if not idle:
+                    return
+                self._evict(min(idle, key=lambda model: model.last_used), now)
+
+    @staticmethod
+    def _evict(model: ManagedModel, now: float) -> None:
+        model.change(on_demand=True)
+        model.unload(math.inf)
+        model.unload_began(now)

@@ -1,0 +1,205 @@
+"""Keeps the models of one server: starts their engines, has them watched, and publishes what is running.
+
+It works with threads alone, so that it can live in an API process, in the parent of several, or beside a reloader. API
+processes know of it only the status file, in a folder that only this user can enter, and send it commands.
+"""
+
+import logging
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from urllib.parse import quote
+
+from genai_server.config import Settings, device_options, engine_settings
+from genai_server.generation import Adapter
+from genai_server.messages.commands import (
+    AddAdapter,
+    Command,
+    LoadModel,
+    RemoveAdapter,
+    SetAlias,
+    UnloadModel,
+    WantModel,
+)
+from genai_server.messages.launch import EngineSpec
+from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus, ServerStatus, write_status_file
+from genai_server.options.device import DeviceOptions
+from genai_server.supervisor.command_listener import CommandListener
+from genai_server.supervisor.engine_watch import EngineWatch
+from genai_server.supervisor.managed_model import ManagedModel, new_status
+from genai_server.supervisor.model_pool import ModelPool
+from genai_server.supervisor.restarts import Restarts
+
+log = logging.getLogger(__name__)
+# Seconds between two looks at which models are used and which are wanted.
+_LOOK_EVERY = 0.2
+
+
+class Supervisor:
+    """Owns the engine processes of one server, from `start` to `stop`.
+
+    `on_nothing_loaded` is called, from a thread, when no device could load at the start. Raises ConfigurationError for
+    wrong options of a device.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        on_nothing_loaded: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        for name in settings.served:
+            device_options(settings, name)
+        self.folder = Path(tempfile.mkdtemp(prefix="genai-server-"))
+        self._settings = settings
+        self._secret = secrets.token_hex(32)
+        self._on_nothing_loaded = on_nothing_loaded
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._serials = count()
+        self._commands: CommandListener | None = None
+        self._is_file_old = False
+        self._thread = threading.Thread(target=self._look_after_models, name="models", daemon=True)
+        self._models = ModelPool(settings.max_models, settings.idle_unload)
+        for number, (name, path) in enumerate(settings.served.items()):
+            on_demand = 0 < settings.max_models <= number
+            model = self._managed_model(name, path, settings.devices, on_demand=on_demand)
+            files = settings.adapter_files(name).items()
+            model.change(
+                adapters=[Adapter(adapter, file, secrets.token_hex(8)) for adapter, file in files],
+                chat_template=settings.chat_template_of(name),
+            )
+            self._models.add(model)
+        self._first: list[EngineWatch] = []
+
+    def start(self) -> None:
+        """Start the engines of the models that are to be loaded; returns at once."""
+        self._commands = CommandListener(self.folder, self._secret, self._obey)
+        with self._lock:
+            for model in self._models:
+                if not model.about.on_demand:
+                    model.engines = self._engines(model.about)
+                    self._first += model.engines
+            self._publish()
+            for engine in self._first:
+                engine.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all engines and remove the folder."""
+        self._stopping.set()
+        if self._commands is not None:
+            self._commands.close()
+        if self._thread.is_alive():
+            self._thread.join()
+        engines = [engine for model in self._models for engine in model.engines]
+        for engine in engines:
+            engine.leave()
+        for engine in engines:
+            engine.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def statuses(self) -> list[EngineStatus]:
+        """The engines now, in the order of the configuration."""
+        with self._lock:
+            return [status for model in self._models for status in model.engine_statuses()]
+
+    def _obey(self, command: Command) -> None:
+        """Do what an API process wants. Raises RequestError and ConfigurationError."""
+        with self._lock:
+            now = self._clock()
+            match command:
+                case LoadModel(name, path, devices, chat_template):
+                    device_options(self._settings, name, devices)
+                    model = self._managed_model(name, path, devices, on_demand=True)
+                    model.change(chat_template=chat_template)
+                    self._models.add(model)
+                    self._models.want(name, now)
+                case UnloadModel(name, timeout):
+                    self._models.unload(name, now + timeout, now)
+                case SetAlias(alias, name):
+                    self._models.set_alias(alias, name)
+                case WantModel(name):
+                    self._models.want(name, now)
+                case AddAdapter(name, adapter):
+                    self._models.add_adapter(name, adapter)
+                case RemoveAdapter(name, id):
+                    self._models.remove_adapter(name, id)
+            self._publish()
+
+    def _look_after_models(self) -> None:
+        while not self._stopping.wait(_LOOK_EVERY):
+            with self._lock:
+                before = self._models.statuses()
+                ending = self._models.update(self._clock())
+                if self._models.statuses() != before or self._is_file_old:
+                    self._publish()
+            for model in ending:
+                model.end()
+                with self._lock:
+                    self._models.ended(model)
+                    log.info("model %s is unloaded", model.about.name)
+                    self._publish()
+
+    def _managed_model(self, name: str, path: str, devices: Sequence[str], *, on_demand: bool = False) -> ManagedModel:
+        about = new_status(name, path, devices, next(self._serials), on_demand=on_demand)
+        return ManagedModel(about, self._engines, self._clock())
+
+    def _engines(self, about: ModelStatus) -> list[EngineWatch]:
+        options = device_options(self._settings, about.name, about.devices)
+        return [self._engine(about, device, options.get(device, DeviceOptions())) for device in about.devices]
+
+    def _engine(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineWatch:
+        settings = self._settings
+        return EngineWatch(
+            self._spec(about, device, options),
+            EngineStatus(device, EngineState.STARTING, model=about.name, serial=about.serial, since=time.time()),
+            Restarts(settings.max_restarts),
+            self._on_change,
+            step_timeout=settings.step_timeout,
+            load_timeout=settings.load_timeout,
+            clock=self._clock,
+        )
+
+    def _spec(self, about: ModelStatus, device: str, options: DeviceOptions) -> EngineSpec:
+        first = next(iter(self._settings.served))
+        file = str(self.folder / f"{about.serial}-{device.replace(':', '-')}")
+        return EngineSpec(
+            device,
+            about.path,
+            engine_settings(self._settings),
+            address="" if sys.platform == "win32" else f"{file}.sock",
+            secret=self._secret,
+            state_file=f"{file}.json",
+            heartbeat_file=f"{file}.beat",
+            options=options,
+            profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
+            adapters=about.adapters,
+        )
+
+    def _on_change(self) -> None:
+        self._publish()
+        if all(engine.status.state == EngineState.FAILED and not engine.has_loaded for engine in self._first):
+            self._on_nothing_loaded()
+
+    def _publish(self) -> None:
+        with self._lock:
+            control = self._commands.address if self._commands is not None else ""
+            try:
+                write_status_file(
+                    self.folder, ServerStatus(self._secret, self.statuses(), self._models.statuses(), control)
+                )
+                self._is_file_old = False
+            except OSError as error:
+                # Once stopped, the engines have removed the folder.
+                if not self._stopping.is_set() and not self._is_file_old:
+                    log.error("the status file cannot be written, so /healthz may be out of date: %s", error)
+                self._is_file_old = True

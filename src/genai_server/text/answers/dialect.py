@@ -1,0 +1,32 @@
+"""How a model writes what is not plain content: tool calls and reasoning."""
+
+from dataclasses import dataclass
+
+from genai_server.errors import ConfigurationError
+from genai_server.text.answers.reasoning import ReasoningFormat, detect_reasoning
+from genai_server.text.tool_formats import TOOL_FORMATS, ToolFormat, detect
+
+AUTOMATIC, NO_TOOLS = "auto", "none"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The formats that a model was trained on; None where it has none."""
+
+    tool_format: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+
+PLAIN = Dialect()
+
+
+def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
+    """What a chat template tells; `tool_parser` names a format of tool calls instead, or none.
+
+    Raises ConfigurationError for a name that is not known.
+    """
+    if tool_parser not in (AUTOMATIC, NO_TOOLS, *TOOL_FORMATS):
+        known = ", ".join((AUTOMATIC, NO_TOOLS, *TOOL_FORMATS))
+        raise ConfigurationError(f"--tool-parser or GENAI_TOOL_PARSER={tool_parser}: must be one of: {known}")
+    name = detect(template_source) if tool_parser == AUTOMATIC else tool_parser
+    return Dialect(None if name in (None, NO_TOOLS) else TOOL_FORMATS[name], detect_reasoning(template_source))

@@ -1,0 +1,101 @@
+"""Readers of JSON text (RFC 8259), strict, and without a limit of depth."""
+
+import re
+
+from genai_server.text.answers.lookahead import Lookahead, Reader, read_now
+
+# Surrogates stand for nothing in UTF-8.
+_PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]*')
+_HEX = re.compile(r"[0-9a-fA-F]")
+_WORD = re.compile(r"[-+.0-9A-Za-z_]*")
+_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+def read_value(text: Lookahead) -> Reader[bool]:
+    """Go past a JSON value.
+
+    Returns False if there is none; then `at` is where it stops being one, or at the end of a text that was cut.
+    """
+    closers: list[str] = []
+    while True:
+        char = yield from text.skip_space()
+        opened = char and char in "{["
+        if opened:
+            text.at += 1
+            closers.append("}" if char == "{" else "]")
+            opened = (yield from text.skip_space()) != closers[-1]
+        elif not (yield from _read_scalar(text)):
+            return False
+        while closers and not opened:
+            char = yield from text.skip_space()
+            if char != closers[-1] and char != ",":
+                return False
+            text.at += 1
+            if char == ",":
+                break
+            closers.pop()
+        if not closers:
+            return True
+        if closers[-1] == "}" and not (yield from _read_key(text)):
+            return False
+
+
+def is_json(value: str) -> bool:
+    """Whether a text is one JSON value, possibly with whitespace around."""
+    text = Lookahead()
+    text.append(value)
+    text.end()
+    return read_now(read_value(text)) and not read_now(text.skip_space())
+
+
+def read_string(text: Lookahead) -> Reader[bool]:
+    """Go past a JSON string; returns as `read_value` does."""
+    if (yield from text.peek()) != '"':
+        return False
+    text.at += 1
+    while True:
+        char = yield from text.peek()
+        if text.take_here(_PLAIN):
+            continue
+        if char == '"':
+            text.at += 1
+            return True
+        if char != "\\" or not (yield from _read_escape(text)):
+            return False
+
+
+def _read_key(text: Lookahead) -> Reader[bool]:
+    yield from text.skip_space()
+    return (yield from read_string(text)) and (yield from read_colon(text))
+
+
+def read_colon(text: Lookahead) -> Reader[bool]:
+    """Go past a colon and the whitespace before it."""
+    yield from text.skip_space()
+    return (yield from text.take(":"))
+
+
+def _read_escape(text: Lookahead) -> Reader[bool]:
+    text.at += 1
+    char = yield from text.peek()
+    if not char or char not in '"\\/bfnrtu':
+        return False
+    text.at += 1
+    for _ in range(4 if char == "u" else 0):
+        yield from text.peek()
+        if not text.take_here(_HEX):
+            return False
+    return True
+
+
+def _read_scalar(text: Lookahead) -> Reader[bool]:
+    """A string, or a number or word, which are looked at as a whole."""
+    if (yield from text.peek()) == '"':
+        return (yield from read_string(text))
+    word = yield from text.look_all(_WORD)
+    valid = bool(_SCALAR.fullmatch(word))
+    place = text.at
+    text.at += len(word)
+    if not valid and (yield from text.peek()):
+        text.at = place
+    return valid

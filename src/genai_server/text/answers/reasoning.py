@@ -1,0 +1,84 @@
+"""How models mark what they think before they answer, and how it is told from the answer.
+
+Qwen 3, DeepSeek R1 and most others write `<think>…</think>`, Mistral's models `[THINK]…[/THINK]`; the chat templates of
+some open it themselves, so that the answer begins inside. (Chat templates of Qwen3, DeepSeek-R1 and Ministral 3.)
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
+from genai_server.text.grammars.lark import marker, quoted
+
+_NEWLINES = re.compile(r"\n*")
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """The markers around a model's reasoning."""
+
+    name: str
+    opening: str
+    closing: str
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        """What the decoder must show where it is a token, even a special one."""
+        return (self.opening, self.closing)
+
+    def begins_inside(self, prompt: str) -> bool:
+        """Whether the rendered prompt ends with the opening marker, so that the answer begins as reasoning."""
+        return prompt.rstrip(SPACE).endswith(self.opening)
+
+    def lark(self, *, inside: bool, opaque_tokens: Mapping[str, int]) -> str:
+        """Rules of llguidance's Lark with `reasoning` on top: with `inside` the rest of one, else one or none."""
+        if self.closing in opaque_tokens:
+            thought = f"thought: /(.|\\n)*/ {marker(self.closing, opaque_tokens)}\n"
+        else:
+            thought = f"thought[suffix={quoted(self.closing)}]: /(.|\\n)*/\n"
+        newlines = '("\\n" | "\\n\\n")?'
+        if inside:
+            return f"reasoning: thought {newlines}\n{thought}"
+        return f"reasoning: ({marker(self.opening, opaque_tokens)} thought {newlines})?\n{thought}"
+
+
+THINK = ReasoningFormat("think", "<think>", "</think>")
+MISTRAL_THINK = ReasoningFormat("mistral", "[THINK]", "[/THINK]")
+REASONING_FORMATS = {one.name: one for one in (THINK, MISTRAL_THINK)}
+
+
+def detect_reasoning(template_source: str) -> ReasoningFormat | None:
+    """The reasoning format that a chat template speaks of, or None."""
+    return next((one for one in REASONING_FORMATS.values() if one.closing in template_source), None)
+
+
+def read_reasoning(
+    text: Lookahead, form: ReasoningFormat, *, inside: bool, tell: Callable[[str], None]
+) -> Reader[None]:
+    """Go past the reasoning with which the answer may begin.
+
+    The newlines around it, which the format puts there, are neither reasoning nor answer; they are told only of
+    reasoning that is cut. If the answer begins `inside`, an opening marker that it repeats is dropped.
+    """
+    place = text.at
+    yield from text.skip_space()
+    if not (yield from text.take(form.opening)):
+        text.at = place
+        if not inside:
+            return
+    yield from text.take_all(_NEWLINES)
+    plain = re.compile(rf"[^\n{re.escape(form.closing[0])}]+")
+    while True:
+        text.forget()
+        newlines = yield from text.take_all(_NEWLINES)
+        if not (yield from text.peek()):
+            tell(newlines)
+            return
+        if (yield from text.take(form.closing)):
+            yield from text.take_all(_NEWLINES)
+            return
+        if not (thought := text.take_here(plain)):
+            thought = yield from text.peek()
+            text.at += 1
+        tell(newlines + thought)

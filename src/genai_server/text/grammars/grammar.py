@@ -1,0 +1,182 @@
+"""What an answer must fit, as grammars of llguidance.
+
+A grammar is the JSON text of llguidance's list of grammars, of which the first is the answer's (llguidance
+documentation, "Syntax of LLGuidance Grammars" and "JSON schema -> llguidance converter").
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from genai_server.errors import InvalidField
+from genai_server.text.answers.reasoning import REASONING_FORMATS, ReasoningFormat
+from genai_server.text.grammars.grammar_cost import check_cost, check_schema
+from genai_server.text.grammars.lark import (
+    ANYTHING,
+    SPACES,
+    any_of,
+    expression,
+    marker,
+    one_line,
+    quoted,
+    to_text,
+    unforced,
+)
+from genai_server.text.tool_formats import Tool, ToolFormat
+
+LONGEST_GRAMMAR = 256 * 1024
+
+
+def find_opaque_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """The ids, by their text, of the tokens that no text in a grammar allows; `tokenizer` is a tokenizer.json.
+
+    To llguidance they are all added tokens that are marked as special or have the form <…>.
+    """
+    return {
+        token["content"]: token["id"]
+        for token in tokenizer.get("added_tokens", ())
+        if token["special"] or (token["content"].startswith("<") and token["content"].endswith(">"))
+    }
+
+
+def json_object() -> str:
+    """Any JSON object, on one line."""
+    return json_schema({"type": "object"})
+
+
+def json_schema(schema: Mapping[str, Any], *, param: str = "response_format") -> str:
+    """JSON on one line that fits a JSON schema (draft 2020-12).
+
+    llguidance's compiler says what it does not know of a schema. Properties come in the schema's order. It does not
+    see to it that keys which the schema does not name differ. Raises InvalidField, naming `param`, for what cannot be
+    followed exactly, and if an object has more than MOST_PROPERTIES.
+    """
+    check_schema(schema, param=param)
+    try:
+        return _grammars({"json_schema": one_line(schema)})
+    except InvalidField as error:
+        raise InvalidField(f"{param}: {error.message}", param=param) from None
+
+
+def regex(pattern: str) -> str:
+    """Text that matches a regular expression (of Rust's `regex` crate) from its beginning to its end."""
+    return lark(f"start: {expression(pattern)}")
+
+
+def choice(options: Sequence[str]) -> str:
+    """Exactly one of these texts."""
+    return lark(f"start: {any_of(map(quoted, options))}")
+
+
+def lark(source: str) -> str:
+    """What llguidance's dialect of Lark describes from its rule `start` on."""
+    return _grammars({"lark_grammar": source})
+
+
+def given_lark(source: str, *, param: str) -> str:
+    """What a request's own grammar of Lark describes. Raises InvalidField, naming `param`, for schemas in it that take
+    too long.
+    """
+    check_lark(source, param=param)
+    return lark(unforced(source))
+
+
+def check_lark(source: str, *, param: str) -> None:
+    """See that the schemas in a grammar of Lark are none that take too long. Raises InvalidField."""
+    for place in re.finditer(r"%json\s*(?=\{)", source):
+        try:
+            schema, _ = _SCHEMAS.raw_decode(source, place.end())
+        except (ValueError, RecursionError):
+            raise InvalidField(f"{param}: the schemas in a grammar must be JSON without doubles", param=param) from None
+        check_schema(schema, param=param)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError
+    return found
+
+
+_SCHEMAS = json.JSONDecoder(object_pairs_hook=_without_doubles)
+
+
+def tool_calls(
+    tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
+) -> str:
+    """A call of one of the tools or, if `parallel`, one or more, and nothing else.
+
+    The answer parser reads it, and the arguments fit the tools' parameters. Raises InvalidField for parameters that are
+    no object.
+    """
+    _check_parameters(tools)
+    rules = [tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens), "start: calls"]
+    if tool_format.opening is not None:
+        rules.append(f"opening: {marker(tool_format.opening, opaque_tokens)}")
+    return lark("\n".join(rules))
+
+
+def text_and_calls(
+    tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
+) -> str:
+    """Text, or calls as `tool_calls` has them, or where the format marks them both.
+
+    The answer parser reads no other calls, for the text has nothing with which one begins; nor does it begin as
+    reasoning does. Without `parallel` nothing comes after a call. Raises InvalidField as `tool_calls` does.
+    """
+    _check_parameters(tools)
+    opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
+    begun = [tool_format.lark_beginning([tool.name for tool in tools])]
+    begun += [SPACES + re.escape(one.opening) for one in REASONING_FORMATS.values()]
+    unbegun = f"~/({'|'.join(begun)}){ANYTHING}/"
+    if opening is None:
+        # Whitespace is apart: where text can go on over the end of a lexeme, that is lost.
+        rules = [f"start: /{SPACES}/ (calls | TEXT)", f"TEXT: /([^ \\t\\r\\n]{ANYTHING})?/ & {unbegun}"]
+    else:
+        lazy = "" if opening in opaque_tokens else "[lazy]"
+        rules = [
+            f"start: {'calls* TEXT' if parallel else 'calls | TEXT'}",
+            f"TEXT: /{ANYTHING}/ & {unbegun}",
+            f"opening{lazy}: TEXT {marker(opening, opaque_tokens)}",
+        ]
+    return lark("\n".join([*rules, calls]))
+
+
+def either(one: str, other: str) -> str:
+    """What fits one of two grammars of one part each."""
+    ((first,), (second,)) = (json.loads(grammar)["grammars"] for grammar in (one, other))
+    return _grammars(
+        {"lark_grammar": "start: @first | @second"}, {**first, "name": "first"}, {**second, "name": "second"}
+    )
+
+
+def after_reasoning(
+    grammar: str, reasoning: ReasoningFormat, *, starts_inside: bool, opaque_tokens: Mapping[str, int]
+) -> str:
+    """What fits the grammar, after reasoning: the rest of one, if `starts_inside`, else one that may be left out."""
+    rules = reasoning.lark(inside=starts_inside, opaque_tokens=opaque_tokens)
+    answer, *others = json.loads(grammar)["grammars"]
+    return _grammars({"lark_grammar": f"start: reasoning @answer\n{rules}"}, {**answer, "name": "answer"}, *others)
+
+
+def check_size(grammar: str, *, param: str) -> None:
+    """Raise InvalidField for `param` if a grammar is too long, or holds what no compiler ends with."""
+    if len(grammar) > LONGEST_GRAMMAR:
+        raise InvalidField(
+            f"{param} makes a grammar of {len(grammar)} characters; at most {LONGEST_GRAMMAR} are allowed", param=param
+        )
+    check_cost(grammar, param=param)
+
+
+def _check_parameters(tools: Sequence[Tool]) -> None:
+    for tool in tools:
+        check_schema(tool.parameters, param="tools")
+        kinds = (tool.parameters or {}).get("type", "object")
+        if kinds != "object" and "object" not in (kinds if isinstance(kinds, list) else ()):
+            raise InvalidField(
+                f"the parameters of tool {tool.name} must be an object; given type {kinds}", param="tools"
+            )
+
+
+def _grammars(*grammars: dict[str, Any]) -> str:
+    return to_text({"grammars": grammars})

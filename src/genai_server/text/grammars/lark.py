@@ -1,0 +1,80 @@
+"""Pieces of grammars in llguidance's dialect of Lark (llguidance documentation, "Syntax of LLGuidance Grammars").
+
+JSON comes on one line with ", " and ": " between, as chat templates show it to models: where whitespace is flexible, a
+model can write spaces until its tokens are used up.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from genai_server.errors import InvalidField
+from genai_server.text.grammars.schema_exact import exact
+
+# As regular expressions: any text, and whitespace as the answer parser knows it.
+ANYTHING, SPACES = r"(.|\n)*", r"[ \t\r\n]*"
+# A pair of backslash and what it escapes, or what ends an expression.
+_TO_ESCAPE = re.compile(r"\\.?|[/\n\r\t]", re.DOTALL)
+_ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def to_text(value: Any) -> str:
+    """The JSON text of a schema or grammar. Raises InvalidField if it is nested too deeply."""
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        raise InvalidField("a schema is nested more deeply than can be followed") from None
+
+
+def unforced(source: str) -> str:
+    """A grammar in which the library does not look ahead for what must follow.
+
+    Where a text can only go on and never end, as in `start: /x*/ "x"`, it looks ahead without end, in the middle of an
+    answer. The last such line of a grammar counts, for all grammars that it is combined with.
+    """
+    return f'{source}\n%llguidance {{"no_forcing": true}}'
+
+
+def quoted(text: str) -> str:
+    """Exactly this text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def expression(pattern: str) -> str:
+    """Text that matches a regular expression, written as llguidance's `regex_to_lark` writes it."""
+    return f"/{_TO_ESCAPE.sub(_escaped, pattern)}/"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    what = found[0].removeprefix("\\")
+    return _ESCAPES.get(what, found[0] if what else "")
+
+
+def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:
+    """A marker of a format: the token that it is, if no text allows it, else its text."""
+    return f"<[{opaque_tokens[text]}]>" if text in opaque_tokens else quoted(text)
+
+
+def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema as llguidance follows it exactly, with its options for JSON on one line, which it looks for at the top
+    only. Raises InvalidField, which names no field of the request.
+    """
+    whole, escapes = exact(schema)
+    return {**whole, "x-guidance": {**_ONE_LINE, "json_allowed_escapes": escapes}}
+
+
+def fits(schema: Mapping[str, Any]) -> str:
+    """JSON that fits a JSON schema."""
+    return f"%json {to_text(one_line(schema))}"
+
+
+def any_of(alternatives: Iterable[str]) -> str:
+    """One of these expressions."""
+    return "(" + " | ".join(alternatives) + ")"
+
+
+def separated(item: str, separator: str, *, several: bool) -> str:
+    """One item or, if `several`, one or more with the text `separator` between."""
+    return f"{item} ({quoted(separator)} {item})*" if several else item

@@ -1,0 +1,48 @@
+"""Patterns of the formats that llguidance has otherwise than their standards: what fits one has the format.
+
+Days are those of their month and year, no minute has 61 seconds (few of them had), and no name begins a label in a way
+that is reserved ("xn--", which more would have to be true of). Addresses and names are no longer than they may be; some
+long ones of many labels are left out.
+"""
+
+_MONTH_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_FOURS = "(?:0[48]|[2468][048]|[13579][26])"
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_DATE = f"(?:{_YEAR}-{_MONTH_DAY}|(?:[0-9]{{2}}{_FOURS}|{_FOURS}00)-02-29)"
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_ATEXT = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]"
+_A, _X = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
+
+
+def _label(most: int) -> str:
+    """A label of at most so many characters, of which the third and fourth are not both hyphens."""
+    return f"{_A}(?:{_A}?|{_X}{_A}(?:{_X}{{0,{most - 4}}}{_A})?|{_X}-{_A}(?:{_X}{{0,{most - 5}}}{_A})?)"
+
+
+def _name(*kinds: tuple[int, int]) -> str:
+    """A name of one of these kinds: at most so many labels of so many characters.
+
+    A limit of the whole, beside that of each label, would take the compiler long, or longer than it is given.
+    """
+    names = [rf"{_label(most)}(?:\.{_label(most)}){{0,{labels - 1}}}" for labels, most in kinds]
+    return f"(?:{'|'.join(names)})"
+
+
+# At most 64 characters, where there are more than 32 with no more than three dots.
+_LOCALS = [
+    rf"{_ATEXT}(?:\.?{_ATEXT}){{0,31}}",
+    rf"{_ATEXT}{{1,32}}\.?{_ATEXT}{{1,31}}",
+    rf"{_ATEXT}{{1,15}}(?:\.{_ATEXT}{{1,15}}){{2,3}}",
+]
+
+# By the format's name.
+FORMATS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[tT]{_TIME}$",
+    "hostname": f"^{_name((3, 63), (8, 30))}$",
+    "email": f"^(?:{'|'.join(_LOCALS)})@{_name((3, 62), (8, 22))}$",
+}

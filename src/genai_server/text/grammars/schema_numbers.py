@@ -1,0 +1,200 @@
+"""The numbers of a schema, as llguidance holds them: as doubles, integers also within 64 bits.
+
+What it would hold otherwise than the schema has it is refused. A bound that lies outside of what it can follow is moved
+to there: whatever is within still fits the schema.
+"""
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from genai_server.errors import InvalidField
+
+# The bounds of an integer: the least double that it takes, and the largest integer of 64 bits, to which it rounds down.
+LEAST_INTEGER, LARGEST_INTEGER = -(2**63) + 1024, 2**63 - 1
+# The bounds of other numbers: beyond, one of the two alone cannot be followed.
+LARGEST_NUMBER = 10**18
+# What is above 0, where a schema excludes it.
+_LEAST_ABOVE_ZERO = 1e-30
+# From here on not every integer is a double.
+_EXACT = 2**53
+_MOST_DIGITS, _MOST_PLACES = 2**32, 9
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
+Number = int | float
+
+
+def with_bounds_held(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with bounds of numbers that are held exactly. Raises InvalidField."""
+    kinds = schema.get("type", "number")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    bounds = {key: schema[key] for key in _BOUNDS if is_number(schema.get(key))}
+    for key, other in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if schema.get(key) is True and other in bounds:  # as draft 4 has it
+            bounds[key] = bounds[other]
+    if not bounds or not {"number", "integer"} & {kind for kind in kinds if isinstance(kind, str)}:
+        return dict(schema)
+    held = _of_numbers(bounds) if "number" in kinds else _of_integers(bounds)
+    if {"number", "integer"} <= set(map(str, kinds)):  # the compiler panics at some numbers that are meant twice
+        held["type"] = [kind for kind in kinds if kind != "integer"]
+    return {key: value for key, value in schema.items() if key not in bounds} | held
+
+
+def check_value(value: Any, key: str) -> None:
+    """Raise InvalidField if there is a number in the value of "enum" or "const" that is not held exactly."""
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        check_value(inner, key)
+    if is_number(value) and not (value == LARGEST_INTEGER or (_is_held(value) and abs(value) < LARGEST_INTEGER)):
+        raise InvalidField(
+            f"numbers in {key} must be exact as doubles and at most {LARGEST_INTEGER}; given {_shown(value)}"
+        )
+
+
+def multiple(value: Any) -> tuple[int, int] | None:
+    """What "multipleOf" is held as, digits and decimal places, None for no number. Raises InvalidField."""
+    if not is_number(value):
+        return None
+    is_held = _is_held(value)
+    scaled, places = abs(float(value)) if is_held else 0.0, 0
+    while scaled % 1 and places <= _MOST_PLACES:
+        scaled, places = scaled * 10, places + 1
+    whole = Decimal(int(scaled)).scaleb(-places) == abs(_meant(value))
+    if not is_held or not whole or places > _MOST_PLACES or scaled >= _MOST_DIGITS:
+        raise InvalidField(
+            f"multipleOf must be below {_MOST_DIGITS}, without its point, too, and have at most {_MOST_PLACES} decimal "
+            f"places, which stay as many when its double is multiplied by 10; given {_shown(value)}"
+        )
+    return int(scaled), places
+
+
+def check_together(multiples: set[tuple[int, int]]) -> None:
+    """Raise InvalidField if the least common multiple of joined ones could be too large to be held."""
+    most = max((places for _, places in multiples), default=0)
+    if len(multiples) > 1 and math.prod(digits * 10 ** (most - places) for digits, places in multiples) >= _MOST_DIGITS:
+        shown = ", ".join(str(Decimal(digits).scaleb(-places)) for digits, places in sorted(multiples))
+        raise InvalidField(
+            f"the product of all multipleOf, without decimal places, must be below {_MOST_DIGITS} where schemas are "
+            f"joined; given {shown}"
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _of_integers(bounds: Mapping[str, Number]) -> dict[str, Any]:
+    held: dict[str, Any] = {}
+    low = {"minimum": math.ceil, "exclusiveMinimum": lambda value: math.floor(value) + 1}
+    if given := {key: low[key](_meant(_finite(key, bounds[key]))) for key in low if key in bounds}:
+        key = max(given, key=lambda key: given[key])
+        if given[key] > LARGEST_INTEGER:
+            raise _refused(key, f"at most {LARGEST_INTEGER} for integers", bounds[key])
+        held["minimum"] = _integer(key, max(given[key], LEAST_INTEGER), bounds[key])
+    high = {"maximum": math.floor, "exclusiveMaximum": lambda value: math.ceil(value) - 1}
+    if given := {key: high[key](_meant(_finite(key, bounds[key]))) for key in high if key in bounds}:
+        key = min(given, key=lambda key: given[key])
+        if given[key] < LEAST_INTEGER:
+            raise _refused(key, f"at least {LEAST_INTEGER} for integers", bounds[key])
+        held["maximum"] = _integer(key, min(given[key], LARGEST_INTEGER), bounds[key])
+    return held
+
+
+def _integer(key: str, bound: int, given: Number) -> int:
+    if bound != LARGEST_INTEGER and int(float(bound)) != bound:
+        raise _refused(key, f"between -{_EXACT} and {_EXACT}, or exact as a double", given)
+    return bound
+
+
+def _of_numbers(bounds: Mapping[str, Number]) -> dict[str, Any]:
+    held: dict[str, Any] = {}
+    if low := [_bound(key, bounds[key], math.inf) for key in _BOUNDS[:2] if key in bounds]:
+        value, is_out = max(*low, (-LARGEST_NUMBER, False))
+        held["exclusiveMinimum" if is_out else "minimum"] = value
+    if high := [_bound(key, bounds[key], -math.inf) for key in _BOUNDS[2:] if key in bounds]:
+        value, is_in = min((value, not is_out) for value, is_out in [*high, (LARGEST_NUMBER, False)])
+        held["maximum" if is_in else "exclusiveMaximum"] = value
+    return held
+
+
+def _bound(key: str, value: Number, towards: float) -> tuple[Number, bool]:
+    """A bound that is held, of which the numbers within lie `towards` there, and whether it is out itself.
+
+    Nearest to 0 it is always in: the compiler would let in one that is out, if the other bound is less than 1 away.
+    """
+    within = 1 if towards > 0 else -1
+    if _finite(key, value) * within >= LARGEST_NUMBER:
+        raise _refused(key, f"below {LARGEST_NUMBER}, on either side of 0,", value)
+    if abs(value) > LARGEST_NUMBER:
+        return value, False
+    is_out = key.startswith("exclusive")
+    if isinstance(value, float) and not _is_read(value):
+        return _next(value, towards), False
+    if not _is_held(value):
+        raise _refused(key, f"between -{_EXACT} and {_EXACT}, or exact as a double", value)
+    if is_out and (value * within >= 0 or abs(value) >= _EXACT):
+        return within * _LEAST_ABOVE_ZERO if value == 0 else _next(float(value), towards), False
+    return value, is_out
+
+
+def _next(value: float, towards: float) -> float:
+    """The next double that the compiler reads as it is."""
+    while True:
+        value = math.nextafter(value, towards)
+        if _is_read(value):
+            return value
+
+
+def _is_read(value: float) -> bool:
+    """Whether the compiler reads a double's text as this double, and writes it so.
+
+    Rust's serde_json is quick, and rounds more than once. Of two shortest texts that are equally near, Rust may write
+    another than Python.
+    """
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int)
+    read, power = float(int("".join(map(str, digits)))), exponent
+    while power < -308:
+        read, power = read / 1e308, power + 308
+    read = read / float(f"1e{-power}") if power < 0 else read * float(f"1e{power}")
+    off = abs(Fraction(value) - Fraction(_meant(value)))
+    return read == abs(value) and off * 2 != Fraction(10) ** exponent
+
+
+def _finite(key: str, value: Number) -> Number:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _refused(key, "a number", value)
+    return value
+
+
+def _meant(value: Number) -> Decimal:
+    """The number as it is written."""
+    return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
+
+
+def _is_held(value: Number) -> bool:
+    """Whether it is the same as a double and as the fewest digits that tell this double from others."""
+    if isinstance(value, float) and (not math.isfinite(value) or not _is_read(value)):
+        return False
+    if abs(value) < _EXACT:
+        return True
+    try:
+        double = float(value)
+    except OverflowError:
+        return False
+    return Fraction(double) == Fraction(_meant(value)) == Fraction(Decimal(repr(double)))
+
+
+def _refused(key: str, rule: str, value: Number) -> InvalidField:
+    return InvalidField(f"{key} must be {rule}; given {_shown(value)}")
+
+
+def _shown(value: Number) -> str:
+    """Cut, for a number may have thousands of digits."""
+    try:
+        text = str(value)
+    except ValueError:  # Python writes no longer ones
+        text = hex(value)  # type: ignore[arg-type]
+    return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"

@@ -1,0 +1,166 @@
+"""Patterns as JSON schema has them, ECMA-262 with the flag u, as llguidance reads them, as Rust's crate regex."""
+
+import re
+
+from genai_server.errors import InvalidField
+from genai_server.quoted import quoted
+
+_DIGITS, _WORD = "0-9", "0-9A-Za-z_"
+_SPACE = r"\t\n\x0b\x0c\r \x{a0}\x{feff}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+_CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_ANY = r"^\n\r\x{2028}\x{2029}"
+# No text has these (schema_exact), and of a class with all that JSON escapes the compiler would also allow \\ and \".
+_NEVER = r"\x00-\x07\x0b\x0e-\x1f\x7f"
+# What a character is that is yet to be assigned differs between versions of Unicode.
+_UNASSIGNED = r"\p{Cn}"
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "v": "\x0b", "f": "\x0c", "0": "\0"}
+_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~")
+_REPEAT = re.compile(r"\{\d*(,\d*)?\}")
+_GROUP = re.compile(r"\?(P?<(?![=!])[^>]*>|[ims]*(-[ims]+)?[:)])")
+_CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}|c([A-Za-z])")
+_LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
+_PROPERTY = re.compile(r"[pP]\{[^}]*\}")
+
+
+def translated(pattern: str) -> str:
+    """The same pattern in Rust's syntax, with what the compiler refuses as it is. Raises InvalidField."""
+    return _Pattern(pattern).translated()
+
+
+def has_property(pattern: str) -> bool:
+    r"""Whether a pattern may have a property of characters (\p), which leaves out those not assigned yet."""
+    return "\\p" in pattern.lower()
+
+
+class _Pattern:
+    """A pattern on its way: where it is read, and what has come of it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._place = 0
+
+    def translated(self) -> str:
+        parts = []
+        while self._place < len(self._text):
+            parts.append(self._piece())
+        return "".join(parts)
+
+    def _piece(self) -> str:
+        char = self._next()
+        match char:
+            case ".":
+                return _class(_ANY)
+            case "[":
+                return self._set()
+            case "\\":
+                kind, found = self._escape(within=False)
+                return _alone(found) if kind == "char" else found if kind == "as it is" else _class(found)
+            case "(":
+                return "(" + self._group()
+            case "{":
+                repeat = _REPEAT.match(self._text, self._place - 1)
+                if repeat is None:
+                    return r"\{"
+                self._place = repeat.end()
+                return repeat[0]
+            case "^" | "$" | "*" | "+" | "?" | "|" | ")":
+                return char
+            case _:
+                return _alone(char)
+
+    def _next(self) -> str:
+        if self._place >= len(self._text):
+            raise self._refused("ends too early")
+        self._place += 1
+        return self._text[self._place - 1]
+
+    def _group(self) -> str:
+        """What stands behind a bracket; names are left out, of which some would mean more to the compiler."""
+        if not self._text.startswith("?", self._place):
+            return ""
+        found = _GROUP.match(self._text, self._place)
+        if found is None:
+            raise self._refused("looks around, or has a group of a kind that is not known")
+        self._place = found.end()
+        return "?:" if "<" in found[0] else found[0]
+
+    def _set(self) -> str:
+        r"""A class in brackets: in ECMA-262, unlike in Rust, "[", "&&", "--" and "~~" are characters in it."""
+        is_negated = self._text.startswith("^", self._place)
+        self._place += is_negated
+        parts: list[str] = []
+        while not self._text.startswith("]", self._place):
+            parts.append(self._member())
+        self._place += 1
+        if not parts:
+            raise self._refused("has a class without characters")
+        return _class("^" * is_negated + "".join(parts))
+
+    def _member(self) -> str:
+        """One character of a class, a class in it, or a range."""
+        kind, first = self._atom()
+        if kind != "char":
+            return f"[{first}]" if kind in ("class", "property") else first
+        ends = self._text[self._place : self._place + 2]
+        if not ends.startswith("-") or ends in ("-", "-]"):
+            return _literal(first)
+        before, self._place = self._place, self._place + 1
+        kind, last = self._atom()
+        if kind != "char":  # then the hyphen is itself
+            self._place = before
+            return _literal(first)
+        return f"{_literal(first)}-{_literal(last)}"
+
+    def _atom(self) -> tuple[str, str]:
+        char = self._next()
+        return self._escape(within=True) if char == "\\" else ("char", char)
+
+    def _escape(self, *, within: bool) -> tuple[str, str]:
+        """What a backslash begins: "char", "class" or "property", which stand in brackets, or something "as it is"."""
+        if code := _CODE.match(self._text, self._place):
+            self._place = code.end()
+            return "char", self._character(code)
+        if named := _PROPERTY.match(self._text, self._place):
+            self._place = named.end()
+            return "property", f"\\{named[0]}"
+        char = self._next()
+        if char.lower() in _CLASSES:
+            return "class", ("^" if char.isupper() else "") + _CLASSES[char.lower()]
+        if char in _CONTROLS and not (char == "0" and self._text[self._place : self._place + 1].isdigit()):
+            return "char", _CONTROLS[char]
+        if within and char == "b":
+            return "char", "\b"
+        if char.isascii() and char.isalnum():
+            return "as it is", f"\\{char}"
+        return "char", char
+
+    def _character(self, code: re.Match[str]) -> str:
+        if code[4]:
+            return chr(ord(code[4]) % 32)
+        number = int(code[1] or code[2] or code[3], 16)
+        if 0xD800 <= number < 0xDC00 and (low := _LOW_SURROGATE.match(self._text, self._place)):
+            self._place = low.end()
+            number = 0x10000 + ((number - 0xD800) << 10) + int(low[1], 16) - 0xDC00
+        if 0xD800 <= number < 0xE000 or number > 0x10FFFF:
+            raise self._refused(f"has {code[0]}, which is no character")
+        return chr(number)
+
+    def _refused(self, what: str) -> InvalidField:
+        return InvalidField(f"the pattern {quoted(self._text)} {what}")
+
+
+def _class(inner: str) -> str:
+    """One character of those that a class has in its brackets."""
+    return f"[[{inner}]&&[^{_NEVER}{_UNASSIGNED if _PROPERTY.search(inner) else ''}]]"
+
+
+def _alone(char: str) -> str:
+    """This character."""
+    return _class(_literal(char)) if char < " " or char == "\x7f" else _literal(char)
+
+
+def _literal(char: str) -> str:
+    """A character itself, in a class or not."""
+    if char in _SPECIAL:
+        return f"\\{char}"
+    return char if char.isprintable() else f"\\x{{{ord(char):x}}}"

@@ -1,0 +1,98 @@
+"""Messages as chat templates want them, made from messages as OpenAI's clients send them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from genai_server.errors import InvalidField
+from genai_server.quoted import quoted
+from genai_server.text.tool_formats import Call, ToolFormat
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+
+
+def conversation_forms(
+    messages: Sequence[Message], *, knows_developer: bool, knows_calls: bool = True
+) -> Iterator[list[dict[str, Any]]]:
+    """The forms that templates take, the usual one first.
+
+    In that one the arguments of tool calls are objects and not JSON, and a message without content has None; some
+    templates add either to a text, and want a text; those that know no calls add no arguments. Other fields that are
+    null or an empty list are left out. A content in parts becomes one text, with line breaks between them. The role
+    developer is called system unless the template knows it. Raises InvalidField, naming the field, for arguments that
+    are no JSON object and for a part that is no text.
+    """
+    plain = [_plain(message, f"messages[{n}]", knows_developer) for n, message in enumerate(messages)]
+    usual = [_with_objects(message, f"messages[{n}]") for n, message in enumerate(plain)]
+    forms = [usual] if usual == plain or not knows_calls else [usual, plain]
+    yield from forms
+    if any(message["content"] is None for message in plain):
+        for form in forms:
+            yield [{**message, "content": message["content"] or ""} for message in form]
+
+
+def with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> Iterator[list[dict[str, Any]]]:
+    """The messages with tools in the first of them, a system message, in the forms that templates take.
+
+    That are the tools as they are and, for templates that add them to a text, the functions as JSON.
+    """
+    first, *others = messages if messages[0]["role"] == "system" else [{"role": "system", "content": ""}, *messages]
+    functions = [tool.get("function", tool) for tool in tools]
+    for told in (list(tools), json.dumps(functions, ensure_ascii=False)):
+        yield [{**first, "tools": told}, *others]
+
+
+def with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
+    """A message, with arguments that are objects, for a template that knows nothing of calls.
+
+    What called the tools becomes text again, as the model has written it; a result gets the given role.
+    """
+    if message["role"] == "tool":
+        return {**message, "role": result_role}
+    given = [call["function"] for call in message.get("tool_calls", [])]
+    if not given:
+        return message
+    text = tool_format.write_calls([Call(one["name"], one["arguments"]) for one in given])
+    content = f"{message['content']}\n{text}" if message["content"] else text
+    return {**message, "content": content}
+
+
+def _plain(message: Message, place: str, knows_developer: bool) -> dict[str, Any]:
+    # Some templates ask whether a message has a field, not what is in it.
+    plain = {name: value for name, value in message.items() if value is not None and value != []}
+    plain.setdefault("content", None)
+    if isinstance(plain["content"], list):
+        plain["content"] = "\n".join(_text_of(part, f"{place}.content[{n}]") for n, part in enumerate(plain["content"]))
+    if plain.get("role") == "developer" and not knows_developer:
+        plain["role"] = "system"
+    return plain
+
+
+def _text_of(part: Any, place: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise InvalidField(f"{place} must be a part of type text; this model takes no other", param=place)
+    return text
+
+
+def _with_objects(message: dict[str, Any], place: str) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_object(call, f"{place}.tool_calls[{n}]") for n, call in enumerate(calls)]}
+
+
+def _with_object(call: Any, place: str) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    param = f"{place}.function.arguments"
+    try:
+        # Nothing, which some models write for no arguments, is what their clients then send back.
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidField(f"{param} must be JSON: {error}", param=param) from None
+    if not isinstance(arguments, dict):
+        raise InvalidField(f"{param} must be a JSON object; given {quoted(function['arguments'])}", param=param)
+    return {**call, "function": {**function, "arguments": arguments}}

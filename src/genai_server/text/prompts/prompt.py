@@ -1,0 +1,185 @@
+"""Writes the prompt of a conversation: chooses the template, fills in its variables, and guards its special tokens."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from genai_server.errors import InvalidField, NoChatTemplate
+from genai_server.quoted import quoted
+from genai_server.text.prompts.chat_template import ChatTemplate, refused
+from genai_server.text.prompts.conversation import Message, Tool, conversation_forms, with_calls_as_content, with_tools
+from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard
+from genai_server.text.prompts.template_files import DEFAULT
+from genai_server.text.tool_formats import ToolFormat
+
+_WITH_TOOLS = "tool_use"
+_KWARGS = "chat_template_kwargs"
+_GENERATION_PROMPT = "add_generation_prompt"
+CONTINUE = "continue_final_message"
+_RESERVED = {"messages", "tools"}
+# Where the last message ends that an answer shall go on from: no valid text has it, nor special_tokens.py.
+_END = "\ud800"
+
+
+class Options(NamedTuple):
+    """`chat_template_kwargs`, taken apart."""
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+    variables: dict[str, Any]
+
+
+class PromptWriter:
+    """Writes prompts by the named templates of a model, if it has any.
+
+    Texts in `special_tokens` mean tokens only in the templates. Where a template knows nothing of tool calls, they are
+    written in `tool_format`.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, ChatTemplate],
+        special_tokens: Collection[str] = (),
+        tool_format: ToolFormat | None = None,
+    ) -> None:
+        self._templates = templates
+        self._tool_format = tool_format
+        constants = frozenset[str]().union(*(template.constants for template in templates.values()))
+        self._guard = SpecialTokenGuard(special_tokens, constants)
+
+    def reads(self, name: str) -> bool:
+        """Whether a template reads a variable."""
+        return any(name in template.variables for template in self._templates.values())
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether a template can tell a model of tools."""
+        return any(template.takes_tools for template in self._templates.values())
+
+    @property
+    def has_template(self) -> bool:
+        """Whether a prompt can be made of messages."""
+        return bool(self._templates)
+
+    def require_template(self) -> None:
+        """Raises NoChatTemplate if no prompt can be made of messages."""
+        if not self.has_template:
+            raise NoChatTemplate(
+                "this model has no chat template, so it takes no messages: send a raw prompt to /v1/completions; the "
+                "operator can give it a template, a file or a name such as chatml (GENAI_CHAT_TEMPLATE or "
+                "--chat-template)",
+                param="messages",
+            )
+
+    def write(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, template_kwargs: Mapping[str, Any] | None
+    ) -> Prompt:
+        """The prompt up to where the answer begins.
+
+        Raises InvalidField, whose `param` names the field, if the template cannot use it or refuses the messages, and
+        NoChatTemplate.
+        """
+        self.require_template()
+        template = self._templates[_WITH_TOOLS if tools and _WITH_TOOLS in self._templates else DEFAULT]
+        _check_that_nothing_is_ignored(template, messages, tools, self._tool_format)
+        options = _options(template, template_kwargs or {})
+        variables = {name: self._guard.cover(value, _KWARGS) for name, value in options.variables.items()}
+        variables |= {
+            "documents": variables.get("documents"),
+            "tools": self._guard.cover(tools, "tools") or None,
+            _GENERATION_PROMPT: options.add_generation_prompt,
+        }
+        error = None
+        for form in _forms(template, messages, tools):
+            covered = self._covered(template, form)
+            if options.continue_final_message:
+                covered[-1] = _with_end(covered[-1])
+            try:
+                rendered = template.render({**variables, "messages": covered})
+            except TypeError as again:
+                error = error or again
+                continue
+            return self._guard.uncover(_up_to_end(rendered) if options.continue_final_message else rendered)
+        assert error is not None
+        raise refused(error)
+
+    def _covered(self, template: ChatTemplate, form: Sequence[Message]) -> list[dict[str, Any]]:
+        covered = self._guard.cover_messages(form, "messages")
+        if self._tool_format is None or _knows_calls(template):
+            return covered
+        role = "tool" if "tool" in template.constants else self._tool_format.result_role
+        # Only now, for the format's markers are meant as such.
+        return [with_calls_as_content(message, self._tool_format, role) for message in covered]
+
+
+def _knows_calls(template: ChatTemplate) -> bool:
+    return template.mentions("tool_calls")
+
+
+def _forms(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None
+) -> Iterator[list[dict[str, Any]]]:
+    """The messages in the forms that templates take, with the tools where this one looks for them there."""
+    knows_developer = template.mentions("developer")
+    for form in conversation_forms(messages, knows_developer=knows_developer, knows_calls=_knows_calls(template)):
+        if tools and "tools" not in template.variables:
+            yield from with_tools(form, tools)
+        else:
+            yield form
+
+
+def _check_that_nothing_is_ignored(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    tool_format: ToolFormat | None,
+) -> None:
+    if tools and not template.takes_tools:
+        raise InvalidField("this model takes no tools: its chat template does not read them", param="tools")
+    if tool_format is None and not _knows_calls(template):
+        for n, message in enumerate(messages):
+            if message.get("tool_calls"):
+                param = f"messages[{n}].tool_calls"
+                raise InvalidField(f"{param}: this model's chat template knows no tool calls", param=param)
+
+
+def _options(template: ChatTemplate, given: Mapping[str, Any]) -> Options:
+    variables = dict(given)
+    go_on = _flag(variables, CONTINUE, default=False)
+    if _GENERATION_PROMPT not in template.variables:
+        add_prompt = True
+    else:
+        add_prompt = _flag(variables, _GENERATION_PROMPT, default=not go_on)
+    if go_on and add_prompt and _GENERATION_PROMPT in given:
+        raise InvalidField(f"{_KWARGS}: give either {CONTINUE} or {_GENERATION_PROMPT}, not both", param=_KWARGS)
+    known = template.variables - _RESERVED
+    for name in variables:
+        if name in _RESERVED:
+            raise InvalidField(f"{_KWARGS}.{name} is a field of the request itself", param=_KWARGS)
+        if name not in known:
+            shown = ", ".join(sorted({*known, CONTINUE}))
+            raise InvalidField(
+                f"{_KWARGS}.{name} is not read by the model's chat template; that reads {shown}", param=_KWARGS
+            )
+    return Options(add_prompt, go_on, variables)
+
+
+def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:
+    value = variables.pop(name, default)
+    if not isinstance(value, bool):
+        raise InvalidField(f"{_KWARGS}.{name} must be true or false; given {quoted(value)}", param=_KWARGS)
+    return value
+
+
+def _with_end(message: dict[str, Any]) -> dict[str, Any]:
+    if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
+        raise InvalidField(
+            f"with {CONTINUE} the last message must be the assistant's and have a content", param="messages"
+        )
+    return {**message, "content": message["content"] + _END}
+
+
+def _up_to_end(rendered: str) -> str:
+    text, end, _ = rendered.rpartition(_END)
+    if not end:
+        raise InvalidField(f"{_KWARGS}.{CONTINUE}: the chat template leaves the last message out", param=_KWARGS)
+    return text

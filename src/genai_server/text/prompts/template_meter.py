@@ -1,0 +1,97 @@
+"""What a template from elsewhere may use: time, characters in any value, widths, bits of a number."""
+
+import re
+import time
+from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.utils import Namespace
+
+# Of the processor's time: what a busy machine keeps from the thread does not count.
+MOST_SECONDS = 1.0
+_MOST_WIDTH = 1000
+_MOST_SORTED = 100_000
+_MOST_BITS = 4096
+# Values that are weighed between two looks at the clock: about a millisecond.
+_UNTIMED = 1000
+_WIDE = re.compile(r"[0-9]{4,}|\*")
+
+
+class TooCostly(TemplateError):
+    """A template wants more than it may have."""
+
+
+class Meter:
+    """What one rendering may still have."""
+
+    def __init__(self, characters: int) -> None:
+        self.characters = characters
+        self._end = time.thread_time() + MOST_SECONDS
+
+    def tick(self) -> None:
+        """Check the time."""
+        if time.thread_time() > self._end:
+            raise TooCostly(f"it takes more than {MOST_SECONDS:g} s")
+
+    def weigh(self, *values: Any) -> int:
+        """About how many characters the values have when they are written; what is in there twice counts twice.
+
+        Values that hold many others take long to look at, and so the time is checked on the way.
+        """
+        weight = seen = 0
+        waiting: list[Iterable[Any]] = [values]
+        while waiting:
+            for value in waiting.pop():
+                seen += 1
+                if seen % _UNTIMED == 0:
+                    self.tick()
+                outside, inside = _sides(value)
+                weight += outside
+                if weight > self.characters:
+                    raise TooCostly(f"it makes a value of more than {self.characters} characters")
+                waiting += inside
+        return weight
+
+    def check(self, size: int, growth: int = 1) -> None:
+        """See that what an operation makes, or may make at most, is not too large."""
+        if size > self.characters * growth:
+            raise TooCostly(f"it makes a value of more than {self.characters} characters")
+
+
+def check_widths(values: Iterable[Any]) -> None:
+    """See that nothing says that a text shall be wide."""
+    for value in values:
+        inner = value if isinstance(value, tuple | list) else (value,)
+        for one in inner:
+            if (isinstance(one, int) and abs(one) > _MOST_WIDTH) or (isinstance(one, str) and _WIDE.search(one)):
+                raise TooCostly(f"it writes a text with a width of more than {_MOST_WIDTH}")
+
+
+def check_count(values: Iterable[Any]) -> None:
+    """See that nothing is long that shall be sorted."""
+    if any(len(value) > _MOST_SORTED for value in values if hasattr(value, "__len__")):
+        raise TooCostly(f"it sorts more than {_MOST_SORTED} values")
+
+
+def check_bits(left: Any, right: Any, *, is_power: bool) -> None:
+    """See that no number becomes longer than a large one."""
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * max(right, 0) if is_power else left.bit_length() + right.bit_length()
+        if bits > _MOST_BITS:
+            raise TooCostly(f"it makes a number of more than {_MOST_BITS} bits")
+
+
+def _sides(value: Any) -> tuple[int, tuple[Iterable[Any], ...]]:
+    """What a value weighs without what it holds, and what it holds."""
+    if isinstance(value, str | bytes):
+        return len(value), ()
+    if isinstance(value, int):
+        return value.bit_length() >> 2, ()
+    if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
+        return len(value), (value,)
+    if isinstance(value, Namespace):
+        value = value._Namespace__attrs
+    if isinstance(value, dict):
+        return len(value), (value, value.values())
+    return (len(value) if isinstance(value, range) else 1), ()

@@ -1,0 +1,226 @@
+"""A sandbox for templates from elsewhere: they reach nothing, end in time, and make no value that fills the memory.
+
+Jinja's own sandbox keeps a template from what it must not reach. A template can still loop for hours, write `"x" *
+10**9`, or put a list twice into a list, fifty times over, and print that. Nothing can interrupt such an operation, so
+none may begin that is too large: each weighs what it is given. Between them, at every step of a loop and every call,
+the time is checked. What a model's makers write into chat templates is far from all these limits.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from jinja2 import nodes
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from genai_server.text.prompts.template_meter import Meter, check_bits, check_count, check_widths
+
+# What an operation may make of two texts, for each character that a text may have.
+_GROWTH = 16
+# Methods and filters that write a text as wide as a number says, and where the number stands in a text.
+_WIDE_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
+_WIDE_FILTERS = frozenset({"indent", "round", "tojson"})
+# These sort what they are given, in one go that nothing can interrupt.
+_SORTING_FILTERS = frozenset({"dictsort", "groupby", "sort"})
+_FILTERS = frozenset(
+    """
+    abs attr capitalize count d default dictsort e escape first float groupby indent int items join last length
+    list lower map max min reject rejectattr replace reverse round safe select selectattr sort string title tojson
+    trim truncate unique upper wordcount
+    """.split()  # noqa: SIM905
+)
+# These look at no more than the outside of what they are given.
+_SHALLOW_FILTERS = frozenset(
+    """
+    attr count d default first items last length list map reject rejectattr safe select selectattr
+    """.split()  # noqa: SIM905
+)
+_SHALLOW_TESTS = frozenset(
+    """
+    boolean callable defined false filter float integer iterable mapping none number sameas sequence string test
+    true undefined
+    """.split()  # noqa: SIM905
+)
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """Renders, in `metered` contexts, within limits of time and of characters in any value. Raises TooCostly."""
+
+    intercepted_binops = frozenset({"+", "*", "%", "**"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(finalize=self._weighed, **options)
+        self._running = threading.local()
+        self.filters = {
+            name: self._metered(
+                function,
+                shallow=name in _SHALLOW_FILTERS,
+                wide=name in _WIDE_FILTERS,
+                sorts=name in _SORTING_FILTERS,
+            )
+            for name, function in self.filters.items()
+            if name in _FILTERS
+        }
+        self.filters |= {"_counted": self._counted, "_weighed": self._weighed}
+        self.tests = {
+            name: function if name in _SHALLOW_TESTS else self._metered(cast(Callable[..., Any], function))
+            for name, function in self.tests.items()
+        }
+        del self.globals["lipsum"]
+
+    @contextmanager
+    def metered(self, characters: int) -> Iterator[None]:
+        """Give this thread, until the end of the context, a rendering's time and values of so many characters."""
+        self._running.meter = Meter(characters)
+        try:
+            yield
+        finally:
+            del self._running.meter
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """Have a filter of one's own, metered like the others."""
+        self.filters[name] = self._metered(function, wide=name in _WIDE_FILTERS)
+
+    @property
+    def _meter(self) -> Meter:
+        """That of this thread's rendering; what is computed while a template is compiled has one for each operation."""
+        found: Meter | None = getattr(self._running, "meter", None)
+        return Meter(1 << 20) if found is None else found
+
+    def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
+        return super()._generate(_Metering(self).visit(source), *arguments, **options)
+
+    def concat(self, pieces: Iterable[str]) -> str:
+        """What a macro or a block has written, in one."""
+        written, size = [], 0
+        for piece in pieces:
+            written.append(piece)
+            size += len(piece)
+            self._meter.check(size)
+        return "".join(written)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        meter = self._meter
+        if operator == "+":
+            if hasattr(left, "__len__") and hasattr(right, "__len__"):
+                meter.check(len(left) + len(right))
+        elif operator == "%" and isinstance(left, str):
+            meter.weigh(right)
+            check_widths((left, right))
+        elif operator == "*" and not _are_numbers(left, right):
+            text, times = (right, left) if isinstance(left, int) else (left, right)
+            if isinstance(times, int) and hasattr(text, "__len__"):
+                meter.check(len(text) * times)
+        elif operator in ("*", "**"):
+            check_bits(left, right, is_power=operator == "**")
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        meter = __self._meter
+        meter.tick()
+        weight = meter.weigh(*args, *kwargs.values())
+        method = getattr(__obj, "__wrapped__", __obj)
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str):
+            meter.check(len(owner) * (1 + weight), _GROWTH)
+            if method.__name__ in _WIDE_METHODS:
+                check_widths((owner, *args, *kwargs.values()))
+        result = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(result, str):
+            meter.check(len(result))
+        return result
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, tuple):  # to be hashed
+            self._meter.weigh(argument)
+        return super().getitem(obj, argument)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return not isinstance(obj, int | float | bytes) and super().is_safe_attribute(obj, attr, value)
+
+    def _metered(
+        self, function: Callable[..., Any], *, shallow: bool = False, wide: bool = False, sorts: bool = False
+    ) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            meter = self._meter
+            meter.tick()
+            if not shallow:
+                args = tuple(list(arg) if hasattr(arg, "__next__") else arg for arg in args)
+                weights = [meter.weigh(arg) for arg in (*args, *kwargs.values())]
+                meter.check(max(weights) * (1 + sum(weights) - max(weights)), _GROWTH)
+            if sorts:
+                check_count(args)
+            if wide:
+                check_widths(number for number in (*args[1:], *kwargs.values()) if isinstance(number, int))
+            result = function(*args, **kwargs)
+            if isinstance(result, str):
+                meter.check(len(result))
+            return self._counted(result) if hasattr(result, "__next__") else result
+
+        return metered
+
+    def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
+        meter = self._meter
+        for value in values:
+            meter.tick()
+            yield value
+
+    def _weighed(self, value: Any) -> Any:
+        if isinstance(value, str):
+            self._meter.check(len(value))
+        else:
+            self._meter.weigh(value)
+        return value
+
+
+class _Metering(NodeTransformer):
+    """Has the sandbox see the operations that Jinja compiles to Python's own."""
+
+    def __init__(self, environment: TemplateSandbox) -> None:
+        self._environment = environment
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        node.iter = self._filtered(node.iter, "_counted")
+        return self.generic_visit(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [self._weighed(inner) for inner in node.nodes]
+        return self._filtered(node, "_weighed")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
+        if sum(not _is_constant(operand) for operand in operands) > 1:
+            node.expr = self._weighed(node.expr)
+            for operand in node.ops:
+                operand.expr = self._weighed(operand.expr)
+        return node
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        for pair in node.items:
+            pair.key = self._weighed(pair.key)
+        return node
+
+    def _weighed(self, node: nodes.Expr) -> nodes.Expr:
+        return node if _is_constant(node) else self._filtered(node, "_weighed")
+
+    def _filtered(self, node: nodes.Node, name: str) -> nodes.Filter:
+        found = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+        found.set_environment(self._environment)
+        return found
+
+
+def _is_constant(node: nodes.Expr) -> bool:
+    items = node.items if isinstance(node, nodes.List | nodes.Tuple) else [node]
+    return all(isinstance(item, nodes.Const) for item in items)
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, int | float) for value in values)

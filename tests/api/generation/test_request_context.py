@@ -1,0 +1,181 @@
+"""How long an answer is waited for, and what happens when nobody waits any more."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from genai_server.api.generation.request_context import ClientLeft, Deadline, RequestContext, while_there
+from genai_server.api.middleware.keys import hash_key
+from genai_server.api.telemetry.request_record import RequestRecord
+from genai_server.errors import InvalidField, ServerStopping
+from tests.engine.test_sequence import HandClock
+from tests.running_server import DEMO, RunningServer, body, run_server
+
+
+def test_without_another_word_the_operators_limit_holds_from_the_arrival_on() -> None:
+    clock = HandClock()
+    deadline = Deadline(600, clock)
+    clock.wait(20)
+    assert deadline.seconds_left == 580
+    clock.wait(600)
+    assert deadline.seconds_left == 0
+
+
+@pytest.mark.parametrize("order", [(5.0, 2.5), (2.5, 5.0)])
+def test_the_sooner_of_two_counts(order: tuple[float, float]) -> None:
+    clock = HandClock()
+    deadline = Deadline(600, clock)
+    clock.wait(1)
+    for seconds in order:
+        deadline.tighten(seconds, param="timeout")
+    assert deadline.seconds_left == 1.5
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 600.5, float("inf"), float("nan")])
+def test_what_is_beyond_the_limit_or_no_time_is_refused_by_its_name(seconds: float) -> None:
+    with pytest.raises(InvalidField, match=r"at most 600 seconds \(GENAI_REQUEST_TIMEOUT\), given") as wrong:
+        Deadline(600, HandClock()).tighten(seconds, param="timeout")
+    assert wrong.value.param == "timeout"
+
+
+# the prefix cache
+
+
+def _cached(server: RunningServer, path: str, text: str, key: str = "", **fields: Any) -> int:
+    """How many tokens of a text an answer has from the cache."""
+    headers = {"x-api-key": key} if key else {}
+    answer = server.client.post(path, json={**_asked(path, text), **fields}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
+    found: int = details["cache_read_input_tokens" if path == "/v1/messages" else "cached_tokens"]
+    return found
+
+
+def _asked(path: str, text: str) -> dict[str, Any]:
+    if path == "/v1/responses":
+        return {"input": text, "max_output_tokens": 1}
+    return {"prompt": text, "max_tokens": 1} if path == "/v1/completions" else body(text, max_tokens=1)
+
+
+TEXT = "one two three four five six seven eight nine ten "
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+KEYS = {"alice": "alice-0123456789abcdef", "bob": "bob-0123456789abcdef", "admin": "admin-0123456789abcdef"}
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["apart", "shared"])
+def test_one_key_learns_nothing_of_anothers_prompts_unless_the_cache_is_shared(
+    own_folder: Path, is_shared: bool
+) -> None:
+    settings = {
+        "GENAI_API_KEYS": f"alice:{KEYS['alice']},bob:{KEYS['bob']}",
+        "GENAI_ADMIN_API_KEY": KEYS["admin"],
+        "GENAI_SHARED_PREFIX_CACHE": str(is_shared).lower(),
+    }
+    with run_server(own_folder, "--model-dir", str(DEMO), settings=settings) as server:
+        for path in GENERATING:
+            text = f"{path} {TEXT}"
+            for number, key in enumerate(KEYS.values()):
+                first, again = _cached(server, path, text, key), _cached(server, path, text, key)
+                assert again > 20, path
+                assert (first > 20) is (is_shared and number > 0), path
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_prompts_with_a_salt_share_a_cache_with_those_of_the_same_salt_only(demo: RunningServer, path: str) -> None:
+    text = f"{path} salted {TEXT}"
+    first, again = _cached(demo, path, text), _cached(demo, path, text)
+    assert first < 20 < again
+    # What OpenAI's clients send to find their own cache parts nothing here.
+    other = {} if path == "/v1/messages" else {"prompt_cache_key": "k", "user": "u"}
+    assert _cached(demo, path, text, **other) == again
+    for salt in ("a", "b" * 1024):
+        assert _cached(demo, path, text, cache_salt=salt) < 20
+        assert _cached(demo, path, text, cache_salt=salt) == again
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 1025, 5])
+@pytest.mark.parametrize("path", GENERATING)
+def test_a_salt_that_is_none_is_refused_by_its_name(scripted: RunningServer, path: str, salt: Any) -> None:
+    answer = scripted.client.post(path, json={**_asked(path, "x"), "cache_salt": salt})
+    assert answer.status_code == 400
+    assert "cache_salt must" in answer.json()["error"]["message"]
+
+
+def test_the_prefix_cache_is_one_unless_keys_or_salts_part_it() -> None:
+    def salt(own_cache: bytes | None, given: str | None) -> str | None:
+        return RequestContext(
+            "r", "req-1", Deadline(600, HandClock()), nobody, RequestRecord({}, "m", 0.0), own_cache
+        ).cache_salt(given)
+
+    async def nobody() -> Message:
+        raise AssertionError("nobody asks")
+
+    alice, bob = hash_key("alice's key"), hash_key("bob's key")
+    assert salt(None, None) is None
+    parts = [salt(None, "x"), salt(None, "y"), *(salt(key, given) for key in (alice, bob) for given in (None, "x"))]
+    assert len({None, *parts}) == 7
+    assert parts[0] == salt(None, "x")
+    assert all(part is not None and len(part) == 32 and part not in alice.hex() for part in parts)
+
+
+class Work:
+    """Waits for `go`, and says whether it was ended before."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def run(self) -> str:
+        self.begun.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.ended.set()
+            raise
+        return "done"
+
+
+async def _silence() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_the_work_of_a_client_that_stays_gives_what_it_gives() -> None:
+    async def run() -> str:
+        work = Work()
+        work.go.set()
+        return await while_there(_silence, work.run())
+
+    assert asyncio.run(run()) == "done"
+
+
+def test_the_work_of_a_client_that_leaves_is_ended() -> None:
+    async def run() -> None:
+        work = Work()
+
+        async def leave() -> Any:
+            await work.begun.wait()
+            return {"type": "http.disconnect"}
+
+        with pytest.raises(ClientLeft):
+            await while_there(leave, work.run())
+        await asyncio.wait_for(work.ended.wait(), 10)
+
+    asyncio.run(run())
+
+
+def test_a_server_that_stops_says_so_and_ends_the_work() -> None:
+    async def run() -> None:
+        work = Work()
+        waiting = asyncio.ensure_future(while_there(_silence, work.run()))
+        await work.begun.wait()
+        waiting.cancel()
+        with pytest.raises(ServerStopping):
+            await waiting
+        await asyncio.wait_for(work.ended.wait(), 10)
+
+    asyncio.run(run())

@@ -1,0 +1,80 @@
+"""Where the time of an answer went, as its own header says."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from genai_server.api.telemetry.request_record import RequestRecord, RequestRecords
+from tests.running_server import RunningServer, body
+
+
+def _times(header: str) -> dict[str, float]:
+    return {name: float(value) for name, _, value in (part.strip().partition(";dur=") for part in header.split(","))}
+
+
+def test_an_answer_in_one_piece_says_where_its_time_went(scripted: RunningServer) -> None:
+    answer = scripted.chat("count 3; delay 0.01")
+    times = _times(answer.headers["server-timing"])
+    assert list(times) == ["queue", "prefill", "decode", "total"]
+    assert times["decode"] >= 10 * (answer.json()["metrics"]["output_tokens"] - 1)
+    assert times["queue"] + times["prefill"] + times["decode"] <= times["total"]
+
+
+def test_all_apis_say_it(scripted: RunningServer) -> None:
+    for path, fields in (
+        ("/v1/chat/completions", body("say a")),
+        ("/v1/completions", {"prompt": "say a", "max_tokens": 4}),
+        ("/v1/responses", {"input": "say a"}),
+        ("/v1/messages", {"max_tokens": 4, "model": "onnx-genai", **body("say a")}),
+    ):
+        answer = scripted.client.post(path, json=fields)
+        assert answer.status_code == 200, answer.text
+        assert "server-timing" in answer.headers, path
+
+
+def test_what_is_not_known_when_the_headers_go_out_is_not_said(scripted: RunningServer) -> None:
+    with scripted.stream("say a") as events:
+        assert "server-timing" not in events.response.headers
+        list(events)
+    assert "server-timing" not in scripted.chat("say a", strem=True).headers
+
+
+def test_who_keeps_books_badly_spoils_no_answer_and_no_others_books() -> None:
+    told: list[RequestRecord] = []
+
+    def fail(record: RequestRecord) -> None:
+        raise OSError("no space left")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nobody asks")
+
+    scope = {"type": "http", "method": "POST", "headers": [], "state": {"request_id": "r1", "unique_id": "r1"}}
+    asyncio.run(RequestRecords(app, "model", lambda: 2.0, [fail, told.append])(scope, receive, send))
+    assert [message["status"] for message in sent] == [204]
+    (record,) = told
+    assert (record.request_id, record.status, record.seconds) == ("r1", 204, 0.0)
+
+
+def test_what_raises_beyond_all_handlers_is_told_as_500() -> None:
+    told: list[RequestRecord] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ValueError
+
+    async def nothing(*_: Any) -> Any:
+        return None
+
+    scope = {"type": "http", "method": "POST", "headers": [], "state": {"request_id": "r1", "unique_id": "r1"}}
+    with pytest.raises(ValueError):
+        asyncio.run(RequestRecords(app, "model", lambda: 2.0, [told.append])(scope, nothing, nothing))
+    assert [record.status for record in told] == [500]

@@ -1,0 +1,37 @@
+"""What a process asks of its system, each in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+FILES = """
+import resource
+from genai_server.cli.serve.process_limits import raise_file_limit
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+raise_file_limit()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE), hard)
+"""
+MOST = """
+import resource
+from genai_server.cli.serve.process_limits import most_files
+for soft in (64, resource.RLIM_INFINITY):
+    resource.getrlimit = lambda which: (soft, soft)
+    print(most_files())
+"""
+
+
+def output(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_as_many_files_may_be_open_as_the_hard_limit_allows() -> None:
+    soft, new_hard, hard = output(FILES).split()
+    assert soft == new_hard == hard
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_limit_is_told_where_there_is_one() -> None:
+    assert output(MOST).split() == ["64", "inf"]

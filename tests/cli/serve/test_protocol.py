@@ -1,0 +1,307 @@
+"""Connections of clients that are slow, idle or endless, over real sockets."""
+
+import asyncio
+import json
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from genai_server.cli.serve.protocol import GuardedProtocol
+from tests.raw_http import answers, connect, read_to_end
+from tests.running_server import RunningServer, body, run_server, wait_until
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that waits for nothing longer than a second, and takes heads of 4 KiB."""
+    settings = {
+        "GENAI_DEVICE": "scripted",
+        "GENAI_MAX_LENGTH": "100000",
+        "GENAI_MAX_HEADER_BYTES": "4096",
+        "GENAI_IDLE_TIMEOUT": "1",
+        "GENAI_BODY_TIMEOUT": "1",
+        "GENAI_STALL_TIMEOUT": "1",
+    }
+    with run_server(tmp_path_factory.mktemp("hasty"), settings=settings) as server:
+        yield server
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nhost: x\r\n"])
+def test_a_connection_without_a_whole_head_is_closed(hasty: RunningServer, sent: bytes) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(sent)
+        assert read_to_end(sock) == b""
+
+
+def test_a_connection_that_is_kept_open_is_closed_when_nothing_more_comes(hasty: RunningServer) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+        assert read_to_end(sock).count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_an_answer_may_take_longer_than_a_connection_may_be_idle(hasty: RunningServer) -> None:
+    with httpx.Client(base_url=hasty.url) as client:
+        assert client.post("/v1/chat", json=body("count 3; delay 0.25"), timeout=30).json()["content"] == "1, 2, 3"
+        assert client.post("/v1/chat", json=body("say x")).json()["content"] == "x"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: " + b"x" * 4096 + b"\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 1000 + b"\r\n",
+        b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: " + b"x" * 5000,
+        b"\r\n" * 3000,
+    ],
+    ids=["one long header", "many headers", "long path", "header without end", "nothing but line ends"],
+)
+def test_a_head_that_is_too_large_is_refused_with_limit_and_size(hasty: RunningServer, head: bytes) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(head)
+        answer = read_to_end(sock)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert "at most 4096 bytes (GENAI_MAX_HEADER_BYTES), given " in error["message"]
+
+
+@pytest.mark.parametrize(
+    "head", [b"nonsense\r\n\r\n", b"GET /\0 HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"x" * 5000]
+)
+def test_what_is_refused_before_it_is_a_request_has_the_form_of_all_errors_and_binds_browsers_too(
+    hasty: RunningServer, head: bytes
+) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(head)
+        lines, _, content = read_to_end(sock).partition(b"\r\n\r\n")
+    assert lines.split()[1] in (b"400", b"431")
+    assert set(json.loads(content)["error"]) == {"message", "type", "param", "code"}
+    assert b"\r\nx-content-type-options: nosniff" in lines
+    assert b"\r\ncache-control: no-store" in lines
+    assert b"\r\ncontent-security-policy: frame-ancestors 'none'" in lines
+
+
+POST = b"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n", "Invalid character in chunk size"),
+        (CHUNKED + b"2\r\n{}xx0\r\n\r\n", "after chunk data"),
+        (CHUNKED + b"f" * 40 + b"\r\n{}", "Chunk size overflow"),
+        (POST + b"transfer-encoding: xchunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", "invalid `Transfer-Encoding`"),
+        (POST + b"content-length: 1x\r\n\r\n{}", "Invalid character in Content-Length"),
+        (POST + b"content-length: " + b"9" * 3000 + b"\r\n\r\n{}", "Content-Length overflow"),
+        (POST + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}", "Content-Length"),
+        (b"GET /v1/models/\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", "Invalid char in url path"),
+        (b"nonsense\r\n\r\n", "Invalid method"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_http_is_answered_with_the_reason(hasty: RunningServer, sent: bytes, reason: str) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(sent)
+        (answer,) = answers(read_to_end(sock))
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["code"]) == (400, "invalid_http")
+    assert reason in error["message"]
+    wait_until(lambda: hasty.idle("scripted"))
+
+
+def test_a_request_is_answered_before_what_follows_it_and_is_no_http(hasty: RunningServer) -> None:
+    content = json.dumps(body("delay 0.05; count 3")).encode()
+    whole = POST + b"content-length: %d\r\n\r\n" % len(content) + content
+    broken = CHUNKED + b"zz\r\n"
+    with connect(hasty) as sock:
+        sock.sendall(whole + whole + broken)
+        first, second, last = answers(read_to_end(sock))
+    assert [json.loads(answer.body)["content"] for answer in (first, second)] == ["1, 2, 3"] * 2
+    assert last.status == 400
+    assert b"Invalid character in chunk size" in last.body
+
+
+def test_of_what_follows_a_refusal_nothing_is_answered(hasty: RunningServer) -> None:
+    content = json.dumps(body("delay 0.05; count 3")).encode()
+    with connect(hasty) as sock:
+        sock.sendall(POST + b"content-length: %d\r\n\r\n" % len(content) + content + b"nonsense\r\n\r\n")
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert [answer.status for answer in answers(read_to_end(sock))] == [200, 400]
+
+
+def test_a_body_that_is_refused_already_gets_no_second_answer_for_its_framing(hasty: RunningServer) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(CHUNKED.replace(b"localhost", b"elsewhere") + b"1\r\n{\r\n")
+        answer = b""
+        while not answer.endswith(b"}}"):  # it may come in pieces
+            answer += sock.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        sock.sendall(b"zz\r\n")
+        assert read_to_end(sock) == b""
+
+
+def test_a_head_within_the_limit_is_taken(hasty: RunningServer) -> None:
+    assert hasty.client.get("/healthz", headers={"x": "x" * 3500}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"", b"x" * 65_536),
+        (b"GET /healthz HTTP/1.1\r\nx: ", b"x" * 65_536),
+        (b"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n" * 10_000),
+        (b"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1;", b"x" * 65_536),
+    ],
+    ids=["method", "header", "trailers", "a chunk's extension"],
+)
+def test_what_never_becomes_a_request_is_cut_off_by_its_size(
+    scripted: RunningServer, begin: bytes, more: bytes
+) -> None:
+    """Here no time runs out: 32 MiB take a second, and the limits of time are 30 s and more."""
+    with connect(scripted) as sock, pytest.raises(ConnectionError):
+        sock.sendall(begin)
+        for _ in range(512):
+            sock.sendall(more)
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"messages": [', b"5\r\n"])
+def test_a_body_that_does_not_come_in_time_is_a_408(hasty: RunningServer, sent: bytes) -> None:
+    with connect(hasty) as sock:
+        sock.sendall(
+            b"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
+        )
+        sock.sendall(sent)
+        answer = read_to_end(sock)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"must come within 1 seconds (GENAI_BODY_TIMEOUT)" in answer
+    assert f"{len(sent)} bytes had come".encode() in answer
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_its_request_cancelled(hasty: RunningServer) -> None:
+    wanted = body("count 9999", stream=True, logprobs=True, top_logprobs=20)
+    content = json.dumps(wanted).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
+    with connect(hasty, receive_buffer=4096) as sock:
+        sock.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + content)
+        wait_until(lambda: not hasty.idle("scripted"))
+        assert hasty.chat("say x").json()["content"] == "x"
+        wait_until(lambda: "cut off a client that has taken nothing for 1 s" in hasty.log(), 40)
+        wait_until(lambda: hasty.idle("scripted"))
+        assert b"[DONE]" not in read_to_end(sock)
+
+
+MIB = 1024 * 1024
+
+
+async def much(scope: Scope, receive: Receive, send: Send) -> None:
+    """256 MiB, in small pieces."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(256 * 1024):
+        await send({"type": "http.response.body", "body": b"x" * 1024, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+class Watched(GuardedProtocol):
+    """A connection that a test looks into."""
+
+    def __init__(self, *args: Any, opened: list["Watched"], **options: Any) -> None:
+        super().__init__(*args, **options)
+        opened.append(self)
+
+
+@contextmanager
+def served(opened: list[Watched]) -> Iterator[int]:
+    """`much` by uvicorn in a thread of this process; gives the port."""
+    protocol = cast(type[asyncio.Protocol], partial(Watched, opened=opened, stall_timeout=2))
+    server = uvicorn.Server(uvicorn.Config(much, http=protocol, ws="none", lifespan="off", log_config=None))
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_of_an_answer_that_nobody_reads_64_kib_wait_in_the_process() -> None:
+    opened: list[Watched] = []
+    with served(opened) as port, socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        wait_until(lambda: bool(opened) and opened[0].flow.write_paused)
+        (connection,) = opened
+        waiting = connection.transport.get_write_buffer_size()
+        assert 64 * 1024 < waiting < 64 * 1024 + 2048
+        wait_until(connection.transport.is_closing)
+        assert len(read_to_end(sock)) < 64 * MIB  # the system's own buffers
+
+
+def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run([*command.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_TLS_CERT": str(cert), "GENAI_TLS_KEY": str(key)}
+    with run_server(tmp_path, settings=settings, ready=False) as server:
+        wait_until(lambda: "listening on https://" in server.log())
+        url = server.url.replace("http:", "https:")
+        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(cert))) as client:
+            wait_until(lambda: client.get("/readyz").status_code == 200)
+            assert client.post("/v1/chat", json=body("say x")).json()["content"] == "x"
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"{url}/healthz")
+
+
+def test_the_client_of_a_proxy_that_is_believed_is_in_the_log(tmp_path: Path) -> None:
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_LOG_LEVEL": "debug", "GENAI_FORWARDED_ALLOW_IPS": "127.0.0.1"}
+    with run_server(tmp_path, settings=settings) as server:
+        forwarded = {"x-forwarded-for": "203.0.113.9"}
+        for number, (proxy, client) in enumerate((("127.0.0.1", "203.0.113.9"), ("127.0.0.2", "127.0.0.2"))):
+            transport = httpx.HTTPTransport(local_address=proxy)
+            with httpx.Client(base_url=server.url, transport=transport, headers=forwarded) as asking:
+                assert asking.get("/v1/models").status_code == 200
+                wait_until(lambda: server.log().count("path=/v1/models status=200") > number)  # noqa: B023
+                line = [line for line in server.log().splitlines() if "path=/v1/models" in line][-1]
+                assert f" client={client}" in line
+                # Whoever it is for, it is no local program's own.
+                assert asking.get("/v1/admin/runtime_options").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"GENAI_TLS_CERT": "nowhere.pem"}, "GENAI_TLS_CERT=nowhere.pem: cannot be used: No such file"),
+        ({"GENAI_TLS_KEY": "nowhere.pem"}, "GENAI_TLS_KEY=nowhere.pem: GENAI_TLS_CERT must name its certificate"),
+        ({"GENAI_TLS_CERT": "README.md"}, "GENAI_TLS_CERT=README.md: cannot be used"),
+        ({"HOST": "0.0.0.0"}, "HOST=0.0.0.0: others can reach the server, and there are no API keys"),
+        ({"GENAI_API_KEYS": "short"}, "GENAI_API_KEYS: key key-1 must have at least 16 characters"),
+        (
+            {"GENAI_ADMIN_API_KEY": "k"},
+            "GENAI_ADMIN_API_KEY must have at least 16 characters, all of them visible ASCII",
+        ),
+        (
+            {"GENAI_API_KEYS": f"bob:{'b' * 16}", "GENAI_ADMIN_API_KEY": "b" * 16},
+            "it must be no API key, and is that of bob",
+        ),
+        ({"GENAI_CORS_ORIGINS": "app.example"}, '"app.example" is no origin'),
+        ({"GENAI_FORWARDED_ALLOW_IPS": "proxy"}, "'proxy' does not appear to be an IPv4 or IPv6 network"),
+    ],
+)
+def test_doors_that_cannot_be_had_as_set_end_the_start(
+    refused_start: Callable[..., str], settings: dict[str, str], says: str
+) -> None:
+    assert says in refused_start(GENAI_DEVICE="scripted", **settings)

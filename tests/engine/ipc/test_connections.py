@@ -1,0 +1,147 @@
+"""The engine's side of the border, over a real socket."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+import pytest
+
+from genai_server.engine.ipc.connections import MAX_BACKLOG_BYTES, Connections, Listener, listen
+from genai_server.engine.ipc.inbox import Connected, Disconnected, Inbox
+from genai_server.generation import ModelInfo, Sampling
+from genai_server.messages.frames import ToApi, api_decoder, encode_frame
+from genai_server.messages.generation import Cancel, Tokens
+from genai_server.messages.handshake import Hello, Welcome
+from tests.running_server import wait_until
+
+MODEL = ModelInfo(context_length=8, vocab_size=4, eos_token_ids=[3], defaults=Sampling())
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Listener:
+    return listen(str(tmp_path / "engine.sock") if request.param == "unix" else "")
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return SimpleQueue()
+
+
+@pytest.fixture
+def connections(listener: Listener, inbox: Inbox) -> Connections:
+    connections = Connections(listener, "secret", MODEL)
+    connections.start(inbox)
+    return connections
+
+
+@pytest.fixture
+def api(connections: Connections, listener: Listener) -> Iterator[socket.socket]:
+    with connect(listener.address) as sock:
+        yield sock
+
+
+def connect(address: str) -> socket.socket:
+    if address.startswith("/"):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(address)
+    else:
+        host, _, port = address.rpartition(":")
+        sock = socket.create_connection((host, int(port)))
+    sock.settimeout(10)
+    return sock
+
+
+def receive(sock: socket.socket, number: int) -> list[ToApi]:
+    decoder = api_decoder()
+    found: list[ToApi] = []
+    while len(found) < number:
+        data = sock.recv(1 << 16)
+        assert data, "the engine hung up"
+        found += decoder.feed(data)
+    return found
+
+
+def test_who_knows_the_secret_is_welcomed_and_heard(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
+    api.sendall(encode_frame([Hello("secret"), Cancel(5)]))
+    (welcome,) = receive(api, 1)
+    assert isinstance(welcome, Welcome)
+    assert welcome.model == MODEL
+    number, connected = inbox.get(timeout=10)
+    assert connected == Connected()
+    assert inbox.get(timeout=10) == (number, Cancel(5))
+    connections.send(number, [Tokens(1, [2, 3])])
+    assert receive(api, 1) == [Tokens(1, [2, 3])]
+
+
+STRANGERS = [
+    encode_frame([Hello("guess")]),
+    encode_frame([Hello("é")]),
+    encode_frame([Cancel(1)]),
+    b"GET / HTTP/1.1\r\n\r\n",
+    (200).to_bytes(4, "big") + b"\x91" * 200,
+    (2000).to_bytes(4, "big"),
+]
+
+
+@pytest.mark.parametrize("first", STRANGERS)
+def test_anybody_else_is_hung_up_on_unheard(
+    connections: Connections, listener: Listener, api: socket.socket, first: bytes, inbox: Inbox
+) -> None:
+    api.sendall(first)
+    with contextlib.suppress(ConnectionResetError):
+        assert api.recv(100) == b""
+    # The thread that hung up goes on to serve who is one of us.
+    with connect(listener.address) as other:
+        other.sendall(encode_frame([Hello("secret")]))
+        receive(other, 1)
+    messages = [inbox.get(timeout=10)[1] for _ in range(2)]
+    assert messages == [Connected(), Disconnected()]
+
+
+def test_an_api_process_that_goes_is_told_to_the_loop(
+    connections: Connections, api: socket.socket, inbox: Inbox
+) -> None:
+    api.sendall(encode_frame([Hello("secret")]))
+    receive(api, 1)
+    number, _ = inbox.get(timeout=10)
+    api.close()
+    assert inbox.get(timeout=10) == (number, Disconnected())
+    connections.send(number, [Tokens(1, [2])])  # to nobody, and no error
+
+
+def test_a_slow_reader_gets_everything_in_order(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
+    api.sendall(encode_frame([Hello("secret")]))
+    receive(api, 1)
+    number, _ = inbox.get(timeout=10)
+    sent: list[ToApi] = [Tokens(key, [key] * 2000) for key in range(1000)]
+    for message in sent:
+        connections.send(number, [message])
+    assert receive(api, len(sent)) == sent
+
+
+def test_one_that_reads_nothing_is_cut_off(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
+    api.sendall(encode_frame([Hello("secret")]))
+    receive(api, 1)
+    number, _ = inbox.get(timeout=10)
+    frame: list[ToApi] = [Tokens(0, [2**31] * 200_000)]
+    for _ in range(2 + 2 * MAX_BACKLOG_BYTES // len(encode_frame(frame))):
+        connections.send(number, frame)
+    assert inbox.get(timeout=10) == (number, Disconnected())
+
+
+def test_a_broken_frame_ends_only_its_connection(
+    connections: Connections, listener: Listener, api: socket.socket, inbox: Inbox
+) -> None:
+    api.sendall(encode_frame([Hello("secret")]))
+    receive(api, 1)
+    with connect(listener.address) as other:
+        other.sendall(encode_frame([Hello("secret")]) + msgspec.msgpack.encode({"type": "nonsense"}))
+        receive(other, 1)
+        wait_until(lambda: inbox.qsize() >= 2)
+    api.sendall(encode_frame([Cancel(9)]))
+    wait_until(lambda: inbox.qsize() >= 4)
+    messages = [inbox.get()[1] for _ in range(4)]
+    assert Cancel(9) in messages

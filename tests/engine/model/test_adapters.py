@@ -1,0 +1,81 @@
+"""The adapters of an engine, over a runner that reads texts for adapters."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.engine.model.adapters import Adapters
+from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
+from genai_server.generation import Adapter
+
+
+class Counting(ScriptedRunner):
+    """Counts what it loads."""
+
+    num_loaded = 0
+
+    def load_adapter(self, path: Path) -> object:
+        self.num_loaded += 1
+        return super().load_adapter(path)
+
+
+@pytest.fixture
+def runner() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def adapters(runner: Counting) -> Adapters:
+    return Adapters(runner)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Adapter:
+    file = tmp_path / "polite.txt"
+    file.write_text("Sir, ", encoding="utf-8")
+    return Adapter("polite", str(file), "1")
+
+
+def test_an_adapter_is_loaded_once_for_all_who_bring_it(adapters: Adapters, adapter: Adapter, runner: Counting) -> None:
+    adapters.load(adapter)
+    adapters.load(adapter)
+    assert adapters.find(adapter) is adapters.find(adapter) is not None
+    assert runner.num_loaded == 1
+
+
+def test_without_an_adapter_nothing_is_found(adapters: Adapters) -> None:
+    assert adapters.find(None) is None
+
+
+def test_an_engine_that_was_started_anew_loads_what_a_request_brings(adapters: Adapters, adapter: Adapter) -> None:
+    assert adapters.find(adapter) == b"Sir, "
+
+
+def test_a_file_that_has_gone_is_the_servers_fault_when_a_request_brings_it(
+    adapters: Adapters, adapter: Adapter, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(adapter.path).unlink()
+    with pytest.raises(Unavailable, match='^adapter "polite" cannot be loaded; the server\'s log has more$'):
+        adapters.find(adapter)
+    assert f'adapter "polite": {adapter.path} cannot be read' in caplog.text
+    with pytest.raises(AdapterLoadFailed, match='^adapter "polite": ') as refused:
+        adapters.load(adapter)
+    assert refused.value.param == "path"
+    Path(adapter.path).write_text("Madam, ", encoding="utf-8")
+    assert adapters.find(adapter) == b"Madam, "
+
+
+def test_one_that_was_unloaded_is_not_loaded_again_by_a_request_that_comes_late(
+    adapters: Adapters, adapter: Adapter
+) -> None:
+    adapters.load(adapter)
+    adapters.unload(adapter.id)
+    with pytest.raises(ModelNotFound, match='adapter "polite" was unloaded'):
+        adapters.find(adapter)
+
+
+def test_a_new_one_may_have_the_name_of_one_that_was_unloaded(adapters: Adapters, adapter: Adapter) -> None:
+    adapters.load(adapter)
+    adapters.unload(adapter.id)
+    assert adapters.find(Adapter(adapter.name, adapter.path, "2")) == b"Sir, "

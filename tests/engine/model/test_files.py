@@ -1,0 +1,399 @@
+"""A model directory is checked before it is loaded, and what is wrong with it is named."""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.engine.model.files import (
+    check_model_directory,
+    external_files,
+    has_chat_template,
+    is_paged,
+    model_info,
+    session_profile,
+)
+from genai_server.errors import ModelDirectoryError
+from genai_server.generation import Sampling
+from genai_server.quoted import quoted
+
+CONFIG: dict[str, Any] = {
+    "model": {"context_length": 64, "vocab_size": 300, "eos_token_id": 2, "decoder": {"filename": "model.onnx"}}
+}
+
+
+def _sized(value: bytes) -> bytes:
+    """A value of less than 16 KiB after its length, as protobuf writes it."""
+    size = len(value)
+    return bytes([size] if size < 0x80 else [size & 0x7F | 0x80, size >> 7]) + value
+
+
+def _external(name: str) -> bytes:
+    """A reference to an external file, as protobuf writes it."""
+    entry = b"\x0a\x08location\x12" + _sized(name.encode())
+    return b"\x6a" + _sized(entry) + b"\x6a\x0b\x0a\x06offset\x12\x010"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A complete one, in small."""
+    files: dict[str, bytes] = {
+        "genai_config.json": json.dumps(CONFIG).encode(),
+        "model.onnx": b"\x08\x07" + _external("model.onnx.data"),
+        "model.onnx.data": b"\0",
+        "tokenizer.json": b"{}",
+        "tokenizer_config.json": b"{}",
+        "chat_template.jinja": b"x",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def _refusal(directory: Path) -> str:
+    with pytest.raises(ModelDirectoryError) as caught:
+        check_model_directory(directory)
+    return caught.value.message
+
+
+def test_a_complete_directory_tells_about_its_model(directory: Path) -> None:
+    info = check_model_directory(directory)
+    assert (info.context_length, info.vocab_size, info.eos_token_ids) == (64, 300, [2])
+
+
+@pytest.mark.parametrize("kind", ["missing", "file"])
+def test_what_is_no_directory_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model"
+    if kind == "file":
+        path.write_text("", encoding="utf-8")
+    assert str(path) in _refusal(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_a_missing_file_is_named_with_its_directory(directory: Path, name: str) -> None:
+    (directory / name).unlink()
+    message = _refusal(directory)
+    assert name in message
+    assert str(directory) in message
+
+
+def test_a_folder_in_a_files_place_does_not_count(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+    (directory / "tokenizer.json").mkdir()
+    assert "tokenizer.json" in _refusal(directory)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"), [("{}", False), ('{"chat_template": null}', False), ('{"chat_template": "x"}', True)]
+)
+def test_a_directory_without_a_chat_template_is_whole_and_known_as_such(
+    directory: Path, config: str, *, expected: bool
+) -> None:
+    (directory / "tokenizer_config.json").write_text(config, encoding="utf-8")
+    assert has_chat_template(directory)
+    (directory / "chat_template.jinja").unlink()
+    assert check_model_directory(directory).vocab_size == 300
+    assert has_chat_template(directory) is expected
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"[]", b'"text"', b"\xff\xfe{}"])
+@pytest.mark.parametrize("name", ["genai_config.json", "tokenizer_config.json"])
+def test_a_configuration_that_is_no_json_object_is_named(directory: Path, name: str, content: bytes) -> None:
+    (directory / name).write_bytes(content)
+    assert str(directory / name) in _refusal(directory)
+
+
+def _without(*keys: str) -> dict[str, Any]:
+    config = json.loads(json.dumps(CONFIG))
+    section = config
+    for key in keys[:-1]:
+        section = section[key]
+    del section[keys[-1]]
+    return {**config}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("model",), ("model", "eos_token_id"), ("model", "decoder"), ("model", "decoder", "filename")],
+    ids=".".join,
+)
+def test_a_missing_key_of_the_configuration_is_named(directory: Path, keys: tuple[str, ...]) -> None:
+    (directory / "genai_config.json").write_text(json.dumps(_without(*keys)), encoding="utf-8")
+    message = _refusal(directory)
+    assert keys[-1] in message
+    assert "genai_config.json" in message
+
+
+def _set_model(config: dict[str, Any]) -> None:
+    config["model"] = None
+
+
+def _set_context(config: dict[str, Any]) -> None:
+    config["model"]["context_length"] = "long"
+
+
+def _set_negative_context(config: dict[str, Any]) -> None:
+    config["model"]["context_length"] = -1
+
+
+def _set_infinite_context(config: dict[str, Any]) -> None:
+    config["model"]["context_length"] = math.inf
+
+
+def _set_huge_vocabulary(config: dict[str, Any]) -> None:
+    config["model"]["vocab_size"] = 2**31
+
+
+def _set_huge_eos(config: dict[str, Any]) -> None:
+    config["model"]["eos_token_id"] = [2, 10**40]
+
+
+def _set_eos(config: dict[str, Any]) -> None:
+    config["model"]["eos_token_id"] = None
+
+
+def _set_decoder(config: dict[str, Any]) -> None:
+    config["model"]["decoder"] = ["model.onnx"]
+
+
+def _set_search(config: dict[str, Any]) -> None:
+    config["search"] = None
+
+
+def _set_temperature(config: dict[str, Any]) -> None:
+    config["search"] = {"do_sample": True, "temperature": None}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _set_model,
+        _set_context,
+        _set_negative_context,
+        _set_infinite_context,
+        _set_huge_vocabulary,
+        _set_huge_eos,
+        _set_eos,
+        _set_decoder,
+        _set_search,
+        _set_temperature,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_a_value_of_the_wrong_kind_is_refused_with_the_files_name(
+    directory: Path, spoil: Callable[[dict[str, Any]], None]
+) -> None:
+    config = json.loads(json.dumps(CONFIG))
+    spoil(config)
+    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert str(directory / "genai_config.json") in _refusal(directory)
+
+
+# external files
+
+
+def test_each_external_file_is_found_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    names = ["b.data", "a.data", "b.data", "folder/c.bin", "gewicht-é"]
+    path.write_bytes(b"\x08\x07".join(map(_external, names)))
+    assert external_files(path) == ["a.data", "b.data", "folder/c.bin", "gewicht-é"]
+
+
+@pytest.mark.parametrize("length", [1, 10, 13, 127, 128, 300, 4096])
+def test_a_name_may_have_any_length_that_a_path_may_have(tmp_path: Path, length: int) -> None:
+    # 10 and 13 are line ends where a length is read as text.
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x0a\x08location\x12" + _sized(b"n" * length) + b"\x6a\x03abc")
+    assert external_files(path) == ["n" * length]
+
+
+def test_a_model_in_one_file_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x08\x07 the word location alone is no reference")
+    assert external_files(path) == []
+
+
+# what the configuration says of the model
+
+
+def _config(search: dict[str, Any] | None = None, **model: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {"model": {"context_length": 512, "vocab_size": 1000, "eos_token_id": 2} | model}
+    return config if search is None else config | {"search": search}
+
+
+def test_a_single_end_token_and_a_list_of_them_are_both_understood() -> None:
+    assert model_info(_config(eos_token_id=7)).eos_token_ids == [7]
+    assert model_info(_config(eos_token_id=[7, 9])).eos_token_ids == [7, 9]
+
+
+def test_the_end_token_zero_is_a_token() -> None:
+    assert model_info(_config(eos_token_id=0)).eos_token_ids == [0]
+
+
+def test_lengths_are_those_of_the_file() -> None:
+    info = model_info(_config())
+    assert (info.context_length, info.vocab_size) == (512, 1000)
+
+
+def test_a_model_that_samples_gives_its_values_as_defaults() -> None:
+    search = {
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+    }
+    assert model_info(_config(search)).defaults == Sampling(0.6, 20, 0.95, 0.1, 1.1, None)
+
+
+def test_a_model_that_does_not_sample_is_greedy_whatever_its_temperature() -> None:
+    assert model_info(_config({"do_sample": False, "temperature": 0.6})).defaults.temperature == 0.0
+    assert model_info(_config({"temperature": 0.6})).defaults.temperature == 0.0
+
+
+def test_a_model_that_samples_without_a_temperature_has_one_of_one() -> None:
+    assert model_info(_config({"do_sample": True})).defaults == Sampling(temperature=1.0)
+
+
+def test_a_file_without_search_section_is_greedy_without_filters() -> None:
+    assert model_info(_config()).defaults == Sampling()
+
+
+@pytest.mark.parametrize("missing", ["context_length", "vocab_size", "eos_token_id"])
+def test_a_missing_value_of_the_model_is_named(missing: str) -> None:
+    config = _config()
+    del config["model"][missing]
+    with pytest.raises(KeyError, match=missing):
+        model_info(config)
+
+
+def test_a_missing_model_section_is_named() -> None:
+    with pytest.raises(KeyError, match="model"):
+        model_info({"search": {}})
+
+
+@pytest.mark.parametrize(
+    "name", ["../model.onnx", "/etc/passwd", "a/../../model.onnx", "C:\\model.onnx", "..\\model.onnx"]
+)
+@pytest.mark.parametrize("section", ["decoder", "encoder"])
+def test_a_configuration_that_names_a_file_elsewhere_is_refused(directory: Path, name: str, section: str) -> None:
+    (directory.parent / "model.onnx").touch()
+    config = {"model": {**CONFIG["model"], section: {"filename": name}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelDirectoryError, match="names a file outside the model directory"):
+        check_model_directory(directory)
+
+
+@pytest.mark.parametrize("name", ["model\0.onnx", "m" * 5000], ids=["with a null byte", "too long"])
+def test_a_name_that_no_file_can_have_is_refused(directory: Path, name: str) -> None:
+    config = {"model": {**CONFIG["model"], "decoder": {"filename": name}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    assert str(directory) in _refusal(directory)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["session.collect_node_memory_stats_to_file", "ep.context_file_path", "optimized_model_filepath", "cache_dir"],
+)
+def test_an_option_of_sessions_that_names_a_file_elsewhere_is_refused(directory: Path, option: str) -> None:
+    options = {"session_options": {option: "/tmp/anywhere", "trt_profile_min_shapes": "input_ids:1x1"}}
+    config = {"model": {**CONFIG["model"], "decoder": {**CONFIG["model"]["decoder"], **options}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelDirectoryError, match='outside the model directory: "/tmp/anywhere"'):
+        check_model_directory(directory)
+
+
+@pytest.mark.parametrize("name", ["../weights", "/dev/zero", "./" * 90 + "../weights"])
+def test_weights_elsewhere_are_refused(directory: Path, name: str) -> None:
+    (directory / "model.onnx").write_bytes(_external(name))
+    with pytest.raises(ModelDirectoryError, match="model.onnx names a file outside the model directory"):
+        check_model_directory(directory)
+
+
+def test_a_model_directory_brings_no_code(directory: Path) -> None:
+    options = {"custom_ops_library": "ops.so"}
+    config = {"model": {**CONFIG["model"], "decoder": {"filename": "model.onnx", "session_options": options}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelDirectoryError, match="names a library to load: custom_ops_library"):
+        check_model_directory(directory)
+
+
+def test_what_stands_twice_in_a_configuration_is_refused_for_the_library_obeys_both(directory: Path) -> None:
+    twice = '"session_options": {"custom_ops_library": "ops.so"}, "session_options": {}, "filename"'
+    (directory / "genai_config.json").write_text(json.dumps(CONFIG).replace('"filename"', twice))
+    assert 'it has "session_options" twice in one object' in _refusal(directory)
+
+
+@pytest.mark.parametrize("name", ["genai_config.json", "tokenizer_config.json"])
+def test_a_file_that_is_nested_without_end_is_refused(directory: Path, name: str) -> None:
+    (directory / name).write_text('{"a":' + "[" * 200_000 + "]" * 200_000 + "}")
+    assert f"{name} cannot be read: it is nested too deep" in _refusal(directory)
+
+
+@pytest.mark.parametrize("prefix", ["/tmp/x", "../x", "a/b", "a\\b", ".x", "x" * 65, True])
+@pytest.mark.parametrize("section", ["decoder", "encoder"])
+def test_a_model_directory_does_not_say_where_profiles_are_written(
+    directory: Path, prefix: object, section: str
+) -> None:
+    sections = {"decoder": {"filename": "model.onnx"}, "encoder": {"filename": "model.onnx"}}
+    sections[section]["session_options"] = {"enable_profiling": prefix}  # type: ignore[assignment]
+    (directory / "genai_config.json").write_text(json.dumps({"model": {**CONFIG["model"], **sections}}))
+    with pytest.raises(ModelDirectoryError, match="enable_profiling .* must be a name and no path") as caught:
+        check_model_directory(directory)
+    assert quoted(prefix) in caught.value.message
+
+
+def test_a_model_directory_may_name_a_profile_of_the_whole_session(directory: Path) -> None:
+    options = {"enable_profiling": "whole"}
+    config = {"model": {**CONFIG["model"], "decoder": {"filename": "model.onnx", "session_options": options}}}
+    (directory / "genai_config.json").write_text(json.dumps(config))
+    check_model_directory(directory)
+    assert session_profile(directory) == "whole"
+
+
+def test_a_file_in_a_folder_of_the_directory_is_fine(directory: Path) -> None:
+    (directory / "sub").mkdir()
+    (directory / "model.onnx").rename(directory / "sub" / "model.onnx")
+    (directory / "genai_config.json").write_text(json.dumps(CONFIG).replace("model.onnx", "sub/model.onnx"))
+    assert check_model_directory(directory).context_length == 64
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+@pytest.mark.parametrize("name", ["model.onnx", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+def test_a_link_out_of_the_directory_is_refused(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    other = tmp_path_factory.mktemp("other") / "secret"
+    other.write_bytes(b"")
+    (directory / name).parent.mkdir(exist_ok=True)
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(other)
+    with pytest.raises(ModelDirectoryError, match="is a link out of the model directory"):
+        check_model_directory(directory)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_the_links_of_hugging_faces_cache_are_fine(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "blobs").mkdir()
+    snapshot = cache / "snapshots" / "0123" / "cpu"
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(directory.iterdir()):
+        file.rename(cache / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../../blobs/{number}")
+    assert check_model_directory(snapshot).context_length == 64
+
+
+def test_a_decoder_that_takes_a_table_of_blocks_is_paged(tmp_path: Path) -> None:
+    inputs = {"input_ids": "input_ids", "block_table": "block_table"}
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"inputs": inputs}}}))
+    assert is_paged(tmp_path)
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {}}}))
+    assert not is_paged(tmp_path)

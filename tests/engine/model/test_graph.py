@@ -1,0 +1,251 @@
+"""Which decoders the batched runner can run, and what it must know of them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import GraphProto, TensorProto, helper, save
+
+from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
+from tests.running_server import DEMO
+
+LAYERS = 2
+NAMES = {
+    "inputs": {
+        "input_ids": "input_ids",
+        "attention_mask": "attention_mask",
+        "position_ids": "position_ids",
+        "past_key_names": "past_key_values.%d.key",
+        "past_value_names": "past_key_values.%d.value",
+    },
+    "outputs": {
+        "logits": "logits",
+        "present_key_names": "present.%d.key",
+        "present_value_names": "present.%d.value",
+    },
+}
+
+
+def _value(name: str, kind: int, *shape: str | int) -> Any:
+    return helper.make_tensor_value_info(name, kind, list(shape))
+
+
+def _graph(
+    attention: tuple[str, ...] = ("GroupQueryAttention",),
+    cache: int = TensorProto.FLOAT,
+    logits: int = TensorProto.FLOAT,
+    inputs: tuple[str, ...] = (),
+    layers: int = LAYERS,
+    attributes: Any = None,
+    more: tuple[list[Any], list[Any]] = ([], []),
+) -> GraphProto:
+    """A graph of the form that the model builder makes; nobody runs it. `more` are further nodes and initializers."""
+    shape = ("batch", 2, "length", 64)
+    parts = [f"{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
+    given = [_value(name, TensorProto.INT64, "batch", "n") for name in ("input_ids", "attention_mask", *inputs)]
+    nodes = [
+        helper.make_node(kind, ["input_ids"], [f"out.{number}"], domain="com.microsoft", **(attributes or {}))
+        for number, kind in enumerate(attention)
+    ]
+    return helper.make_graph(
+        nodes + more[0],
+        "decoder",
+        given + [_value(f"past_key_values.{part}", cache, *shape) for part in parts],
+        [_value("logits", logits, "batch", "n", 100)] + [_value(f"present.{part}", cache, *shape) for part in parts],
+        more[1],
+    )
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a model directory: `graph` is what _graph takes, the rest changes the configuration."""
+
+    def write_model(graph: dict[str, Any] | None = None, *, shared: bool | None = True, **decoder: Any) -> Path:
+        save(helper.make_model(_graph(**(graph or {}))), str(tmp_path / "model.onnx"))
+        described = NAMES | {
+            "filename": "model.onnx",
+            "head_size": 64,
+            "num_hidden_layers": LAYERS,
+            "num_key_value_heads": 2,
+        }
+        config = {
+            "model": {"decoder": described | decoder},
+            "search": {} if shared is None else {"past_present_share_buffer": shared},
+        }
+        (tmp_path / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+        return tmp_path
+
+    return write_model
+
+
+def test_the_demo_model_fits_with_its_names_and_shapes() -> None:
+    graph = read_decoder_graph(DEMO)
+    config = json.loads((DEMO / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
+    layers = config["num_hidden_layers"]
+    assert graph == DecoderGraph(
+        path=DEMO / "model.onnx",
+        input_ids="input_ids",
+        attention_mask="attention_mask",
+        position_ids=None,
+        logits="logits",
+        past_names=tuple(f"past_key_values.{n}.{part}" for n in range(layers) for part in ("key", "value")),
+        present_names=tuple(f"present.{n}.{part}" for n in range(layers) for part in ("key", "value")),
+        num_kv_heads=config["num_key_value_heads"],
+        head_size=config["head_size"],
+        cache_type=np.float32,
+        logits_type=np.float32,
+    )
+    assert graph.bytes_per_token == 2 * layers * config["num_key_value_heads"] * config["head_size"] * 4
+
+
+def test_a_graph_as_the_model_builder_makes_it_fits(write: Callable[..., Path]) -> None:
+    graph = read_decoder_graph(write())
+    assert graph.past_names == (
+        "past_key_values.0.key",
+        "past_key_values.0.value",
+        "past_key_values.1.key",
+        "past_key_values.1.value",
+    )
+    assert graph.present_names == ("present.0.key", "present.0.value", "present.1.key", "present.1.value")
+    assert (graph.num_kv_heads, graph.head_size, graph.position_ids) == (2, 64, None)
+
+
+def test_positions_are_given_to_a_graph_that_takes_them(write: Callable[..., Path]) -> None:
+    assert read_decoder_graph(write({"inputs": ("position_ids",)})).position_ids == "position_ids"
+
+
+def test_inputs_with_defaults_are_for_adapters_and_left_at_these(write: Callable[..., Path]) -> None:
+    empty = helper.make_tensor("lora_A", TensorProto.INT64, [8, 0], [])
+    assert read_decoder_graph(write({"inputs": ("lora_A",), "more": ([], [empty])})).takes_adapters
+    assert not read_decoder_graph(write()).takes_adapters
+
+
+def test_a_half_precision_cache_takes_half_the_bytes_and_leaves_the_logits_as_they_are(
+    write: Callable[..., Path],
+) -> None:
+    whole = read_decoder_graph(write()).bytes_per_token
+    graph = read_decoder_graph(write({"cache": TensorProto.FLOAT16}))
+    assert (graph.cache_type, graph.logits_type) == (np.float16, np.float32)
+    assert graph.bytes_per_token * 2 == whole == 2 * LAYERS * 2 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        ({"attention": ()}, "its attention is not GroupQueryAttention"),
+        ({"attention": ("MultiHeadAttention",)}, "its attention is not GroupQueryAttention"),
+        ({"attention": ("GroupQueryAttention", "Attention")}, "partly Attention$"),
+        ({"attention": ("GroupQueryAttention", "LinearAttention", "Attention")}, "partly Attention, LinearAttention$"),
+        ({"inputs": ("beam_indices",)}, "inputs that the runner does not know: beam_indices"),
+        ({"inputs": ("z", "conv_state")}, "does not know: conv_state, z"),
+        ({"cache": TensorProto.INT8}, "its cache is of type INT8"),
+        ({"cache": TensorProto.BFLOAT16}, "its cache is of type BFLOAT16"),
+        ({"layers": 1}, "lacks past_key_values.1.key, past_key_values.1.value, present.1.key, present.1.value"),
+    ],
+)
+def test_a_graph_that_does_not_fit_says_why(write: Callable[..., Path], graph: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DoesNotFit, match=reason):
+        read_decoder_graph(write(graph))
+
+
+@pytest.mark.parametrize("shared", [False, None])
+def test_a_cache_that_is_not_kept_in_place_does_not_fit(write: Callable[..., Path], shared: bool | None) -> None:
+    with pytest.raises(DoesNotFit, match="past_present_share_buffer is false"):
+        read_decoder_graph(write(shared=shared))
+
+
+@pytest.mark.parametrize(
+    ("decoder", "reason"),
+    [
+        ({"pipeline": []}, "is a pipeline"),
+        ({"sliding_window": {"window_size": 128}}, "window by window"),
+        ({"sliding_window": {"slide_key_value_cache": True, "slide_inputs": False}}, "window by window"),
+        ({"sliding_window": {"slide_key_value_cache": False, "slide_inputs": True}}, "window by window"),
+    ],
+)
+def test_what_onnxruntime_genai_takes_apart_itself_does_not_fit(
+    write: Callable[..., Path], decoder: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(DoesNotFit, match=reason):
+        read_decoder_graph(write(**decoder))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "window"),
+    [
+        ({}, 0),
+        ({"local_window_size": -1}, 0),
+        ({"local_window_size": 32}, 0),  # in the mask only
+        ({"local_window_size": 32, "sliding_window_cache": 0}, 0),
+        ({"local_window_size": 32, "sliding_window_cache": 1}, 32),
+    ],
+)
+def test_slots_hold_at_least_the_window_of_layers_that_keep_no_more(
+    write: Callable[..., Path], attributes: dict[str, int], window: int
+) -> None:
+    sliding = {"window_size": 32, "slide_key_value_cache": False, "slide_inputs": False}
+    graph = read_decoder_graph(write({"attributes": attributes}, sliding_window=sliding))
+    assert graph.window == window
+    assert (graph.slot_length(10), graph.slot_length(100)) == (max(11, window), 101)
+
+
+def test_layers_whose_caches_differ_do_not_fit(write: Callable[..., Path]) -> None:
+    with pytest.raises(DoesNotFit, match="caches differ in shape"):
+        read_decoder_graph(write(num_key_value_heads=4))
+
+
+def _switching(operators: tuple[str, ...], limit: int = 128, index: int = 1, inside: str = "Constant") -> Any:
+    """Nodes and constants of a rope that is chosen by the attention mask's width; `operators` lead to the If."""
+    branch = helper.make_graph(
+        [helper.make_node(inside, [], ["rope"], value=helper.make_tensor("", TensorProto.FLOAT, [1], [1.0]))],
+        "branch",
+        [],
+        [_value("rope", TensorProto.FLOAT, 1)],
+    )
+    constants = {"Gather": index, "Greater": limit}
+    nodes, last = [], "attention_mask"
+    for operator in operators:
+        second = [f"constant.{operator}"] if operator in constants else []
+        nodes.append(helper.make_node(operator, [last, *second], [f"{operator}.0"]))
+        last = f"{operator}.0"
+    nodes.append(helper.make_node("If", [last], ["chosen"], then_branch=branch, else_branch=branch))
+    tensors = [
+        helper.make_tensor(f"constant.{operator}", TensorProto.INT64, [], [value])
+        for operator, value in constants.items()
+        if operator in operators
+    ]
+    return nodes, tensors
+
+
+WIDTH_IS_GREATER = ("OutputSpec", "Gather", "Greater")
+
+
+@pytest.mark.parametrize("as_nodes", [False, True])
+def test_a_rope_that_changes_with_the_longest_row_is_good_up_to_there(
+    write: Callable[..., Path], as_nodes: bool
+) -> None:
+    nodes, tensors = _switching(WIDTH_IS_GREATER, limit=4096)
+    if as_nodes:  # as the model builder writes them; initializers once the graph is optimized
+        nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors] + nodes
+        tensors = []
+    assert read_decoder_graph(write({"more": (nodes, tensors)})).switches_at == 4096
+    assert read_decoder_graph(write()).switches_at is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        _switching(("OutputSpec", "Gather")),
+        _switching(("Greater",)),
+        _switching(("OutputSpec", "Gather", "Less")),
+        _switching(WIDTH_IS_GREATER, index=0),
+        _switching(WIDTH_IS_GREATER, inside="RandomNormal"),
+        (_switching(WIDTH_IS_GREATER)[0], []),
+    ],
+)
+def test_any_other_branch_does_not_fit(write: Callable[..., Path], more: Any) -> None:
+    with pytest.raises(DoesNotFit, match="rows of a batch might depend on each other"):
+        read_decoder_graph(write({"more": more}))

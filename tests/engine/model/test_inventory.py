@@ -1,0 +1,101 @@
+"""Every file of a model directory is looked at, and what is wrong with it has a remedy."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.inventory import Entry, inventory
+from genai_server.errors import ModelDirectoryError
+from tests.running_server import DEMO
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7037952\n"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DEMO, tmp_path / "model"))
+
+
+def faults(directory: Path) -> dict[str, Entry]:
+    return {entry.name: entry for entry in inventory(directory) if entry.fault}
+
+
+def test_a_whole_directory_has_no_fault(directory: Path) -> None:
+    entries = list(inventory(directory))
+    assert [entry.name for entry in entries] == [
+        "genai_config.json",
+        "model.onnx",
+        "model.onnx.data",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ]
+    assert not any(entry.fault for entry in entries)
+
+
+def test_all_that_is_missing_is_told_at_once_with_what_to_do(directory: Path) -> None:
+    for name in ("model.onnx.data", "tokenizer.json"):
+        (directory / name).unlink()
+    found = faults(directory)
+    assert {name: entry.fault for name, entry in found.items()} == dict.fromkeys(found, "is missing")
+    assert set(found) == {"model.onnx.data", "tokenizer.json"}
+    assert found["tokenizer.json"].remedy == "copy it from the model that this one was made of"
+    assert "genai-server pull" in found["model.onnx.data"].remedy
+
+
+def test_weights_that_are_cut_off_are_told_with_their_sizes(directory: Path) -> None:
+    path = directory / "model.onnx.data"
+    whole = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:1000])
+    assert faults(directory)["model.onnx.data"].fault == f"has 1000 of {whole} bytes: it is cut off"
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
+def test_gits_pointer_in_a_files_place_is_known_as_such(directory: Path, name: str) -> None:
+    (directory / name).write_bytes(POINTER)
+    assert faults(directory)[name].remedy == "run git lfs pull there"
+    with pytest.raises(ModelDirectoryError, match="Git's pointer to it; run git lfs pull"):
+        check_model_directory(directory)
+
+
+@pytest.mark.parametrize("name", ["genai_config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_what_is_no_json_is_told(directory: Path, name: str) -> None:
+    (directory / name).write_bytes(b"{")
+    assert name in faults(directory)
+
+
+def test_a_graph_that_cannot_be_read_is_told(directory: Path) -> None:
+    (directory / "model.onnx").write_bytes(b"\xff" * 100)
+    assert faults(directory)["model.onnx"].fault.startswith("cannot be read")
+
+
+def test_what_no_file_alone_shows_is_a_fault_of_the_directory(directory: Path) -> None:
+    config = json.loads((directory / "genai_config.json").read_bytes())
+    del config["model"]["vocab_size"]
+    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert "vocab_size" in faults(directory)["."].fault
+
+
+def test_an_empty_directory_lacks_all(tmp_path: Path) -> None:
+    assert set(faults(tmp_path)) == {"genai_config.json", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_files_that_may_not_be_read_are_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By permissions, which do not bind the user root."""
+    read = Path.open
+
+    def forbidding(path: Path, *how: Any, **named: Any) -> Any:
+        if path.name in ("model.onnx.data", "tokenizer.json"):
+            raise PermissionError(13, "Permission denied")
+        return read(path, *how, **named)
+
+    monkeypatch.setattr(Path, "open", forbidding)
+    found = faults(directory)
+    assert list(found) == ["model.onnx.data", "tokenizer.json"]
+    assert {entry.fault for entry in found.values()} == {"cannot be read: permission denied"}
+    with pytest.raises(ModelDirectoryError, match=r"tokenizer.json cannot be read: permission denied"):
+        check_model_directory(directory)

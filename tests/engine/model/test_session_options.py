@@ -1,0 +1,350 @@
+"""Each option arrives at the two libraries: read back where they tell, seen in what they do where they do not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import psutil
+import pytest
+from onnx import TensorProto, helper
+
+from genai_server.engine.host.cores import usable_cores
+from genai_server.engine.model import session_options as module
+from genai_server.engine.model.session_options import (
+    configure_providers,
+    genai_overlay,
+    library_of,
+    missing_device,
+    node_shares,
+    open_with,
+    session_options,
+    with_found_libraries,
+)
+from genai_server.errors import ConfigurationError
+from genai_server.options.check import check_device
+from genai_server.options.device import DeviceOptions, ProviderOptions
+from genai_server.options.session import ENTRIES, RUN
+from tests.running_server import DEMO
+
+MODEL = DEMO / "model.onnx"
+
+
+def checked(**session: Any) -> DeviceOptions:
+    return check_device({"session": session}, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "attribute", "expected"),
+    [
+        ({"intra_op_num_threads": 3}, "intra_op_num_threads", 3),
+        ({}, "intra_op_num_threads", usable_cores()),
+        ({"inter_op_num_threads": 2}, "inter_op_num_threads", 2),
+        ({"execution_mode": "parallel"}, "execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL),
+        ({"execution_mode": 0}, "execution_mode", onnxruntime.ExecutionMode.ORT_SEQUENTIAL),
+        (
+            {"graph_optimization_level": "disabled"},
+            "graph_optimization_level",
+            onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+        ),
+        (
+            {"graph_optimization_level": "all"},
+            "graph_optimization_level",
+            onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+        ),
+        ({"level": -1}, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC),
+        ({"level": 1}, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED),
+        ({"level": 2}, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL),
+        ({"enable_mem_arena": 0}, "enable_cpu_mem_arena", False),
+        ({"enable_mem_pattern": False}, "enable_mem_pattern", False),
+        ({"global_thread_pool": True}, "use_per_session_threads", False),
+    ],
+)
+def test_an_option_is_a_field_of_the_batched_session(given: dict[str, Any], attribute: str, expected: Any) -> None:
+    assert getattr(session_options(checked(**given), 0), attribute) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "session.intra_op.allow_spinning",
+        "session.inter_op.allow_spinning",
+        "session.use_device_allocator_for_initializers",
+        "session.set_denormal_as_zero",
+    ],
+)
+def test_an_entry_is_added_to_both_sessions(name: str) -> None:
+    options = checked(**{name: True})
+    assert session_options(options, 0).get_session_config_entry(name) == "1"
+    assert genai_overlay(options, 0)["session_options"][name] == "1"
+
+
+# Of those that are no number and no switch, a value that this library takes on a CPU.
+TEXTS = {
+    "session.intra_op_thread_affinities": "1",
+    "session.layer_assignment_settings": "cpu(1)",
+    "session.name_based_layer_assignment": "cpu(1)",
+    "session.resource_cuda_partitioning_settings": ",",
+    "session.node_partition_config_file": "none.csv",
+    "session.collect_node_memory_stats_to_file": "none.csv",
+    "session.max_shape_override": "input_ids:[1,8]",
+}
+# They say what they do by refusing a model without it.
+CPU_ALONE = "session.disable_cpu_ep_fallback"
+EXPERTS = (
+    "session.moe_expert_counter_alpha",
+    "session.moe_expert_counter_beta",
+    "session.moe_expert_counter_state_file",
+)
+POSSIBLE = [row.name for row in ENTRIES if not row.impossible]
+
+
+def with_entry(name: str) -> DeviceOptions:
+    value = TEXTS.get(name, next((v for v in (1, True) if can_be(name, v)), "none"))
+    return checked(**{name: value, "intra_op_num_threads": 2})
+
+
+def can_be(name: str, value: Any) -> bool:
+    try:
+        checked(**{name: value})
+    except ConfigurationError:
+        return False
+    return True
+
+
+def opens(options: DeviceOptions) -> tuple[Any, Any]:
+    """What either runtime makes of the demo model."""
+    import onnxruntime_genai
+
+    config = onnxruntime_genai.Config(str(DEMO))
+    config.overlay(json.dumps({"model": {"decoder": genai_overlay(options, 0)}}))
+    configure_providers(onnxruntime_genai, config, options)
+    return open_with(MODEL, session_options(options, 0), options), onnxruntime_genai.Model(config)
+
+
+@pytest.mark.parametrize("name", [name for name in POSSIBLE if name not in (CPU_ALONE, *EXPERTS)])
+def test_both_runtimes_open_a_model_with_an_entry(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # one of them writes a file
+    batched, generator = opens(with_entry(name))
+    assert batched.get_session_options().get_session_config_entry(name)
+    assert generator.device_type == "CPU"
+
+
+def test_nodes_that_would_be_left_to_the_cpu_can_be_refused() -> None:
+    with pytest.raises(Exception, match="disabled fallback to the CPU EP"):
+        open_with(MODEL, session_options(with_entry(CPU_ALONE), 0), DeviceOptions())
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_options_of_counted_experts_are_refused_where_none_are_counted(name: str) -> None:
+    with pytest.raises(Exception, match=f"{name} requires expert counting"):
+        opens(with_entry(name))
+
+
+def test_each_entry_is_a_name_in_the_library() -> None:
+    """One that is not would have no effect and no message."""
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    library = b"".join(file.read_bytes() for file in folder.glob("onnxruntime*.[psd][yol]*") if file.suffix != ".py")
+    assert [row.name for row in (*ENTRIES, *RUN) if row.name.encode() not in library] == []
+
+
+def write_product(path: Path) -> Path:
+    """A graph of three nodes: one that does nothing, and two that another operator can do at once."""
+    nodes = [
+        helper.make_node("Identity", ["x"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["b"], perm=[1, 0]),
+        helper.make_node("MatMul", ["b", "z"], ["y"]),
+    ]
+    x, y, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 8]) for name in "xyz")
+    graph = helper.make_graph(nodes, "product", [x, z], [y])
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("level", "nodes"), [("disabled", 3), (0, 3), ("basic", 2), (1, 2), ("extended", 1), (2, 1), ("all", 1), (99, 1)]
+)
+def test_a_level_of_optimization_leaves_its_graph(level: Any, nodes: int, tmp_path: Path) -> None:
+    options = checked(graph_optimization_level=level)
+    found = session_options(options, 0)
+    found.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    open_with(write_product(tmp_path / "product.onnx"), found, options)
+    assert len(onnx.load(tmp_path / "optimized.onnx").graph.node) == nodes
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"intra_op_thread_count": 3}, {"intra_op_num_threads": 3}),
+        ({"inter_op_thread_count": 2}, {"inter_op_num_threads": 2}),
+        ({"level": -1}, {"graph_optimization_level": "ORT_ENABLE_BASIC"}),
+        ({"enable_mem_arena": 0}, {"enable_cpu_mem_arena": False}),
+        ({"enable_mem_pattern": 1}, {"enable_mem_pattern": True}),
+        ({"custom_op_libraries": ["ops.so"]}, {"custom_ops_library": "ops.so"}),
+    ],
+)
+def test_an_option_is_laid_over_the_configuration_of_onnxruntime_genai(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = genai_overlay(checked(**given), 0)["session_options"]
+    assert found == {"intra_op_num_threads": usable_cores()} | expected
+
+
+def test_arena_shrinkage_is_an_option_of_every_pass() -> None:
+    options = checked(**{"memory.enable_memory_arena_shrinkage": "cpu:0"})
+    assert genai_overlay(options, 0)["run_options"] == {"memory.enable_memory_arena_shrinkage": "cpu:0"}
+    assert options.run == {"memory.enable_memory_arena_shrinkage": "cpu:0"}
+
+
+def test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads() -> None:
+    import onnxruntime_genai
+
+    def more_threads(number: int) -> int:
+        options = checked(
+            **{
+                "intra_op_num_threads": number,
+                "inter_op_num_threads": 1,
+                "level": 1,
+                "enable_mem_arena": 0,
+                "enable_mem_pattern": 0,
+                "session.intra_op.allow_spinning": 0,
+                "memory.enable_memory_arena_shrinkage": "gpu:0",
+            }
+        )
+        config = onnxruntime_genai.Config(str(DEMO))
+        config.overlay(json.dumps({"model": {"decoder": genai_overlay(options, 0)}}))
+        configure_providers(onnxruntime_genai, config, options)
+        before = psutil.Process().num_threads()
+        model = onnxruntime_genai.Model(config)
+        more = psutil.Process().num_threads() - before
+        assert model.device_type == "CPU"
+        return more
+
+    more_threads(1)  # the library's first model starts some of its own
+    assert more_threads(4) - more_threads(1) == 3
+
+
+def test_two_libraries_of_operators_are_one_too_many_for_onnxruntime_genai() -> None:
+    with pytest.raises(ConfigurationError, match="takes one"):
+        genai_overlay(checked(custom_op_libraries=["a.so", "b.so"]), 0)
+
+
+def test_a_library_of_operators_that_does_not_load_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"\[session\] custom_op_libraries: /none/ops.so: .*cannot open"):
+        session_options(checked(custom_op_libraries=["/none/ops.so"]), 0)
+
+
+def test_a_library_of_operators_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"none.so: there is no such file, neither from {tmp_path} nor"):
+        with_found_libraries(checked(custom_op_libraries=["none.so"]), tmp_path)
+    (tmp_path / "some.so").touch()
+    found = with_found_libraries(checked(custom_op_libraries=["some.so"]), tmp_path)
+    assert found.custom_op_libraries == [str(tmp_path / "some.so")]
+
+
+def test_parallel_execution_has_threads_of_its_own() -> None:
+    def more_threads(**given: Any) -> int:
+        before = psutil.Process().num_threads()
+        options = checked(intra_op_num_threads=1, inter_op_num_threads=4, **given)
+        opened = open_with(MODEL, session_options(options, 0), options)
+        more = psutil.Process().num_threads() - before
+        del opened
+        return more
+
+    assert more_threads() == 0
+    assert more_threads(execution_mode="parallel") == 3
+
+
+def test_the_share_of_each_provider_is_counted_in_nodes() -> None:
+    shares = node_shares(open_with(MODEL, session_options(checked(), 0), checked()))
+    nodes = len(onnx.load(MODEL, load_external_data=False).graph.node)
+    assert list(shares) == ["cpu"]
+    assert 0.9 * nodes < shares["cpu"] <= nodes  # a few are folded before
+
+
+def test_a_provider_that_onnx_runtime_lacks_is_refused_and_not_left_out() -> None:
+    options = DeviceOptions(providers=[ProviderOptions("tensorrt")])
+    with pytest.raises(ConfigurationError, match="has no TensorrtExecutionProvider; it has .*CPUExecutionProvider"):
+        open_with(MODEL, session_options(options, 0), options)
+
+
+def test_a_provider_from_a_library_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no such file"):
+        library_of(ProviderOptions("qnn", library=str(tmp_path / "none.so")))
+    with pytest.raises(ConfigurationError, match=r'\[provider.qnn\] package="no_such_package": No module named'):
+        library_of(ProviderOptions("qnn", package="no_such_package"))
+
+
+def test_a_library_that_is_no_provider_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("no library", encoding="utf-8")
+    options = DeviceOptions(providers=[ProviderOptions("Mine", library=str(tmp_path / "text.so"))])
+    with pytest.raises(ConfigurationError, match=r"\[provider.Mine\] .*text.so: "):
+        open_with(MODEL, session_options(options, 0), options)
+
+
+class RecordingConfig:
+    """Writes down what onnxruntime-genai's Config is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def clear_providers(self) -> None:
+        self.told.append(("clear",))
+
+    def append_provider(self, name: str) -> None:
+        self.told.append(("append", name))
+
+    def set_provider_option(self, name: str, key: str, value: str) -> None:
+        self.told.append(("set", name, key, value))
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("cuda", "cuda"),
+        ("directml", "DML"),
+        ("nv_tensorrt_rtx", "NvTensorRtRtx"),
+        ("openvino", "OpenVINO"),
+        ("webgpu", "WebGPU"),
+        ("qnn", "QNN"),
+    ],
+)
+def test_onnxruntime_genai_is_told_its_own_name_of_a_provider(device: str, name: str) -> None:
+    config = RecordingConfig()
+    configure_providers(None, config, check_device({}, device))
+    assert config.told == [("clear",), ("append", name)]
+
+
+def test_providers_are_told_in_their_order_with_their_options() -> None:
+    config = RecordingConfig()
+    sections = {"providers": ["openvino", "cuda", "cpu"], "provider": {"cuda": {"gpu_mem_limit": 9}}}
+    configure_providers(None, config, check_device(sections, "cuda:1"))
+    assert config.told == [
+        ("clear",),
+        ("append", "OpenVINO"),
+        ("append", "cuda"),
+        ("set", "cuda", "gpu_mem_limit", "9"),
+        ("set", "cuda", "device_id", "1"),
+    ]
+
+
+def test_a_provider_that_finds_no_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenVINO's does on a processor that it does not know."""
+    sections = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "any"}}}
+    options = check_device(sections, "cpu")
+    monkeypatch.setattr(module, "register", lambda *_: None)
+    words = "provider openvino: its library finds no device on this machine"
+    assert (missing_device(options) or "").startswith(words)
+    with pytest.raises(ConfigurationError, match=words):
+        open_with(MODEL, session_options(options, 0), options)
+    assert missing_device(checked()) is None
+
+
+def test_a_provider_that_is_not_built_in_comes_with_the_package_to_install() -> None:
+    options = check_device({"providers": ["openvino", "cpu"]}, "cpu")
+    hint = (
+        r'pip install onnxruntime-ep-openvino, and write package = "onnxruntime_ep_openvino" in \[provider.openvino\]'
+    )
+    with pytest.raises(ConfigurationError, match=f"has no OpenVINOExecutionProvider; .*{hint}"):
+        open_with(MODEL, session_options(options, 0), options)

@@ -1,0 +1,126 @@
+"""Pre-packed weights: written once, used again while they are whole, and done without where they cannot be had."""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.session import open_session
+from genai_server.engine.model.weights import prepacked_model
+from genai_server.engine.runners.base import Opening
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.options.device import DeviceOptions, ProviderOptions
+from tests.running_server import DEMO
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepacked_model(DEMO, tmp_path_factory.mktemp("cache"))
+
+
+def copy_of(packed: Path, cache: Path) -> Path:
+    """The same cache elsewhere, to be damaged."""
+    shutil.copytree(packed.parent, cache, dirs_exist_ok=True)
+    return cache / packed.name
+
+
+def written(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
+
+
+def logits(model_dir: Path, *, optimized: bool) -> Any:
+    graph = read_decoder_graph(model_dir)
+    session = open_session(graph, 0, optimized=optimized)
+    runner = BatchedRunner(graph, session, check_model_directory(model_dir), BatchLimits(2, 64))
+    prompt = random.Random(1).choices(range(10, 1900), k=40)
+    runner.open(1, prompt, Opening(64))
+    return runner.prefill(1, prompt)
+
+
+def test_the_packed_model_is_a_whole_directory_that_gives_the_same_logits(packed: Path) -> None:
+    assert packed != DEMO
+    assert check_model_directory(packed) == check_model_directory(DEMO)
+    assert np.array_equal(logits(packed, optimized=True), logits(DEMO, optimized=False))
+
+
+def test_it_is_written_once(packed: Path) -> None:
+    before = written(packed)
+    assert prepacked_model(DEMO, packed.parent) == packed
+    assert written(packed) == before
+
+
+def test_other_session_options_have_a_folder_of_their_own(packed: Path, tmp_path: Path) -> None:
+    other = prepacked_model(DEMO, tmp_path, DeviceOptions({"graph_optimization_level": "basic"}))
+    assert other.name != packed.name
+
+
+def test_adapters_beside_the_model_come_and_go_and_are_no_part_of_it(adapted: Path, tmp_path: Path) -> None:
+    model_dir = tmp_path / "model"
+    shutil.copytree(adapted, model_dir)
+    packed = prepacked_model(model_dir, tmp_path / "cache")
+    assert packed != model_dir
+    assert not list(packed.glob("*.onnx_adapter"))
+    before = written(packed)
+    shutil.copy(model_dir / "lively.onnx_adapter", model_dir / "more.onnx_adapter")
+    assert prepacked_model(model_dir, tmp_path / "cache") == packed
+    assert written(packed) == before
+
+
+def test_options_of_threads_and_memory_share_the_folder(packed: Path) -> None:
+    options = DeviceOptions({"intra_op_num_threads": "1"}, {"session.intra_op.allow_spinning": "0"})
+    assert prepacked_model(DEMO, packed.parent, options) == packed
+
+
+@pytest.mark.parametrize(
+    "options", [DeviceOptions(custom_op_libraries=["ops.so"]), DeviceOptions(providers=[ProviderOptions("openvino")])]
+)
+def test_what_other_libraries_have_a_part_in_is_not_packed(options: DeviceOptions, tmp_path: Path) -> None:
+    assert prepacked_model(DEMO, tmp_path, options) == DEMO
+
+
+@pytest.mark.parametrize("damage", ["shorter", "lost", "no manifest"])
+def test_what_is_not_whole_is_written_anew(packed: Path, tmp_path: Path, damage: str) -> None:
+    copy = copy_of(packed, tmp_path)
+    if damage == "shorter":
+        with (copy / "model.onnx.data").open("r+b") as file:
+            file.truncate(1000)
+    else:
+        (copy / ("tokenizer.json" if damage == "lost" else "manifest.json")).unlink()
+    assert prepacked_model(DEMO, tmp_path) == copy
+    assert sorted(written(copy)) == sorted(written(packed))
+    assert (copy / "model.onnx.data").stat().st_size == (packed / "model.onnx.data").stat().st_size
+
+
+def test_without_a_cache_the_model_is_used_as_it_is() -> None:
+    assert prepacked_model(DEMO, None) == DEMO
+
+
+def test_where_nothing_can_be_written_the_model_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert prepacked_model(DEMO, tmp_path / "file" / "cache") == DEMO
+
+
+def test_what_onnx_runtime_cannot_write_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise Fail("Failed to write external initializers to file")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", full)
+    assert prepacked_model(DEMO, tmp_path) == DEMO
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_what_a_killed_process_has_left_half_made_is_removed(packed: Path, tmp_path: Path) -> None:
+    left = tmp_path / f".making-{packed.name}-x7"
+    left.mkdir()
+    (left / "model.onnx.data").write_bytes(b"half")
+    others = tmp_path / ".making-other-0123456789abcdef-x7"
+    others.mkdir()
+    prepacked_model(DEMO, tmp_path)
+    assert (left.exists(), others.exists()) == (False, True)

@@ -1,0 +1,238 @@
+"""The profile sessions of a device: who leaves the batch for them and comes back, and how each ends."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.engine.profiling.sessions import MOST_OPEN
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import InvalidField, ProfileNotFound, RequestNotFound, Unavailable
+from genai_server.profile_plan import ProfilePlan, SlowTokens
+from genai_server.profiles.manifest import Manifest, find_manifests
+from tests.engine.profiling.test_runtime_options import BatchedDevice, Device
+from tests.engine.test_sequence import HandClock
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def device(tmp_path: Path, clock: HandClock) -> BatchedDevice:
+    return BatchedDevice(tmp_path, clock=clock)
+
+
+def start(device: Device, prefix: str = "slow", **fields: object) -> str:
+    plan = ProfilePlan(prefix, **fields)  # type: ignore[arg-type]
+    return device.state.start_session(plan, device.sequences).id
+
+
+def manifest(device: Device) -> Manifest:
+    (found,) = find_manifests(device.folder.directory.parent)
+    return found
+
+
+def profiled(device: Device) -> list[tuple[str, int]]:
+    """Whose tokens have files, in order."""
+    return [(record.request_id, record.token) for record in manifest(device).passes]
+
+
+def reason(device: Device) -> str | None:
+    end = manifest(device).end
+    assert end is not None
+    return end.reason
+
+
+def state(device: Device) -> str:
+    device.state.choose(device.sequences)
+    (found,) = device.state.sessions.describe(device.sequences)
+    return found.state
+
+
+def places(device: BatchedDevice, sequence: Sequence, steps: int) -> dict[int, bool]:
+    """For each of the next tokens, whether the pass that made it was outside of the batch."""
+    found = {}
+    for _ in range(steps):
+        token = sequence.num_produced
+        device.run(sequence)
+        if sequence.num_produced > token:
+            found[token] = not sequence.batched
+    return found
+
+
+def test_a_session_has_its_manifest_with_its_plan_before_anything_is_profiled(device: BatchedDevice) -> None:
+    id = start(device, last_token=3)
+    found = manifest(device)
+    assert (found.session.id, found.session.plan, found.passes) == (id, ProfilePlan("slow", last_token=3), [])
+
+
+def test_for_some_tokens_a_sequence_leaves_the_batch_just_before_and_is_back_right_after(device: BatchedDevice) -> None:
+    sequence = device.sequences[0]
+    start(device, first_token=3, last_token=4)
+    assert state(device) == "waiting"
+    outside = places(device, sequence, 8)
+    assert outside == {0: False, 1: False, 2: False, 3: True, 4: True, 5: False, 6: False}
+    assert profiled(device) == [("r0", 3), ("r0", 4)]
+    assert sequence.profile.num_tokens == 2
+    assert state(device) == "waiting"
+
+
+def test_the_others_stay_in_the_batch(device: BatchedDevice) -> None:
+    start(device)
+    for _ in range(3):
+        for sequence in device.sequences:
+            device.run(sequence)
+    assert device.on_generators() == [0]
+    assert state(device) == "recording"
+    assert {request for request, _ in profiled(device)} == {"r0"}
+
+
+def test_prompts_alone_can_be_profiled_one_after_the_other(device: BatchedDevice) -> None:
+    start(device, last_token=0)
+    for sequence in device.sequences:
+        device.run(sequence)
+        device.run(sequence)
+    assert profiled(device) == [("r0", 0), ("r1", 0), ("r2", 0)]
+
+
+def test_a_session_for_one_request_is_over_when_the_request_is(device: BatchedDevice) -> None:
+    start(device, request_id="r1")
+    for sequence in device.sequences:
+        device.run(sequence)
+    device.runners.close(device.sequences.pop(1))
+    device.state.choose(device.sequences)
+    assert profiled(device) == [("r1", 0)]
+    assert reason(device) == 'request "r1" has ended'
+
+
+def test_a_session_for_a_request_that_waits_goes_on_waiting(device: BatchedDevice) -> None:
+    start(device, request_id="r1")
+    waiting = device.sequences.pop(1)
+    device.state.choose(device.sequences, [waiting])
+    assert [each.state for each in device.state.sessions.describe(device.sequences)] == ["waiting"]
+
+
+def test_a_request_that_is_not_there_is_no_session(device: BatchedDevice) -> None:
+    with pytest.raises(RequestNotFound, match='"nobody"'):
+        start(device, request_id="nobody")
+
+
+def test_an_exact_request_that_would_round_otherwise_is_no_session(tmp_path: Path) -> None:
+    device = BatchedDevice(tmp_path, num_sequences=0, lone_row_is_exact=False)
+    exact = device.arrive(exact=True)
+    with pytest.raises(InvalidField, match="exact"):
+        start(device, request_id="r0")
+    start(device)
+    device.run(exact)
+    assert device.on_generators() == []
+
+
+def test_after_its_tokens_a_session_ends_and_says_what_it_has_cost(device: BatchedDevice) -> None:
+    sequence = device.sequences[0]
+    start(device, first_token=2, max_tokens=2)
+    for seconds in (0.01, 0.01, 0.02, 0.04, 0.04, 0.02):  # the third reads anew
+        device.run(sequence, seconds=seconds)
+    assert device.on_generators() == []
+    assert reason(device) == "2 tokens are profiled (max_tokens)"
+    end = manifest(device).end
+    assert end is not None
+    assert end.profiled is not None
+    assert (end.profiled.tokens, end.profiled.step_ms, end.profiled.other_step_ms) == (2, 40.0, 10.0)
+
+
+def test_after_its_seconds_a_session_ends_even_if_nothing_came(device: BatchedDevice, clock: HandClock) -> None:
+    start(device, first_token=50, max_seconds=10.0)
+    clock.wait(10.0)
+    device.state.choose(device.sequences)
+    assert reason(device) == "10 seconds have passed (max_seconds)"
+
+
+def test_a_slow_token_has_the_next_ones_profiled_and_the_next_slow_one_only_if_the_hour_allows(
+    device: BatchedDevice, clock: HandClock
+) -> None:
+    sequence = device.sequences[0]
+    start(device, slow=SlowTokens(over_ms=50, num_tokens=2, max_per_hour=1), max_seconds=7200.0)
+    for seconds in (0.1, 0.01, 0.06, 0.01, 0.01, 0.01, 0.01, 0.06, 0.01, 0.01):  # the first reads the prompt
+        device.run(sequence, seconds=seconds)
+    assert profiled(device) == [("r0", 3), ("r0", 4)]
+    clock.wait(3600.0)
+    device.run(sequence, seconds=0.06)
+    slow = sequence.num_produced
+    device.run(sequence)
+    device.run(sequence)
+    assert profiled(device)[2:] == [("r0", slow)]
+
+
+def profiled_under(device: Device, prefix: str) -> list[int]:
+    found = find_manifests(device.folder.directory.parent)
+    return [record.token for each in found if each.session.prefix == prefix for record in each.passes]
+
+
+def test_the_switch_goes_before_the_sessions_which_go_on_after_it(device: BatchedDevice) -> None:
+    sequence = device.sequences[0]
+    start(device)
+    device.run(sequence)
+    device.profile("mine")
+    device.run(sequence)
+    device.profile("0")
+    device.run(sequence)
+    assert (profiled_under(device, "slow"), profiled_under(device, "mine")) == ([0, 2], [1])
+    assert len(find_manifests(device.folder.directory.parent)) == 2
+
+
+def test_two_sessions_have_each_its_own_tokens(device: BatchedDevice) -> None:
+    start(device, "one", last_token=1)
+    start(device, "other", first_token=2, last_token=3)
+    places(device, device.sequences[0], 6)
+    assert (profiled_under(device, "one"), profiled_under(device, "other")) == ([0, 1], [2, 3])
+
+
+def test_a_session_that_is_ended_lets_its_sequence_go_back(device: BatchedDevice) -> None:
+    id = start(device)
+    device.run(device.sequences[0])
+    device.state.sessions.end(id)
+    device.run(device.sequences[0])
+    assert device.on_generators() == []
+    assert reason(device) is None
+    with pytest.raises(ProfileNotFound, match=id):
+        device.state.sessions.end(id)
+
+
+def test_a_prefix_is_one_sessions_alone(device: BatchedDevice) -> None:
+    start(device)
+    with pytest.raises(InvalidField, match='"slow" is in use'):
+        start(device)
+    device.profile("mine", device.sequences[1])
+    with pytest.raises(InvalidField, match='"mine" is in use'):
+        start(device, "mine")
+
+
+def test_only_so_many_sessions_are_open_and_the_error_names_the_limit(device: BatchedDevice) -> None:
+    for number in range(MOST_OPEN):
+        start(device, f"p{number}")
+    with pytest.raises(InvalidField, match=f"at most {MOST_OPEN}"):
+        start(device, "another")
+
+
+def test_at_a_limit_of_the_folder_the_sessions_end_with_it_as_reason_and_the_answer_goes_on(
+    tmp_path: Path, clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device(tmp_path, max_files=2, clock=clock)
+    start(device)
+    for _ in range(4):
+        device.run(device.sequences[0])
+    assert len(profiled(device)) == 2
+    assert "GENAI_PROFILE_MAX_FILES (2)" in (reason(device) or "")
+    assert device.sequences[0].num_produced == 4
+    assert device.profiled() == []
+    (line,) = caplog.messages
+    assert line.startswith("profiling has stopped: 2 profiles reach GENAI_PROFILE_MAX_FILES")
+
+
+def test_where_there_is_no_room_no_session_begins(tmp_path: Path) -> None:
+    device = Device(tmp_path, max_files=1)
+    device.folder.prepare()
+    (device.folder.directory / "mine.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(Unavailable, match="GENAI_PROFILE_MAX_FILES"):
+        start(device)

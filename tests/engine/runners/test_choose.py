@@ -1,0 +1,272 @@
+"""What an engine process loads; what it does with it is tested with the supervisor and the server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from genai_server.config import Settings, engine_settings
+from genai_server.engine import process
+from genai_server.engine.model import session
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
+from genai_server.engine.model.session import open_session
+from genai_server.engine.runners import buffers, choose
+from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.device_buffers import Place
+from genai_server.engine.runners.rules import runs_by_library
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
+from genai_server.generation import Batching, GenerationRequest
+from genai_server.messages.launch import EngineSpec
+from genai_server.options.check import check_device
+from genai_server.options.device import DeviceOptions, ProviderOptions, unreachable
+from genai_server.options.table import Reach
+from tests.running_server import DEMO, ROOT, clean_environment
+
+
+def spec(max_length: int, **settings: Any) -> EngineSpec:
+    """On the CPU, with four slots and no packed weights but for what these settings say."""
+    given = {"max_batch_size": 4, "max_queue": 4, "prefill_chunk": 64, "cache_dir": ""} | settings
+    all_settings = msgspec.structs.replace(engine_settings(Settings.model_validate({})), max_length=max_length, **given)
+    return EngineSpec("cpu", str(DEMO), all_settings)
+
+
+def slot_bytes(max_length: int) -> int:
+    graph = read_decoder_graph(DEMO)
+    return graph.bytes_per_token * graph.slot_length(max_length)
+
+
+def test_a_model_whose_rope_changes_for_a_whole_batch_is_batched_up_to_there_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def switching(model_dir: Path) -> DecoderGraph:
+        graph = read_decoder_graph(model_dir)
+        return DecoderGraph(**vars(graph) | {"switches_at": 128})
+
+    monkeypatch.setattr(choose, "read_decoder_graph", switching)
+    model = check_model_directory(DEMO)
+    assert choose.load_batched(spec(128), DEMO, model).max_rows == 4
+    with pytest.raises(DoesNotFit, match="more than 128 tokens, and GENAI_MAX_LENGTH allows 129"):
+        choose.load_batched(spec(129), DEMO, model)
+
+
+@pytest.mark.parametrize(
+    ("slots", "fits", "named"),
+    [(9, 4, "GENAI_MAX_BATCH_SIZE lets 4 run"), (3, 3, "GENAI_KV_CACHE_BYTES lets 3 run")],
+)
+def test_the_memory_for_keys_and_values_bounds_the_slots_and_a_full_queue_names_the_bound(
+    slots: int, fits: int, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = spec(128, max_queue=0, kv_cache_bytes=slots * slot_bytes(128))
+    batched = choose.load_batched(given, DEMO, check_model_directory(DEMO))
+    assert len(batched.slots.slots) == batched.max_rows == fits
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
+    scheduler = process.make_scheduler(given, batched.max_rows)
+    for number in range(fits):
+        scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+    with pytest.raises(QueueFull, match=named):
+        scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "pages", "found"),
+    [("library", False, True), ("auto", True, True), ("auto", False, False), ("batched", True, False)],
+)
+def test_the_librarys_batch_is_for_who_asks_and_for_paged_models(
+    tmp_path: Path, scheduler: str, pages: bool, found: bool
+) -> None:
+    inputs = {"input_ids": "input_ids"} | ({"block_table": "block_table"} if pages else {})
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"inputs": inputs}}}))
+    given = msgspec.structs.replace(spec(128, scheduler=scheduler), model_dir=str(tmp_path))
+    assert runs_by_library(given.device, tmp_path, given.settings.scheduler) is found
+
+
+def test_the_librarys_batch_bounds_what_runs_and_a_full_queue_names_it() -> None:
+    given = spec(128, max_batch_size=9, max_queue=0, scheduler="library")
+    runners = choose.load_runners(given)
+    assert runners.batching == Batching("library", None, 4, False, {"cpu": None})
+    scheduler = process.make_scheduler(given, runners.batching.num_slots)
+    for number in range(4):
+        scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+    with pytest.raises(QueueFull, match="the batch of onnxruntime-genai lets 4 run"):
+        scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+
+
+def test_an_option_of_the_batched_session_does_not_reach_the_librarys_batch() -> None:
+    options = check_device({"session": {"execution_mode": "parallel"}}, "cpu")
+    given = msgspec.structs.replace(spec(128, scheduler="library"), options=options)
+    with pytest.raises(ConfigurationError, match="execution_mode .*onnxruntime-genai's own batch"):
+        choose.load_runners(given)
+
+
+def test_a_setting_that_leaves_memory_for_no_request_at_all_is_wrong() -> None:
+    most, least = slot_bytes(128) - 1, slot_bytes(128)
+    message = (
+        rf"GENAI_KV_CACHE_BYTES={most}: at least {least} are needed for a request: .* 128 tokens \(GENAI_MAX_LENGTH"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        choose.load_runners(spec(128, kv_cache_bytes=most))
+    assert choose.load_runners(spec(128, kv_cache_bytes=least)).batching.num_slots == 1
+
+
+def test_where_too_little_memory_is_free_for_a_batch_requests_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "free_memory", lambda: 2 * slot_bytes(128) - 2)
+    with pytest.raises(DoesNotFit, match=r"need \d+ bytes, half of the memory that is free is \d+"):
+        choose.load_batched(spec(128), DEMO, check_model_directory(DEMO))
+
+
+def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_the_batch_is_demanded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(self: BatchedRunner, *_: Any, **named: Any) -> None:
+        raise RunnerFailed("onnxruntime: shapes differ")
+
+    monkeypatch.setattr(BatchedRunner, "_run", failing)
+    runners = choose.load_runners(spec(128))
+    assert runners.batched is None
+    assert "shapes differ" in (runners.batching.reason or "")
+    with pytest.raises(ConfigurationError, match="GENAI_SCHEDULER=batched: .* shapes differ"):
+        choose.load_runners(spec(128, scheduler="batched"))
+
+
+@pytest.mark.parametrize(
+    ("device", "scheduler", "message"),
+    [
+        (
+            "cpu",
+            "generator",
+            "execution_mode reaches only the batched session, .*SCHEDULER is generator",
+        ),
+        ("cuda", "auto", "execution_mode reaches only .* a batch on cuda was never tried on its hardware"),
+        ("webgpu", "auto", "execution_mode reaches only .* runs on cpu, cuda, tensorrt, not on webgpu"),
+    ],
+)
+def test_an_option_that_does_not_reach_the_runner_in_use_is_refused_before_the_model_is_loaded(
+    device: str, scheduler: str, message: str
+) -> None:
+    options = check_device({"session": {"execution_mode": "parallel"}}, device)
+    given = msgspec.structs.replace(spec(128, scheduler=scheduler), device=device, model_dir="/none", options=options)
+    with pytest.raises(ConfigurationError, match=message):
+        choose.load_runners(given)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("cuda", "GENAI_KV_CACHE_BYTES must be given"), ("directml:1", "runs on cpu, cuda, tensorrt, not on directml")],
+)
+def test_a_batch_that_cannot_be_is_refused_before_the_model_is_loaded(device: str, message: str) -> None:
+    given = msgspec.structs.replace(spec(128, scheduler="batched"), model_dir="/none", device=device)
+    with pytest.raises(ConfigurationError, match=f"GENAI_SCHEDULER=batched: .*{message}"):
+        choose.load_runners(given)
+
+
+def test_a_batch_on_a_device_has_its_memory_there_and_a_row_less_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the border: the session and the memory are the CPU's here."""
+    opened: list[DeviceOptions] = []
+
+    def on_the_cpu(graph: DecoderGraph, threads: int, *, options: DeviceOptions, **named: Any) -> Any:
+        opened.append(options)
+        assert named["offers_best"]
+        return open_session(graph, threads, optimized=False)
+
+    monkeypatch.setattr(session, "open_session", on_the_cpu)
+    made: list[Place] = []
+
+    def place(device_type: str, device_id: int, provider: str) -> Place:
+        made.append(Place(device_type, device_id, provider))
+        return Place("cpu", 0, "CPUExecutionProvider")
+
+    monkeypatch.setattr(buffers, "Place", place)
+    given = msgspec.structs.replace(
+        spec(128, kv_cache_bytes=3 * slot_bytes(128), scheduler="batched"),
+        device="cuda:1",
+        options=check_device({}, "cuda:1"),
+    )
+    runner = choose.load_batched(given, DEMO, check_model_directory(DEMO))
+    assert runner.max_rows == 2
+    assert made == [Place("cuda", 1, "CUDAExecutionProvider")]
+    assert [provider.name for provider in opened[0].providers] == ["cuda"]
+    assert runner.open(1, [1, 2, 3], Opening(64)) == 0
+    assert runner.prefill(1, [1, 2, 3]).shape == (runner.model.vocab_size,)
+
+
+def test_an_option_of_the_generator_alone_is_refused_where_requests_are_batched() -> None:
+    options = DeviceOptions(providers=[ProviderOptions("cuda", {"max_mem": "1"})])
+    assert (unreachable(options, Reach.BATCHED) or "").endswith("reaches only onnxruntime-genai's model")
+
+
+def test_warnings_of_the_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    options = check_device({"session": {"inter_op_num_threads": 2}}, "cpu")
+    choose.load_runners(msgspec.structs.replace(spec(128), options=options))
+    assert "inter_op_num_threads has no effect" in caplog.text
+
+
+def test_the_batched_runner_tells_which_provider_runs_how_many_nodes() -> None:
+    runners = choose.load_runners(spec(128))
+    assert list(runners.batching.nodes) == ["cpu"]
+    assert (runners.batching.nodes["cpu"] or 0) > 50
+
+
+def test_without_a_batch_the_providers_are_told_and_their_shares_are_not_known() -> None:
+    runners = choose.load_runners(spec(128, scheduler="generator"))
+    assert runners.batching.nodes == {"cpu": None}
+
+
+def test_a_model_answers_with_options_as_without() -> None:
+    """Of memory and threads, in passes of both runners."""
+    given = {
+        "memory.enable_memory_arena_shrinkage": "cpu:0",
+        "session.use_device_allocator_for_initializers": True,
+        "session.intra_op.allow_spinning": False,
+        "enable_mem_pattern": 0,
+        "execution_mode": "parallel",
+        "inter_op_num_threads": 2,
+    }
+    prompt = [1, 57, 301, 44, 18, 902, 77, 5]
+
+    def tokens(options: DeviceOptions) -> list[list[int]]:
+        runners = choose.load_runners(msgspec.structs.replace(spec(128), options=options))
+        found = []
+        both: list[Runner | None] = [runners.generator, runners.batched]
+        for runner in filter(None, both):
+            runner.open(1, prompt, Opening(64))
+            answer = [int(runner.prefill(1, prompt).argmax())]
+            while len(answer) < 9:
+                answer.append(int(runner.decode([1], [answer[-1]])[0].argmax()))
+            found.append(answer)
+        return found
+
+    expected = tokens(DeviceOptions())
+    assert len(expected) == 2
+    assert tokens(check_device({"session": given}, "cpu")) == expected
+    assert tokens(check_device({"session": {"enable_mem_arena": 0}}, "cpu")) == expected
+
+
+def test_a_global_pool_is_shared_by_all_sessions() -> None:
+    """In a process of its own, for the pool is there once and for all."""
+    script = """
+import msgspec, psutil
+from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.warm_up import warm_up
+from genai_server.options.check import check_device
+from tests.engine.runners.test_choose import spec
+import onnxruntime
+pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
+runners = load_runners(msgspec.structs.replace(spec(128), options=check_device({"session": pool}, "cpu")))
+warm_up(runners, 64, 128)
+before = psutil.Process().num_threads()
+options = onnxruntime.SessionOptions()
+options.use_per_session_threads = False
+options.intra_op_num_threads = 9
+session = onnxruntime.InferenceSession("models/demo/model.onnx", options, providers=["CPUExecutionProvider"])
+print(psutil.Process().num_threads() - before)
+"""
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
+    assert result.stdout.split()[-1] == "0"

@@ -1,0 +1,469 @@
+"""The bookkeeping of slots, over buffers that really hold tokens: what is copied wrongly is seen."""
+
+import random
+
+import pytest
+
+from genai_server.engine.runners.kv_cache import KvSlots
+
+EMPTY = -1
+LENGTH = 64
+
+
+class TokenBuffers:
+    """One row of tokens for each slot in place of keys and values."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.rows = [[EMPTY] * LENGTH for _ in range(num_slots)]
+        self.copies: list[tuple[int, int, int]] = []
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        assert source != target
+        assert 0 <= length <= LENGTH
+        self.copies.append((source, target, length))
+        self.rows[target][:length] = self.rows[source][:length]
+
+    def swap(self, one: int, other: int, length: int) -> None:
+        assert one != other
+        assert 0 <= length <= LENGTH
+        kept = self.rows[one][:length]
+        self.rows[one][:length] = self.rows[other][:length]
+        self.rows[other][:length] = kept
+
+
+class Bench:
+    """Slots, their buffers, and what a runner does with both."""
+
+    def __init__(self, num_slots: int = 4, *, row_group: int = 1) -> None:
+        self.buffers = TokenBuffers(num_slots)
+        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group)
+
+    def acquire(
+        self,
+        sequence: int,
+        prompt: list[int],
+        *,
+        reuse: bool = True,
+        exact: bool = False,
+        salt: str | None = None,
+    ) -> int:
+        length = self.slots.acquire(sequence, prompt, reuse=reuse, exact=exact, salt=salt)
+        self.check()
+        return length
+
+    def read(self, sequence: int, tokens: list[int], *, prefilled: bool = True) -> None:
+        """A pass: keys and values are written behind what is there, then it is noted."""
+        index = self.slots.index(sequence)
+        start = len(self.slots.slots[index].tokens)
+        self.buffers.rows[index][start : start + len(tokens)] = tokens
+        self.slots.append(sequence, tokens, prefilled=prefilled)
+        self.check()
+
+    def write_behind(self, row: int) -> None:
+        """What a pass leaves behind the end of a row that nobody listens to, or when it was interrupted."""
+        start = len(self.slots.slots[row].tokens)
+        self.buffers.rows[row][start : start + 2] = [-7, -7]
+
+    def start_decoding(self, sequence: int) -> None:
+        self.slots.start_decoding(sequence)
+        self.check()
+
+    def release(self, sequence: int) -> None:
+        self.slots.release(sequence)
+        self.check()
+
+    def prefill(self, sequence: int, prompt: list[int], *, reuse: bool = True, salt: str | None = None) -> int:
+        """Acquire a slot and read the rest of the prompt; returns how much was there."""
+        length = self.acquire(sequence, prompt, reuse=reuse, salt=salt)
+        self.read(sequence, prompt[length:])
+        return length
+
+    def leave_behind(self, sequence: int, prompt: list[int], answer: list[int] | None = None) -> None:
+        """A sequence that comes, answers and goes, without using what is there."""
+        self.prefill(sequence, prompt, reuse=False)
+        self.start_decoding(sequence)
+        self.read(sequence, answer or [], prefilled=False)
+        self.release(sequence)
+
+    def pasts(self) -> list[list[int]]:
+        """What lies in the idle slots, the longest released first."""
+        idle = [slot for slot in self.slots.slots[self.slots.num_running :] if slot.tokens]
+        return [slot.tokens for slot in sorted(idle, key=lambda slot: slot.released)]
+
+    def tokens(self, sequence: int) -> list[int]:
+        """What lies in a sequence's slot, as the buffer has it."""
+        index = self.slots.index(sequence)
+        return self.buffers.rows[index][: len(self.slots.slots[index].tokens)]
+
+    def check(self) -> None:
+        slots = self.slots
+        assert 0 <= slots.num_decoding <= slots.num_running <= len(slots.slots)
+        running = [slot.sequence for slot in slots.slots[: slots.num_running]]
+        assert None not in running
+        assert len(set(running)) == len(running)
+        assert all(slot.sequence is None for slot in slots.slots[slots.num_running :])
+        assert len({id(slot) for slot in slots.slots}) == len(self.buffers.rows)
+        assert [slot.index for slot in slots.slots] == list(range(len(slots.slots)))
+        assert all(slots.has(sequence) for sequence in running if sequence is not None)
+        for slot, row in zip(slots.slots, self.buffers.rows, strict=True):
+            assert row[: len(slot.tokens)] == slot.tokens
+            assert 0 <= slot.num_prefilled <= len(slot.tokens)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+# where the sequences sit
+
+
+def test_those_that_decode_come_first_then_those_that_read_then_the_idle_slots(bench: Bench) -> None:
+    for sequence in (1, 2, 3):
+        bench.prefill(sequence, [sequence, 10, 20])
+    bench.start_decoding(3)
+    assert bench.slots.index(3) == 0
+    assert {bench.slots.index(sequence) for sequence in (1, 2)} == {1, 2}
+    bench.start_decoding(1)
+    assert {bench.slots.index(sequence) for sequence in (1, 3)} == {0, 1}
+    assert (bench.slots.num_decoding, bench.slots.num_running) == (2, 3)
+
+
+@pytest.mark.parametrize("leaving", [1, 2, 3, 4])
+def test_when_one_leaves_the_others_close_ranks_and_keep_their_tokens(bench: Bench, leaving: int) -> None:
+    for sequence in (1, 2, 3, 4):
+        bench.prefill(sequence, [sequence] * (3 + sequence))
+    for sequence in (1, 2):
+        bench.start_decoding(sequence)
+    bench.release(leaving)
+    rest = {1, 2, 3, 4} - {leaving}
+    assert {bench.slots.index(sequence) for sequence in rest & {1, 2}} == set(range(len(rest & {1, 2})))
+    assert all(bench.tokens(sequence) == [sequence] * (3 + sequence) for sequence in rest)
+    assert bench.pasts() == [[leaving] * (3 + leaving)]
+
+
+def test_a_sequence_that_has_left_has_no_slot(bench: Bench) -> None:
+    bench.prefill(1, [1, 2, 3])
+    bench.release(1)
+    assert not bench.slots.has(1)
+    with pytest.raises(KeyError):
+        bench.slots.index(1)
+    assert (bench.slots.num_running, bench.slots.num_decoding) == (0, 0)
+
+
+def test_what_was_written_behind_the_end_of_a_row_counts_nowhere(bench: Bench) -> None:
+    bench.prefill(1, [1, 2, 3, 4])
+    bench.start_decoding(1)
+    bench.write_behind(0)
+    bench.write_behind(1)
+    bench.prefill(2, [1, 2, 3, 4, 5, 6])
+    bench.read(1, [9], prefilled=False)
+    assert bench.tokens(1) == [1, 2, 3, 4, 9]
+    assert bench.tokens(2) == [1, 2, 3, 4, 5, 6]
+
+
+# the past
+
+
+def test_nothing_is_found_where_nothing_begins_alike(bench: Bench) -> None:
+    bench.leave_behind(1, [1, 2, 3, 4])
+    assert bench.prefill(2, [5, 2, 3, 4]) == 0
+
+
+def test_a_past_that_is_wanted_whole_is_taken_over_without_copying_it_twice(bench: Bench) -> None:
+    bench.leave_behind(1, [1, 2, 3, 4], [5, 6])
+    bench.buffers.copies.clear()
+    assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 6
+    assert bench.tokens(2) == [1, 2, 3, 4, 5, 6]
+    assert bench.pasts() == []
+
+
+@pytest.mark.parametrize(("common", "taken_over"), [(2, False), (23, False), (24, True), (40, True)])
+def test_a_past_is_taken_over_if_little_lies_beyond_what_is_common_and_copied_otherwise(
+    bench: Bench, common: int, taken_over: bool
+) -> None:
+    past = list(range(40))
+    bench.leave_behind(1, past)
+    assert bench.acquire(2, [*past[:common], 90, 91, 92]) == common
+    assert bench.tokens(2) == past[:common]
+    assert bench.pasts() == ([] if taken_over else [past])
+
+
+@pytest.mark.parametrize(("common", "left"), [(19, 2), (20, 1)])
+def test_where_no_slot_is_empty_a_past_is_taken_over_if_half_of_it_is_common(common: int, left: int) -> None:
+    bench = Bench(2)
+    pasts = {number: [number * 100 + place for place in range(40)] for number in (1, 2)}
+    for number, past in pasts.items():
+        bench.leave_behind(number, past)
+    assert bench.acquire(3, [*pasts[2][:common], 90, 91, 92]) == common
+    assert bench.pasts() == [pasts[left]]
+
+
+def test_conversations_that_begin_alike_keep_their_pasts_beside_each_other(bench: Bench) -> None:
+    common = list(range(30))
+    talks = {user: [*common, *[user * 100 + place for place in range(20)]] for user in (1, 2, 3)}
+    for user, talk in talks.items():
+        bench.prefill(user, talk)
+        bench.release(user)
+    for turn in range(3):
+        for user, talk in talks.items():
+            talk += [user * 100 + 50 + turn] * 4
+            assert bench.prefill(user, talk) == len(talk) - 4
+            bench.release(user)
+
+
+def test_of_pasts_that_have_equally_much_in_common_an_idle_one_is_used(bench: Bench) -> None:
+    past = [1, 2, 3, 4, 5, 6]
+    bench.leave_behind(1, past)
+    bench.prefill(2, past, reuse=False)
+    bench.buffers.copies.clear()
+    bench.acquire(3, [*past, 7, 8])
+    assert bench.pasts() == []
+
+
+def test_the_past_of_a_sequence_that_still_runs_is_copied_and_it_goes_on_undisturbed(bench: Bench) -> None:
+    bench.prefill(1, [1, 2, 3, 4])
+    bench.start_decoding(1)
+    bench.read(1, [5], prefilled=False)
+    assert bench.prefill(2, [1, 2, 3, 4, 7, 8]) == 4
+    bench.read(1, [6], prefilled=False)
+    assert bench.tokens(1) == [1, 2, 3, 4, 5, 6]
+    assert bench.tokens(2) == [1, 2, 3, 4, 7, 8]
+
+
+def test_of_several_pasts_the_longest_in_common_is_used(bench: Bench) -> None:
+    for sequence, past in enumerate(([1, 2, 9, 9], [1, 2, 3, 4], [1, 2, 3, 9])):
+        bench.leave_behind(sequence, past)
+    assert bench.acquire(7, [1, 2, 3, 4, 5, 6]) == 4
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3, 4], [1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]])
+def test_two_tokens_of_a_prompt_are_always_left_to_read(bench: Bench, prompt: list[int]) -> None:
+    bench.leave_behind(1, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert bench.acquire(2, prompt) == len(prompt) - 2
+
+
+@pytest.mark.parametrize("prompt", [[1], [1, 2]])
+def test_of_a_prompt_of_one_or_two_tokens_nothing_is_used_again(bench: Bench, prompt: list[int]) -> None:
+    bench.leave_behind(1, [1, 2, 3])
+    assert bench.prefill(2, prompt) == 0
+    assert bench.tokens(2) == prompt
+
+
+def test_a_sequence_that_does_not_want_a_past_gets_none_and_leaves_its_own(bench: Bench) -> None:
+    bench.leave_behind(1, [1, 2, 3, 4, 5])
+    assert bench.acquire(2, [1, 2, 3, 4, 5, 6], reuse=False) == 0
+    bench.read(2, [1, 2, 3, 4, 5, 6])
+    bench.release(2)
+    assert bench.acquire(3, [1, 2, 3, 4, 5, 6, 7, 8]) == 6
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), (None, "a"), ("a", None)])
+@pytest.mark.parametrize("runs_on", [False, True])
+def test_a_past_of_another_salt_is_not_used_whether_its_sequence_runs_or_has_left(
+    bench: Bench, first: str | None, second: str | None, runs_on: bool
+) -> None:
+    assert bench.prefill(1, list(range(20)), salt=first) == 0
+    if not runs_on:
+        bench.release(1)
+    assert bench.prefill(2, list(range(20)), salt=second) == 0
+    bench.release(2)
+    assert bench.acquire(3, list(range(20)), salt=second) == 18
+    assert bench.acquire(4, list(range(20)), salt=first) == 18
+
+
+def test_a_copied_past_is_its_salts_and_a_slot_that_is_taken_over_is_the_next_ones(bench: Bench) -> None:
+    bench.prefill(1, list(range(20)), salt="a")
+    assert bench.prefill(2, [*range(15), 90, 91, 92], salt="a") == 15
+    bench.release(1)
+    bench.release(2)
+    for sequence in (3, 4, 5, 6):
+        assert bench.prefill(sequence, list(range(20)), reuse=False, salt="b") == 0
+        bench.release(sequence)
+    assert bench.acquire(7, list(range(20)), salt="a") == 0
+
+
+def test_an_exact_sequence_gets_only_what_was_prefilled(bench: Bench) -> None:
+    bench.leave_behind(1, [1, 2, 3, 4], [5, 6])
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
+    assert bench.acquire(2, prompt, exact=True) == 4
+    bench.read(2, prompt[4:])
+    bench.release(2)
+    # Read anew, the tokens of the answer count as prefilled, too.
+    assert bench.acquire(3, [*prompt, 9, 9], exact=True) == 8
+
+
+def test_a_sequence_that_is_not_exact_gets_what_was_decoded_too_and_passes_it_on_as_such(bench: Bench) -> None:
+    bench.leave_behind(1, [1, 2, 3, 4], [5, 6])
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
+    assert bench.prefill(2, prompt) == 6
+    bench.release(2)
+    # 7 and 8 were prefilled, but behind decoded ones: their keys and values come from those.
+    assert bench.acquire(3, [*prompt, 9, 9], exact=True) == 4
+
+
+def test_where_rows_round_in_groups_an_exact_sequence_gets_whole_ones_that_were_read_as_such() -> None:
+    bench = Bench(row_group=2)
+    bench.leave_behind(1, [1, 2, 3, 4, 5, 6, 7])
+    assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8, 9], exact=True) == 6
+    bench.release(2)
+    assert bench.acquire(3, [1, 2, 3, 4, 5, 9, 9, 9], exact=True) == 4
+    bench.release(3)
+    # To the others the rounding is all one.
+    assert bench.acquire(4, [1, 2, 3, 8, 8, 8]) == 3
+    # What was read behind a token that is no part of a group comes from that one.
+    bench.read(4, [8, 8])
+    bench.release(4)
+    assert bench.acquire(5, [1, 2, 3, 8, 8, 8], exact=True) == 4
+    bench.read(5, [8])
+    bench.read(5, [8, 9])
+    bench.release(5)
+    assert bench.acquire(6, [1, 2, 3, 8, 8, 8, 9, 9, 9], exact=True) == 4
+
+
+def test_a_copied_past_knows_what_of_it_was_prefilled(bench: Bench) -> None:
+    bench.prefill(1, [1, 2, 3, 4])
+    bench.start_decoding(1)
+    bench.read(1, [5, 6], prefilled=False)
+    assert bench.prefill(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 6
+    bench.release(1)
+    bench.slots.forget()
+    assert bench.acquire(3, [1, 2, 3, 4, 5, 6, 7, 8], exact=True) == 4
+
+
+# which slot is given away
+
+
+def test_the_past_that_was_left_longest_ago_goes_first(bench: Bench) -> None:
+    for sequence in (3, 1, 4, 2):
+        bench.leave_behind(sequence, [sequence] * 4)
+    assert bench.pasts() == [[3] * 4, [1] * 4, [4] * 4, [2] * 4]
+    for sequence, left in ((11, [1, 4, 2]), (12, [4, 2]), (13, [2]), (14, [])):
+        bench.prefill(sequence, [sequence] * 4)
+        assert bench.pasts() == [[number] * 4 for number in left]
+
+
+def test_an_empty_slot_is_given_away_before_any_past(bench: Bench) -> None:
+    for sequence in (1, 2, 3):
+        bench.leave_behind(sequence, [sequence] * 4)
+    bench.acquire(4, [4] * 4)
+    bench.release(4)  # left before anything was read
+    bench.prefill(7, [7] * 4)
+    assert bench.pasts() == [[1] * 4, [2] * 4, [3] * 4]
+
+
+def test_the_past_that_is_copied_from_is_not_the_one_given_away(bench: Bench) -> None:
+    for sequence in (1, 2, 3, 4):
+        bench.leave_behind(sequence, [sequence] * 20)
+    assert bench.acquire(9, [1, 1, 1, 5, 5, 5]) == 3
+    assert bench.pasts() == [[1] * 20, [3] * 20, [4] * 20]
+    assert bench.tokens(9) == [1, 1, 1]
+
+
+def test_the_last_free_slot_is_taken_over_even_for_little_of_its_past() -> None:
+    bench = Bench(2)
+    bench.leave_behind(1, [1] * 20)
+    bench.prefill(2, [2] * 8)
+    bench.prefill(3, [1, 1, 3, 3, 3])
+    assert bench.tokens(2) == [2] * 8
+    assert bench.tokens(3) == [1, 1, 3, 3, 3]
+    assert bench.slots.num_running == len(bench.slots.slots)
+
+
+def test_forgetting_empties_the_idle_slots_says_how_many_and_leaves_the_running_ones(bench: Bench) -> None:
+    for sequence in (1, 2):
+        bench.leave_behind(sequence, [sequence] * 4)
+    bench.prefill(3, [3] * 4)
+    assert bench.slots.forget() == 2
+    bench.check()
+    assert (bench.pasts(), bench.tokens(3)) == ([], [3] * 4)
+    assert bench.slots.forget() == 0
+    assert bench.acquire(4, [1] * 6) == 0
+
+
+# at random
+
+
+class Crowd:
+    """Sequences that come, read, answer and go by chance, each with the text that it shall have in its slot."""
+
+    def __init__(self, bench: Bench, seed: int) -> None:
+        self.bench = bench
+        self.chance = random.Random(seed)
+        self.texts: dict[int, list[int]] = {}
+        self.decoding: set[int] = set()
+        self.num_come = 0
+        self.num_reused = 0
+        self.had: dict[str | None, list[list[int]]] = {None: [], "a": [], "b": []}
+
+    def come(self) -> None:
+        if self.bench.slots.num_running == len(self.bench.slots.slots):
+            return
+        self.num_come += 1
+        prompt = [self.chance.randrange(2) for _ in range(self.chance.randint(1, 40))]
+        exact = self.chance.random() < 0.2
+        salt = self.chance.choices([None, "a", "b"], [8, 1, 1])[0]
+        found = self.bench.acquire(self.num_come, prompt, reuse=self.chance.random() < 0.9, exact=exact, salt=salt)
+        slot = self.bench.slots.slots[self.bench.slots.index(self.num_come)]
+        assert found <= max(0, len(prompt) - 2)
+        assert slot.tokens == prompt[:found]
+        assert slot.num_prefilled == found or not exact
+        assert not found or any(text[:found] == prompt[:found] for text in self.had[salt])
+        self.had[salt].append(prompt)
+        self.texts[self.num_come] = prompt
+        self.num_reused += found
+
+    def read(self) -> None:
+        """A chunk of somebody's prompt."""
+        reading = sorted(set(self.texts) - self.decoding)
+        if not reading:
+            return
+        sequence = self.chance.choice(reading)
+        done = len(self.bench.tokens(sequence))
+        rest = self.texts[sequence][done : done + self.chance.randint(1, 20)]
+        self.bench.read(sequence, rest)
+        if done + len(rest) == len(self.texts[sequence]):
+            self.bench.start_decoding(sequence)
+            self.decoding.add(sequence)
+
+    def decode(self) -> None:
+        """A token for all that decode."""
+        for sequence in sorted(self.decoding):
+            if len(self.texts[sequence]) < 60:
+                self.texts[sequence].append(self.chance.randrange(2))
+                self.bench.read(sequence, self.texts[sequence][-1:], prefilled=False)
+
+    def leave(self) -> None:
+        if self.texts:
+            sequence = self.chance.choice(sorted(self.texts))
+            self.bench.release(sequence)
+            del self.texts[sequence]
+            self.decoding.discard(sequence)
+
+    def write_behind(self) -> None:
+        self.bench.write_behind(self.chance.randrange(len(self.bench.slots.slots)))
+
+    def forget(self) -> None:
+        if self.chance.random() < 0.1:
+            self.bench.slots.forget()
+
+    def check(self) -> None:
+        slots = self.bench.slots
+        self.bench.check()
+        assert (slots.num_running, slots.num_decoding) == (len(self.texts), len(self.decoding))
+        assert all(slots.index(sequence) < slots.num_decoding for sequence in self.decoding)
+        for sequence, text in self.texts.items():
+            tokens = self.bench.tokens(sequence)
+            assert tokens == (text if sequence in self.decoding else text[: len(tokens)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_slots", [1, 2, 5])
+def test_whatever_happens_in_whatever_order_every_sequence_keeps_its_own_tokens(num_slots: int, seed: int) -> None:
+    crowd = Crowd(Bench(num_slots), seed)
+    actions = [crowd.come] * 2 + [crowd.read] * 3 + [crowd.decode, crowd.leave, crowd.write_behind, crowd.forget]
+    for _ in range(2000):
+        crowd.chance.choice(actions)()
+        crowd.check()
+    assert crowd.num_come > 100
+    assert crowd.num_reused > 40

@@ -1,0 +1,424 @@
+"""onnxruntime-genai's own batch on the demo model: on a CPU it is static, of at most four, so these go up to the border
+behind which a GPU's paged attention would let requests come and go.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from genai_server.engine.runners.base import Opening
+from genai_server.engine.runners.og_engine import OgEngineRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.warm_up import scores_prompts, warm_up
+from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.sampling.next_token import choose_next_token
+from genai_server.engine.scheduling.scheduler import Read, Scheduler, Step
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import RunnerFailed
+from genai_server.generation import FinishReason, GenerationRequest, Sampling
+from genai_server.messages.admin import OpenProfiles, Reply, SetRuntimeOption, StartProfile
+from genai_server.messages.generation import Cancel, Refused
+from genai_server.profile_plan import ProfilePlan
+from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
+from tests.fake_library import EOS, FakeLibrary, fake_generator
+
+ROWS = 4
+QUESTIONS = ("What is the capital of Italy?", "Count from 1 to 12.", "Hello!", "What is 3 plus 4?")
+CITY = LLMatcher.grammar_from_json_schema(
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        }
+    ),
+    overrides={"whitespace_flexible": False},
+)
+
+
+@pytest.fixture(scope="module")
+def library(generator: OgGeneratorRunner) -> OgEngineRunner:
+    return OgEngineRunner(generator, 16)
+
+
+@pytest.fixture(scope="module")
+def guidance(generator: OgGeneratorRunner) -> Guidance:
+    return model_guidance(generator.model_dir, generator.model)
+
+
+@pytest.fixture
+def device(
+    generator: OgGeneratorRunner, library: OgEngineRunner, guidance: Guidance, tmp_path: Path
+) -> Iterator[DemoDevice]:
+    device = DemoDevice(RunnerPair(generator, library), guidance, tmp_path)
+    yield device
+    assert not library._turns
+    assert not library._engine.has_pending_requests()
+    assert generator._generators == {}
+
+
+@pytest.fixture
+def alone(generator: OgGeneratorRunner, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    """The same model on Generators."""
+    return DemoDevice(RunnerPair(generator), guidance, tmp_path)
+
+
+def answer(device: DemoDevice, text: str, key: int = 1, **fields: Any) -> list[int]:
+    device.submit(key, text, **fields)
+    device.run(key)
+    return device.tokens(key)
+
+
+# answers
+
+
+def test_its_rows_are_those_of_the_librarys_configuration(
+    library: OgEngineRunner, generator: OgGeneratorRunner
+) -> None:
+    assert library.max_rows == ROWS
+    assert OgEngineRunner(generator, 2).max_rows == 2
+    assert RunnerPair(generator, library).batching.scheduler == "library"
+
+
+def test_answers_side_by_side_are_those_of_generators(device: DemoDevice, alone: DemoDevice) -> None:
+    for key, text in enumerate(QUESTIONS):
+        device.submit(key, text)
+        alone.submit(key, text)
+    device.run(*range(len(QUESTIONS)))
+    alone.run(*range(len(QUESTIONS)))
+    for key in range(len(QUESTIONS)):
+        assert device.tokens(key) == alone.tokens(key)
+        assert device.reason(key) == alone.reason(key) == FinishReason.STOP
+
+
+def test_one_who_comes_later_waits_while_the_first_ones_stream(device: DemoDevice, alone: DemoDevice) -> None:
+    device.submit(1, "Count from 1 to 30.", max_tokens=80)
+    while len(device.tokens(1)) < 5:
+        device.step()
+    device.submit(2, "Hello!")
+    seen = []
+    while not device.tokens(2):
+        device.step()
+        seen.append(len(device.tokens(1)))
+    device.run(1, 2)
+    assert len(set(seen)) > 40  # token by token, not all at once
+    assert device.tokens(1) == answer(alone, "Count from 1 to 30.", max_tokens=80)
+    assert device.tokens(2) == answer(alone, "Hello!", 2)
+
+
+def test_more_than_it_has_rows_all_end(device: DemoDevice) -> None:
+    for key in range(6):
+        device.submit(key, QUESTIONS[key % 4])
+    device.run(*range(6))
+    assert device.tokens(4) == device.tokens(0)
+    assert device.tokens(5) == device.tokens(1)
+
+
+# what a request asks for
+
+
+def test_the_length_of_an_answer_is_the_requests(device: DemoDevice) -> None:
+    assert len(answer(device, "Count from 1 to 30.", max_tokens=7)) == 7
+    assert device.reason(1) == FinishReason.LENGTH
+    assert len(answer(device, "Hello!", 2, max_tokens=40, ignore_eos=True)) == 40
+    assert answer(device, "Hello!", 5, max_tokens=0) == []
+    assert device.reason(5) == FinishReason.LENGTH
+    least = len(answer(device, "Hello!", 3)) + 3
+    assert len(answer(device, "Hello!", 4, min_tokens=least)) >= least
+
+
+def test_sampling_is_the_librarys(device: DemoDevice, alone: DemoDevice) -> None:
+    greedy = answer(alone, QUESTIONS[0])
+    assert answer(device, QUESTIONS[0], sampling=Sampling(1.5, top_k=1)) == greedy
+    assert answer(device, QUESTIONS[0], 2, sampling=Sampling(1.5, top_p=1e-6)) == greedy
+    hot = {tuple(answer(device, QUESTIONS[0], 3 + n, sampling=Sampling(5.0), max_tokens=9)) for n in range(6)}
+    assert len(hot) > 1
+    repeated = Sampling(repetition_penalty=3.0)
+    assert answer(device, QUESTIONS[1], 20, sampling=repeated) == answer(alone, QUESTIONS[1], 20, sampling=repeated)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts"),
+    [
+        (CITY, {'{"city": "Rome"}', '{"city":"Rome"}', '{"city": "Oslo"}', '{"city":"Oslo"}'}),
+        (LLMatcher.grammar_from_regex("(Rome|Oslo)!"), {"Rome!", "Oslo!"}),
+        ('start: "capital" | "city"', {"capital", "city"}),
+    ],
+    ids=["json schema", "regex", "lark"],
+)
+def test_an_answer_fits_its_grammar_and_stops_where_that_ends(
+    device: DemoDevice, grammar: str, texts: set[str]
+) -> None:
+    answer(device, "What is the capital of Italy?", grammar=grammar)
+    assert device.text(1) in texts
+    assert device.reason(1) == FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"exact": True}, "exact"),
+        ({"top_logprobs": 0}, "logprobs"),
+        ({"prompt_logprobs": True}, "logprobs"),
+        ({"sampling": Sampling(logit_bias={1: 2.0})}, "logit_bias"),
+        ({"sampling": Sampling(frequency_penalty=0.1)}, "frequency_penalty"),
+        ({"sampling": Sampling(presence_penalty=0.1)}, "presence_penalty"),
+        ({"sampling": Sampling(1.0, min_p=0.1)}, "min_p"),
+        ({"sampling": Sampling(1.0, seed=1)}, "seed"),
+        ({"grammar": '{"grammars": [{"lark_grammar": "start: @b"}, {"name": "b", "json_schema": {}}]}'}, "grammar"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_it_lacks_is_refused_by_name_before_any_work(
+    device: DemoDevice, fields: dict[str, Any], param: str
+) -> None:
+    device.submit(1, "Hello!", **fields)
+    device.step()
+    (refused,) = [m for m in device.sent if isinstance(m, Refused)]
+    assert refused.error.param == param
+    assert "onnxruntime-genai's own batch" in refused.error.message
+
+
+def test_what_has_no_effect_is_no_reason_to_refuse(library: OgEngineRunner) -> None:
+    library.check(GenerationRequest("r", [1], 5, 9, Sampling(0.0, seed=7, min_p=0.2)))
+
+
+def test_no_prompt_is_scored(generator: OgGeneratorRunner, library: OgEngineRunner) -> None:
+    assert not scores_prompts(RunnerPair(generator, library), MAX_LENGTH)
+
+
+# ends from outside
+
+
+def test_who_leaves_frees_the_place_and_the_others_go_on(device: DemoDevice, alone: DemoDevice) -> None:
+    device.submit(1, "Count from 1 to 30.", max_tokens=200, ignore_eos=True)
+    device.submit(2, "Count from 1 to 12.")
+    while len(device.tokens(1)) < 5:
+        device.step()
+    device.inbox.put((API, Cancel(1)))
+    device.run(2)
+    assert device.tokens(2) == answer(alone, "Count from 1 to 12.", 2)
+    assert len(device.tokens(1)) < 9
+
+
+def test_terminate_session_ends_what_runs_and_recovers(device: DemoDevice) -> None:
+    device.submit(1, "Count from 1 to 30.", ignore_eos=True, max_tokens=300)
+    while len(device.tokens(1)) < 3:
+        device.step()
+    device.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1")))
+    device.run(1)
+    assert device.reason(1) == FinishReason.TERMINATED
+    device.submit(2, "Hello!")
+    device.step()
+    assert [m.error.code for m in device.sent if isinstance(m, Refused)] == ["session_terminated"]
+    device.inbox.put((API, SetRuntimeOption(8, "terminate_session", "0")))
+    assert answer(device, "Hello!", 3)
+
+
+# profiles
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(repetition_penalty=1.2)], ids=["plain", "penalized"])
+def test_a_profiled_answer_goes_on_alone_and_stays_so(
+    device: DemoDevice, alone: DemoDevice, sampling: Sampling, tmp_path: Path
+) -> None:
+    device.submit(1, "Count from 1 to 12.", sampling=sampling)
+    while len(device.tokens(1)) < 4:
+        device.step()
+    device.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p", "r1")))
+    while len(device.tokens(1)) < 8:
+        device.step()
+    device.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "0", "r1")))
+    device.run(1)
+    assert len(list(tmp_path.glob("cpu/p_*.json"))) == 4
+    assert device.tokens(1) == answer(alone, "Count from 1 to 12.", sampling=sampling)
+
+
+def test_where_the_model_runs_in_the_batch_only_profiles_are_refused_with_the_librarys_reason(
+    generator: OgGeneratorRunner, guidance: Guidance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def cannot(*_: object) -> None:
+        raise RunnerFailed("onnxruntime-genai: paged attention wants an Engine")
+
+    monkeypatch.setattr(generator, "open", cannot)
+    pair = RunnerPair(generator, OgEngineRunner(generator, 4))
+    warm_up(pair, 24, MAX_LENGTH)
+    device = DemoDevice(pair, guidance, tmp_path)
+    device.submit(1, "Count from 1 to 12.")
+    while not device.tokens(1):
+        device.step()
+    device.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
+    device.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "p", "r1")))
+    device.inbox.put((API, StartProfile(9, ProfilePlan("p"))))
+    device.run(1)
+    told = [m.refused or "" for m in device.sent if isinstance(m, Reply)]
+    told += [m.error.message for m in device.sent if isinstance(m, OpenProfiles) and m.error is not None]
+    assert len(told) == 3
+    assert all("paged attention wants an Engine" in why for why in told)
+    assert device.reason(1) == FinishReason.STOP
+
+
+# failures
+
+
+def test_a_failed_run_fails_who_was_in_it_and_nobody_after(
+    library: OgEngineRunner, generator: OgGeneratorRunner
+) -> None:
+    good, bad = prompt("Count from 1 to 30."), [10**6]
+    library.open(1, bad, Opening(MAX_LENGTH))
+    library.open(2, good, Opening(MAX_LENGTH))
+    lost, beside = library.advance([1, 2], [0, 0], [])
+    assert "engine execution failure" in lost.failure
+    assert beside.failure
+    library.close(1)
+    library.close(2)
+    library.open(3, good, Opening(MAX_LENGTH))
+    generator.open(3, good, Opening(MAX_LENGTH))
+    assert library.prefill(3, good).argmax() == generator.prefill(3, good).argmax()
+    library.close(3)
+    generator.close(3)
+
+
+# what only a GPU's pages would show, over a library that is none
+
+
+def fake(fields: dict[str, Any] | None = None, **search: Any) -> tuple[FakeLibrary, OgEngineRunner]:
+    library = FakeLibrary(**(fields or {}))
+    return library, OgEngineRunner(fake_generator(library, **search), 16)
+
+
+def drive(batch: OgEngineRunner, arrivals: list[int], passes: int) -> tuple[list[Sequence], list[str]]:
+    """Sequences that come before these passes, and why those that failed did."""
+    pair = RunnerPair(batch._generator, batch)
+    scheduler = Scheduler(max_running=batch.max_rows, max_waiting=99, prefill_chunk=32)
+    found: list[Sequence] = []
+    failures: list[str] = []
+    for number in range(passes):
+        for _ in range(arrivals.count(number)):
+            request = GenerationRequest("r", [7] * 8, 400, 900)
+            found.append(Sequence(len(found), (0, len(found)), request, lambda: 0.0))
+            scheduler.add(found[-1])
+        for sequence in scheduler.admit():
+            pair.open(sequence)
+        step = scheduler.next_step()
+        if step is None:
+            continue
+        for sequence, scores in zip(step.sequences, pair.forward(step), strict=True):
+            if scores.failure:
+                failures.append(scores.failure)
+                scheduler.remove(sequence)
+                pair.close(sequence)
+            elif not scores.is_pending:
+                choose_next_token(sequence, scores, [EOS])
+    return found, failures
+
+
+def test_all_that_come_together_are_read_and_answered_together() -> None:
+    library, batch = fake()
+    found, _ = drive(batch, [0] * 5, 10)
+    assert library.rows == [5] * 10
+    assert [sequence.num_produced for sequence in found] == [10] * 5
+
+
+def test_who_comes_later_joins_and_no_token_is_held_back() -> None:
+    library, batch = fake({"chunk": 4})
+    found, _ = drive(batch, [0, 5, 5, 9], 30)
+    assert max(library.rows) == 4
+    assert all(not turn.tokens for turn in batch._turns.values())
+    assert found[0].num_produced > found[1].num_produced == found[2].num_produced > found[3].num_produced > 15
+
+
+def test_a_turn_without_memory_waits_and_holds_up_nobody() -> None:
+    library, batch = fake({"memory_for": 2})
+    found, failures = drive(batch, [0, 0, 0], 200)
+    assert [sequence.num_produced for sequence in found] == [200, 200, 0]
+    assert not failures
+
+
+def test_where_no_turn_can_go_on_the_youngest_makes_room() -> None:
+    library, batch = fake({"memory_for": 0})
+    found, failures = drive(batch, [0, 0], 250)
+    assert ["memory" in failure for failure in failures] == [True, True]
+    assert not library.rows[-1]
+
+
+def test_a_prompts_tokens_count_for_who_watches_and_its_time_for_nobody() -> None:
+    _, batch = fake({"chunk": 3})
+    pair = RunnerPair(batch._generator, batch)
+    sequence = Sequence(1, (0, 1), GenerationRequest("r", [7] * 8, 9, 90), lambda: 0.0)
+    pair.open(sequence)
+    step = Step([Read(sequence, 1)])
+    assert (sequence.is_decoding, sequence.num_unread, sequence.num_cached) == (True, 1, 0)
+    assert (step.reads_more, step.most_tokens) == (True, 9)
+    for is_pending in (True, True, False):
+        (scores,) = pair.forward(step)
+        assert scores.is_pending is is_pending
+    choose_next_token(sequence, scores, [EOS])
+    assert (step.reads_more, step.most_tokens) == (False, 1)
+
+
+def test_the_context_is_what_the_pages_hold_of_one() -> None:
+    _, batch = fake({"max_length": 300})
+    assert RunnerPair(batch._generator, batch).model.context_length == 300
+
+
+def test_a_default_that_cannot_be_had_is_none() -> None:
+    _, batch = fake(min_p=0.1, temperature=0.7)
+    assert batch.model.defaults == Sampling(temperature=0.7)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(), {"do_sample": False}),
+        (Sampling(1e-50, top_k=3), {"do_sample": False}),
+        (Sampling(1.0, top_k=1), {"do_sample": False}),
+        (Sampling(0.5, top_k=9, top_p=0.5, seed=4), {"temperature": 0.5, "top_k": 9, "top_p": 0.5, "seed": 4}),
+        (Sampling(1.0, top_k=10**6), {"top_k": 0, "top_p": 1.0}),
+    ],
+)
+def test_how_to_choose_is_told_without_contradiction(sampling: Sampling, expected: dict[str, Any]) -> None:
+    _, batch = fake()
+    batch.check(request := GenerationRequest("r", [1, 2], 5, 20, sampling, min_tokens=9))
+    batch.open(1, [1, 2], Opening(7, request=request))
+    given = batch._turns[1].request.options
+    assert given | expected == given
+    assert (given["max_generated_tokens"], given["min_generated_tokens"]) == (5, 5)
+    assert ("temperature" in given) == (expected.get("do_sample") is not False)
+
+
+def test_an_engine_that_fails_makes_way_for_a_new_one_before_that_is_made() -> None:
+    library, batch = fake()
+    batch.open(1, [1, 2], Opening(7))
+    library.fails = True
+    assert batch.advance([1], [2], [])[0].failure
+    batch.close(1)
+    batch.open(2, [1, 2], Opening(7))
+    assert batch.advance([2], [2], [])[0].chosen() == 1
+    assert library.most_alive == 1
+
+
+def test_an_engine_that_cannot_be_replaced_ends_the_process() -> None:
+    library, batch = fake()
+    batch.open(1, [1, 2], Opening(7))
+    library.fails, library.cannot_start = True, True
+    with pytest.raises(SystemExit, match="out of memory"):
+        batch.advance([1], [2], [])
+
+
+def test_a_request_that_cannot_be_closed_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    _, batch = fake()
+    batch.open(1, [1, 2], Opening(7))
+
+    def broken(number: int) -> bool:
+        raise RuntimeError("no such turn")
+
+    batch._turns[1].request.cancel_turn = broken
+    batch.close(1)
+    assert "could not be closed" in caplog.text

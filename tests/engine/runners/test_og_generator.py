@@ -1,0 +1,218 @@
+"""The runner over the real library, on the demo model."""
+
+import asyncio
+import ctypes
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from genai_server.engine.runners import og_generator as module
+from genai_server.engine.runners.base import Opening, Terminated
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.errors import ConfigurationError, RunnerFailed
+from genai_server.text.codec import TextCodec, load_text_codec
+from tests.running_server import DEMO
+
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def codec() -> TextCodec:
+    return load_text_codec(DEMO, "cpu")
+
+
+@pytest.fixture
+def opened(generator: OgGeneratorRunner) -> Iterator[Callable[[int], int]]:
+    """Opens sequences and closes them all at the end."""
+    sequences: list[int] = []
+
+    def open_one(max_length: int = 512) -> int:
+        sequences.append(len(sequences))
+        assert generator.open(sequences[-1], [], Opening(max_length)) == 0
+        return sequences[-1]
+
+    yield open_one
+    for sequence in sequences:
+        generator.close(sequence)
+
+
+def prompt(codec: TextCodec, text: str) -> list[int]:
+    return asyncio.run(codec.encode_chat([{"role": "user", "content": text}]))
+
+
+def greedy(generator: OgGeneratorRunner, sequence: int, tokens: list[int], steps: int) -> list[int]:
+    found = [int(generator.prefill(sequence, tokens).argmax())]
+    while len(found) < steps:
+        found.append(int(generator.decode([sequence], found[-1:]).argmax()))
+    return found
+
+
+def reference(tokens: list[int], steps: int) -> list[int]:
+    """The library's own greedy loop, as its documentation shows it."""
+    import onnxruntime_genai as og
+
+    parameters = og.GeneratorParams(og.Model(str(DEMO)))
+    parameters.set_search_options(max_length=512, do_sample=False)
+    generator = og.Generator(og.Model(str(DEMO)), parameters)
+    generator.append_tokens(np.array(tokens, np.int32))
+    for _ in range(steps):
+        generator.generate_next_token()
+    return [int(token) for token in generator.get_sequence(0)[len(tokens) :]]
+
+
+def test_the_models_facts_come_from_its_directory(generator: OgGeneratorRunner) -> None:
+    config = json.loads((DEMO / "genai_config.json").read_text())["model"]
+    assert generator.model.context_length == config["context_length"] == 2048
+    assert generator.model.vocab_size == config["vocab_size"]
+    assert generator.model.defaults.temperature == 0.0
+
+
+def test_our_sampling_over_the_logits_gives_the_librarys_tokens(
+    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+) -> None:
+    tokens = prompt(codec, "Count from 1 to 150.")
+    assert greedy(generator, opened(), tokens, STEPS) == reference(tokens, STEPS)
+
+
+def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(
+    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+) -> None:
+    tokens = prompt(codec, "What is the capital of France? " * 5)
+    whole = generator.prefill(opened(), tokens).copy()
+    chunked = opened()
+    for begin in range(0, len(tokens) - len(tokens) % 7, 7):
+        logits = generator.prefill(chunked, tokens[begin : begin + 7])
+    rest = tokens[len(tokens) - len(tokens) % 7 :]
+    logits = generator.prefill(chunked, rest) if len(rest) else logits
+    assert int(logits.argmax()) == int(whole.argmax())
+
+
+def test_sequences_do_not_mix(generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int]) -> None:
+    first, second = opened(), opened()
+    one, other = prompt(codec, "Count from 1 to 150."), prompt(codec, "Hello!")
+    tokens = {first: one, second: other}
+    found: dict[int, list[int]] = {first: [], second: []}
+    for _ in range(10):
+        for sequence in (first, second):
+            token = int(generator.prefill(sequence, tokens[sequence]).argmax())
+            found[sequence].append(token)
+            tokens[sequence] = [token]
+    assert found[first] == greedy(generator, opened(), one, 10)
+    assert found[second] == greedy(generator, opened(), other, 10)
+
+
+def test_terminate_raises_at_the_next_pass_and_recovers_where_it_was(
+    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+) -> None:
+    sequence = opened()
+    tokens = prompt(codec, "Count from 1 to 150.")
+    expected = greedy(generator, opened(), tokens, 6)
+    assert greedy(generator, sequence, tokens, 3) == expected[:3]
+    generator.set_runtime_option(sequence, "terminate_session", "1")
+    last = [expected[2]]
+    with pytest.raises(Terminated):
+        generator.decode([sequence], last)
+    generator.set_runtime_option(sequence, "terminate_session", "0")
+    assert greedy(generator, sequence, last, 3) == expected[3:]
+
+
+def test_profiling_writes_one_file_for_each_pass_and_none_after(
+    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int], tmp_path: Path
+) -> None:
+    sequence = opened()
+    last = greedy(generator, sequence, prompt(codec, "Count from 1 to 150."), 2)[-1:]
+    generator.set_runtime_option(sequence, "enable_profiling", str(tmp_path / "mine"))
+    generator.decode([sequence], last)
+    generator.set_runtime_option(sequence, "enable_profiling", "0")
+    generator.decode([sequence], last)
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("mine_")
+    assert any(event.get("cat") == "Node" for event in json.loads(file.read_text()))
+
+
+def test_what_the_library_refuses_is_translated(generator: OgGeneratorRunner, opened: Callable[[int], int]) -> None:
+    sequence = opened(16)
+    with pytest.raises(RunnerFailed, match="max length"):
+        generator.prefill(sequence, [1] * 17)
+
+
+def test_a_device_that_is_not_there_raises_the_librarys_reason() -> None:
+    with pytest.raises(RuntimeError, match="(?i)cuda"):
+        OgGeneratorRunner(DEMO, "cuda", threads=0)
+
+
+def test_the_keys_and_values_of_a_sequence_can_be_copied_out(
+    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[int], int]
+) -> None:
+    sequence = opened(64)
+    tokens = prompt(codec, "Hello!")
+    last = greedy(generator, sequence, tokens, 1)
+    before = generator.export(sequence, ["present.0.key", "present.0.value"])
+    generator.decode([sequence], last)
+    after = generator.export(sequence, ["present.0.key"])["present.0.key"]
+    key = before["present.0.key"]
+    assert set(before) == {"present.0.key", "present.0.value"}
+    # A copy: the pass that came later has added a token behind these in the library's own buffer only.
+    assert np.array_equal(key[:, :, : len(tokens)], after[:, :, : len(tokens)])
+    assert not np.array_equal(key[:, :, len(tokens)], after[:, :, len(tokens)])
+
+
+def test_on_demand_a_prompt_gives_the_logits_after_each_of_its_tokens(
+    generator: OgGeneratorRunner, opened: Callable[[], int]
+) -> None:
+    tokens = [7 * token % 1900 + 10 for token in range(50)]
+    positions = generator.prefill(opened(), tokens, positions=True).copy()
+    assert positions.shape == (len(tokens), generator.model.vocab_size)
+    for length in (2, 20, 50):
+        assert generator.prefill(opened(), tokens[:length]) == pytest.approx(positions[length - 1], abs=1e-3)
+
+
+def test_a_graph_that_gives_logits_for_the_last_token_only_is_told(
+    generator: OgGeneratorRunner, opened: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = opened()
+    library = generator._generators[sequence]
+
+    class LastOnly:
+        append_tokens = library.append_tokens
+
+        def get_output(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+            last: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = library.get_output(name)[:, -1:]
+            return last
+
+    monkeypatch.setitem(generator._generators, sequence, LastOnly())
+    with pytest.raises(RunnerFailed, match="logits for 1 of 5 tokens"):
+        generator.prefill(sequence, [10, 20, 30, 40, 50], positions=True)
+
+
+@pytest.mark.parametrize("brings_one", [True, False])
+def test_the_runtime_that_a_package_brings_is_loaded_before_its_module_looks_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, brings_one: bool
+) -> None:
+    """As onnxruntime-genai-winml does; only its files are seen here, for there was no Windows."""
+    package = tmp_path / "onnxruntime_genai"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    if brings_one:
+        (package / "onnxruntime.dll").touch()
+    loaded: list[str] = []
+    monkeypatch.delitem(sys.modules, "onnxruntime_genai", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ctypes, "CDLL", loaded.append)
+    module._load_own_runtime()
+    assert loaded == [str(package / "onnxruntime.dll")] * brings_one
+
+
+def test_openvino_without_its_package_comes_with_what_to_install() -> None:
+    with pytest.raises(ConfigurationError, match="pip install onnxruntime-ep-openvino, and write package = "):
+        OgGeneratorRunner(DEMO, "openvino", 1)
+
+
+def test_a_provider_without_a_device_is_told_beside_the_librarys_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "missing_device", lambda _: "provider openvino: no device")
+    with pytest.raises(ConfigurationError, match="^provider openvino: no device; onnxruntime-genai says: OpenVINO "):
+        OgGeneratorRunner(DEMO, "openvino", 1)

@@ -1,0 +1,254 @@
+"""Grammars: what may come next in each of them, when they are complete, and what is told of those that are wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.sampling import grammar as module
+from genai_server.engine.sampling.grammar import Compiled, Guidance, Guide, bytes_guidance, model_guidance
+from genai_server.errors import GrammarFailed, InvalidField
+from genai_server.generation import ModelInfo, Sampling
+from tests.running_server import DEMO, ROOT
+
+EOS = 256
+BYTES = ModelInfo(context_length=100, vocab_size=258, eos_token_ids=[EOS, EOS + 1], defaults=Sampling())
+# A rule that can be read in ever more ways the longer the answer is.
+AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
+
+
+@pytest.fixture
+def guidance() -> Guidance:
+    return bytes_guidance(BYTES)
+
+
+def compiled(guidance: Guidance, grammar: str) -> Compiled:
+    done: SimpleQueue[Compiled] = SimpleQueue()
+    guidance.compile(grammar, done.put)
+    return done.get(timeout=10)
+
+
+def guide(guidance: Guidance, grammar: str) -> Guide:
+    assert guidance.guide(grammar) is None
+    guidance.keep(grammar, compiled(guidance, grammar))
+    found = guidance.guide(grammar)
+    assert found is not None
+    return found
+
+
+def allowed(guide: Guide) -> str:
+    """The bytes that may come next; the end is written as $."""
+    tokens = np.flatnonzero(guide.allowed()).tolist()
+    return "".join("$" if token >= EOS else chr(token) for token in tokens)
+
+
+def follow(guide: Guide, text: str) -> Guide:
+    for token in text.encode():
+        assert guide.allowed()[token], f"{chr(token)!r} of {text!r} is not allowed"
+        guide.commit(token)
+    return guide
+
+
+# the way through a grammar
+
+
+def test_a_regular_expression_is_followed_byte_by_byte(guidance: Guidance) -> None:
+    way = guide(guidance, LLMatcher.grammar_from_regex("ab?[0-2]"))
+    assert allowed(way) == "a"
+    assert allowed(follow(way, "a")) == "012b"
+    assert (way.may_end, way.is_complete) == (False, False)
+    follow(way, "2")
+    assert (way.may_end, way.is_complete) == (True, True)
+
+
+def test_where_it_may_end_and_go_on_every_end_token_is_allowed(guidance: Guidance) -> None:
+    way = follow(guide(guidance, "start: /[0-1]+/"), "10")
+    assert allowed(way) == "01$$"
+    assert (way.may_end, way.is_complete) == (True, False)
+
+
+def test_a_json_schema_is_followed(guidance: Guidance) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 23]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    way = guide(guidance, LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    assert follow(way, '{"a": 23}').is_complete
+
+
+def test_two_answers_of_one_grammar_go_their_own_ways(guidance: Guidance) -> None:
+    first = guide(guidance, 'start: "a" "b" | "c" "d"')
+    second = guidance.guide('start: "a" "b" | "c" "d"')
+    assert second is not None
+    assert allowed(follow(first, "a")) == "b"
+    assert allowed(second) == "ac"
+    assert allowed(follow(second, "c")) == "d"
+
+
+def test_an_empty_answer_may_be_all_that_fits(guidance: Guidance) -> None:
+    way = guide(guidance, 'start: ""')
+    assert allowed(way) == "$$"
+    assert way.may_end
+
+
+def test_a_token_that_does_not_fit_fails_the_answer(guidance: Guidance) -> None:
+    with pytest.raises(GrammarFailed, match="does.*not|doesn't"):
+        guide(guidance, "start: /[0-9]+/").commit(ord("x"))
+
+
+def test_a_grammar_that_becomes_too_ambiguous_on_its_way_fails_the_answer(guidance: Guidance) -> None:
+    way = guide(guidance, AMBIGUOUS)
+    with pytest.raises(GrammarFailed, match="cannot be followed any further: .*items"):
+        follow(way, "x" * 500)
+
+
+# grammars that are wrong
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ("start: (", "Expected token"),
+        ("start: /a(/", "unclosed group"),
+        ("start: nothing", "unknown name"),
+        ("", "Empty grammar"),
+        ('{"grammars": []}', "empty grammars"),
+        ('start: %json {"minimum": "x"}', "minimum"),
+        ("start: <|nothing|>", "unknown special token"),
+    ],
+)
+def test_a_wrong_grammar_is_refused_with_the_librarys_reason(guidance: Guidance, grammar: str, reason: str) -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidField, match=reason) as raised:
+            guidance.keep(grammar, compiled(guidance, grammar))
+            guidance.guide(grammar)
+        assert raised.value.param == "grammar"
+        assert "non-verbose" not in raised.value.message
+
+
+# what is kept
+
+
+def test_a_compiled_grammar_need_not_be_compiled_again(guidance: Guidance) -> None:
+    guide(guidance, 'start: "a"')
+    assert guidance.guide('start: "a"') is not None
+    assert guidance.guide('start: "b"') is None
+
+
+def test_the_grammar_that_was_asked_for_longest_ago_is_forgotten(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_GRAMMARS", 2)
+    guide(guidance, 'start: "a"')
+    guide(guidance, 'start: "b"')
+    assert guidance.guide('start: "a"') is not None
+    guide(guidance, 'start: "c"')
+    assert guidance.guide('start: "a"') is not None
+    assert guidance.guide('start: "b"') is None
+
+
+def test_long_grammars_are_kept_as_long_as_they_are_not_too_many(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, other, long = 'start: "a"', 'start: "c"', f'start: "{"b" * 100}"'
+    monkeypatch.setattr(module, "_KEPT_CHARACTERS", 60)
+    for grammar in (small, other, long):
+        guide(guidance, grammar)
+    assert None not in {guidance.guide(grammar) for grammar in (small, other, long)}
+    guide(guidance, 'start: "d"')
+    assert [guidance.guide(grammar) is None for grammar in (small, other, long)] == [False, False, True]
+
+
+def test_a_grammar_that_several_wait_for_is_compiled_once(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, gate = [], Event()
+    compile_one = guidance._compile
+
+    def slow(grammar: str) -> Compiled:
+        compiling.append(grammar)
+        gate.wait(10)
+        return compile_one(grammar)
+
+    monkeypatch.setattr(guidance, "_compile", slow)
+    done: SimpleQueue[Compiled] = SimpleQueue()
+    for _ in range(3):
+        guidance.compile('start: "a"', done.put)
+    gate.set()
+    found = [done.get(timeout=10) for _ in range(3)]
+    assert compiling == ['start: "a"']
+    assert found[0] is found[1] is found[2]
+
+
+def test_a_grammar_that_many_tokens_went_along_is_compiled_anew(
+    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = "start: /[a-z]+/"
+    monkeypatch.setattr(module, "_MOST_FOLLOWED", 4)
+    follow(guide(guidance, grammar), "ab")
+    way = guidance.guide(grammar)
+    assert way is not None
+    follow(way, "ab")
+    assert follow(guide(guidance, grammar), "abc").may_end
+    assert follow(way, "cdefgh").may_end
+
+
+def test_an_answer_that_fails_leaves_nothing_for_the_next_one(guidance: Guidance) -> None:
+    with pytest.raises(GrammarFailed):
+        guide(guidance, "start: /[0-2]+/").commit(ord("x"))
+    assert allowed(guide(guidance, "start: /[0-2]+/")) == "012"
+
+
+def test_an_expression_that_would_take_seconds_fails_its_answer_before_a_token(guidance: Guidance) -> None:
+    way = guide(guidance, LLMatcher.grammar_from_regex("(a{1000}){1000}"))
+    with pytest.raises(GrammarFailed, match="too many expressions"):
+        follow(way, "aaa")
+
+
+# tokenizers
+
+
+def test_a_models_own_tokens_are_guided() -> None:
+    model = check_model_directory(DEMO)
+    way = guide(model_guidance(DEMO, model), 'start: "Paris" | "Rome"')
+    mask = way.allowed()
+    assert mask.shape == (model.vocab_size,)
+    tokens = [token["content"] for token in json.loads((DEMO / "tokenizer.json").read_text())["added_tokens"]]
+    vocabulary = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
+    expected = {text for text in vocabulary if text and ("Paris".startswith(text) or "Rome".startswith(text))}
+    assert {text for text, token in vocabulary.items() if mask[token]} == expected - set(tokens)
+
+
+def test_a_model_with_fewer_tokens_than_its_tokenizer_is_guided_among_its_own() -> None:
+    small = ModelInfo(context_length=100, vocab_size=300, eos_token_ids=[2], defaults=Sampling())
+    assert guide(model_guidance(DEMO, small), "start: /[a-z]+/").allowed().shape == (300,)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_told_to_who_asks_for_a_grammar(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    guidance = model_guidance(tmp_path, BYTES)
+    with pytest.raises(InvalidField, match="cannot be guided by a grammar: .*tokenizer") as raised:
+        guidance.guide('start: "a"')
+    assert raised.value.param == "grammar"
+
+
+def test_what_passes_a_check_has_room_on_the_stack_of_the_compiling_thread() -> None:
+    code = (
+        "import threading\n"
+        "from queue import SimpleQueue\n"
+        "from tests.engine.sampling.test_grammar import BYTES, bytes_guidance\n"
+        "threading.stack_size(256 * 1024)\n"
+        "chain = 'start: a0\\n' + '\\n'.join(f'a{n}: a{n + 1}' for n in range(400)) + '\\na400: \"x\"'\n"
+        "done = SimpleQueue()\n"
+        "bytes_guidance(BYTES).compile(chain, done.put)\n"
+        "print(type(done.get(timeout=60)).__name__, flush=True)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "LLMatcher\n"), ran.stderr

@@ -1,0 +1,94 @@
+"""Logit bias and penalties against the formulas written out plainly, over prompts and answers of any kind."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genai_server.engine.runners.scores import Logits
+from genai_server.engine.sampling.penalties import Bias, Penalties, penalizes
+from genai_server.generation import Sampling
+
+VOCAB = 12
+
+tokens = st.integers(0, VOCAB - 1)
+scores = st.lists(st.floats(-50, 50, width=32) | st.just(-math.inf), min_size=VOCAB, max_size=VOCAB)
+penalties = st.floats(-2, 2)
+
+
+def biased(logits: Logits, biases: dict[int, float]) -> Logits:
+    Bias(biases).apply(logits)
+    return logits
+
+
+@given(scores, st.lists(tokens, min_size=1, max_size=30), st.lists(tokens, max_size=30), penalties, penalties)
+def test_frequency_and_presence_follow_openais_formula_over_the_answer_alone(
+    values: list[float], prompt: list[int], answer: list[int], frequency: float, presence: float
+) -> None:
+    penalties = Penalties(Sampling(frequency_penalty=frequency, presence_penalty=presence), prompt)
+    for token in answer:
+        penalties.count(token)
+    logits = np.array(values, np.float32)
+    penalties.apply(logits)
+    count = Counter(answer)
+    expected = [mu - count[j] * frequency - float(count[j] > 0) * presence for j, mu in enumerate(values)]
+    assert logits == pytest.approx(np.array(expected), rel=1e-5, abs=1e-5)
+
+
+@given(scores, st.lists(tokens, min_size=1, max_size=30), st.lists(tokens, max_size=30), st.floats(0.1, 10))
+def test_the_repetition_penalty_follows_ctrls_formula_over_prompt_and_answer(
+    values: list[float], prompt: list[int], answer: list[int], theta: float
+) -> None:
+    penalties = Penalties(Sampling(repetition_penalty=theta), prompt)
+    for token in answer:
+        penalties.count(token)
+    logits = np.array(values, np.float32)
+    penalties.apply(logits)
+    seen = {*prompt, *answer}
+    expected = [x if j not in seen else x / theta if x > 0 else x * theta for j, x in enumerate(values)]
+    assert logits == pytest.approx(np.array(expected), rel=1e-5, abs=1e-5)
+
+
+def test_the_repetition_penalty_comes_before_the_other_two() -> None:
+    penalties = Penalties(Sampling(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25), [0])
+    for _ in range(3):
+        penalties.count(1)
+    logits = np.array([8, 8, 8], np.float32)
+    penalties.apply(logits)
+    assert logits.tolist() == [4.0, 4 - 1.5 - 0.25, 8.0]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(repetition_penalty=1.1), Sampling(frequency_penalty=-0.1), Sampling(presence_penalty=0.1)],
+)
+def test_each_penalty_by_itself_counts_as_one(sampling: Sampling) -> None:
+    assert penalizes(sampling)
+
+
+def test_without_penalties_there_are_none() -> None:
+    assert not penalizes(Sampling(1.0, 5, 0.5, 0.1, logit_bias={1: 5.0}))
+
+
+# the bias
+
+
+@given(scores, st.dictionaries(tokens, st.floats(-99, 99), max_size=VOCAB))
+def test_a_bias_is_added(values: list[float], biases: dict[int, float]) -> None:
+    logits = biased(np.array(values, np.float32), biases)
+    expected = [value + biases.get(token, 0.0) for token, value in enumerate(values)]
+    assert logits == pytest.approx(np.array(expected), rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("bias", [-100.0, -101.0, -1e30, -math.inf])
+def test_a_bias_of_minus_hundred_and_less_is_a_ban(bias: float) -> None:
+    assert biased(np.array([3, 2, 1], np.float32), {0: bias, 2: 1.0}).tolist() == [-math.inf, 2, 2]
+
+
+@pytest.mark.parametrize("bias", [100.0, 150.0, math.inf])
+def test_a_bias_of_hundred_and_more_leaves_no_other_tokens_and_these_as_they_are(bias: float) -> None:
+    logits = biased(np.array([1, 2, 3, 4], np.float32), {0: bias, 1: 100.0, 2: 99.0, 3: -100.0})
+    assert logits.tolist() == [1, 2, -math.inf, -math.inf]

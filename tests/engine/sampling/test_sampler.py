@@ -1,0 +1,400 @@
+"""The sampler: what each filter cuts, what the draws are distributed like, and that a seed says it all.
+
+The random tests have fixed seeds, so they give the same result each time; their bounds are several standard deviations.
+"""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genai_server.engine.runners.scores import Logits
+from genai_server.engine.sampling import sampler
+from genai_server.engine.sampling.sampler import MOST_SORTED, Sampler, highest, nucleus, top_tokens
+from genai_server.errors import InvalidField
+from genai_server.generation import Sampling
+
+SEED = 20_240_607
+
+
+def _logits(*values: float) -> Logits:
+    return np.array(values, np.float32)
+
+
+def _of_probabilities(*values: float) -> Logits:
+    return _logits(*(math.log(value) for value in values))
+
+
+def _draws(logits: Logits, sampling: Sampling, count: int = 400) -> list[int]:
+    sampler = Sampler(sampling, [0])
+    return [sampler.sample(logits) for _ in range(count)]
+
+
+def _kept(logits: Logits, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> set[int]:
+    """The tokens that are drawn at all."""
+    return set(_draws(logits, Sampling(temperature, top_k, top_p, min_p, seed=SEED)))
+
+
+# greedy
+
+
+def test_temperature_zero_takes_the_most_likely_token_whatever_the_other_fields() -> None:
+    sampling = Sampling(0.0, top_k=3, top_p=0.1, min_p=0.9, seed=SEED)
+    assert _draws(_logits(0.1, -5, 7, 6.99), sampling, 20) == [2] * 20
+
+
+def test_temperature_zero_takes_the_lowest_id_of_a_tie() -> None:
+    assert _draws(_logits(1, 3, 3, 3), Sampling(), 5) == [1] * 5
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 1e-308, 5e-324])
+def test_a_temperature_close_to_zero_takes_the_most_likely_token_too(temperature: float) -> None:
+    assert _kept(_logits(10, 30, -80, 29), temperature) == {1}
+
+
+# the distribution
+
+
+@pytest.mark.parametrize(
+    ("temperature", "expected"),
+    [(1.0, [0.5, 0.25, 0.15, 0.1]), (2.0, [0.363, 0.257, 0.199, 0.162]), (0.5, [0.725, 0.181, 0.065, 0.029])],
+)
+def test_draws_follow_the_softmax_at_the_temperature(temperature: float, expected: list[float]) -> None:
+    expected = [value / sum(expected) for value in expected]
+    counts = Counter(_draws(_of_probabilities(0.5, 0.25, 0.15, 0.1), Sampling(temperature, seed=SEED), 4000))
+    assert [counts[token] / 4000 for token in range(4)] == pytest.approx(expected, abs=0.03)
+
+
+def test_what_a_filter_leaves_keeps_its_proportions() -> None:
+    counts = Counter(_draws(_of_probabilities(0.4, 0.2, 0.3, 0.1), Sampling(1.0, top_k=2, seed=SEED), 4000))
+    assert [counts[token] / 4000 for token in range(4)] == pytest.approx([4 / 7, 0, 3 / 7, 0], abs=0.03)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    assert _kept(_logits(3e38, 3e38, -3e38)) == {0, 1}
+
+
+def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
+    assert _kept(_logits(1, -np.inf, 1, -np.inf), temperature=2.0) == {0, 2}
+
+
+@pytest.mark.parametrize("size", [255, 256, 257, 5000])
+def test_of_a_large_vocabulary_too_each_token_is_drawn_as_often_as_it_is_likely(size: int) -> None:
+    expected = {0: 0.1, size // 2: 0.4, size - 2: 0.2, size - 1: 0.3}
+    logits = np.full(size, -np.inf, np.float32)
+    logits[list(expected)] = np.log(list(expected.values()))
+    counts = Counter(_draws(logits, Sampling(1.0, seed=SEED), 4000))
+    assert set(counts) == set(expected)
+    assert [counts[token] / 4000 for token in expected] == pytest.approx(list(expected.values()), abs=0.03)
+
+
+def test_the_tokens_of_a_flat_vocabulary_are_drawn_in_their_order() -> None:
+    class Even:
+        """Random numbers that go evenly from 0 to just below 1."""
+
+        def __init__(self) -> None:
+            self.drawn = iter([*np.linspace(0, 1, 1000, endpoint=False), np.nextafter(1.0, 0.0)])
+
+        def random(self) -> float:
+            return float(next(self.drawn))
+
+    sampler = Sampler(Sampling(1.0), [0])
+    sampler._random = Even()  # type: ignore[assignment]
+    logits = np.zeros(1000, np.float32)
+    assert [sampler.sample(logits) for _ in range(1001)] == [*range(1000), 999]
+
+
+def test_the_only_token_is_drawn() -> None:
+    assert _kept(_logits(-7)) == {0}
+
+
+# the filters
+
+
+@pytest.mark.parametrize(
+    ("top_k", "kept"), [(1, {3}), (2, {3, 0}), (3, {3, 0, 2}), (4, {0, 1, 2, 3}), (9, {0, 1, 2, 3})]
+)
+def test_top_k_keeps_the_k_most_likely(top_k: int, kept: set[int]) -> None:
+    assert _kept(_logits(1.1, 0.9, 1.0, 1.2), temperature=2.0, top_k=top_k) == kept
+
+
+def test_top_k_zero_keeps_all() -> None:
+    assert _kept(_logits(0, 0, 0, 0, 0), top_k=0) == {0, 1, 2, 3, 4}
+
+
+def test_top_k_keeps_no_more_than_k_of_a_tie() -> None:
+    kept = _kept(_logits(0, 2, 2, 2, 2, 1), top_k=3)
+    assert len(kept) == 3
+    assert kept < {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.51, 3), (0.76, 4), (1.0, 4)])
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: int) -> None:
+    # Four equal tokens: quarters are exact in binary, so that the boundary is, too.
+    assert len(_kept(_logits(1, 1, 1, 1), top_p=top_p)) == kept
+
+
+def test_top_p_takes_the_most_likely_first() -> None:
+    assert _kept(_of_probabilities(0.1, 0.5, 0.15, 0.25), top_p=0.7) == {1, 3}
+
+
+def test_top_p_counts_what_the_temperature_has_made_of_the_probabilities() -> None:
+    assert _kept(_of_probabilities(0.6, 0.3, 0.1), top_p=0.8) == {0, 1}
+    assert _kept(_of_probabilities(0.6, 0.3, 0.1), top_p=0.8, temperature=0.25) == {0}
+
+
+def test_top_p_counts_the_shares_among_the_top_k() -> None:
+    # 0.4 of all is 0.57 of the two that are left.
+    assert _kept(_of_probabilities(0.4, 0.3, 0.2, 0.1), top_k=2, top_p=0.5) == {0}
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.0, {0, 1, 2}), (0.2, {0, 1, 2}), (0.4, {0, 1}), (0.6, {0}), (1.0, {0})])
+def test_min_p_keeps_what_is_likely_enough_against_the_most_likely(min_p: float, kept: set[int]) -> None:
+    assert _kept(_of_probabilities(0.5, 0.25, 0.125), min_p=min_p) == kept
+
+
+def test_min_p_of_one_keeps_those_that_are_as_likely_as_the_most_likely() -> None:
+    assert _kept(_logits(1, 2, 1.99, 2), min_p=1.0) == {1, 3}
+
+
+def test_the_stricter_of_two_filters_decides() -> None:
+    logits = _of_probabilities(0.4, 0.3, 0.2, 0.1)
+    assert _kept(logits, top_p=0.95, min_p=0.6) == {0, 1}
+    assert _kept(logits, top_p=0.5, min_p=0.1) == {0, 1}
+    assert _kept(logits, top_k=3, min_p=0.1) == {0, 1, 2}
+
+
+# the repetition penalty
+
+
+def _greedy(logits: Logits, prompt: list[int], penalty: float, count: int = 1) -> list[int]:
+    sampler = Sampler(Sampling(repetition_penalty=penalty), prompt)
+    return [sampler.sample(logits) for _ in range(count)]
+
+
+def test_a_penalty_divides_what_is_positive_and_multiplies_what_is_negative() -> None:
+    assert _greedy(_logits(2, 1.5), [0], 1.2) == [0]
+    assert _greedy(_logits(2, 1.5), [0], 1.4) == [1]
+    assert _greedy(_logits(-1, -1.5), [0], 1.4) == [0]
+    assert _greedy(_logits(-1, -1.5), [0], 1.6) == [1]
+
+
+def test_a_penalty_below_one_favours_what_was_there() -> None:
+    assert _greedy(_logits(1.5, 2), [0], 0.5) == [0]
+
+
+def test_a_token_is_penalised_once_however_often_it_was_there() -> None:
+    assert _greedy(_logits(2, 1.5), [0, 0, 0], 1.2) == [0]
+
+
+def test_tokens_of_the_answer_are_penalised_like_those_of_the_prompt() -> None:
+    assert _greedy(_logits(2.0, 1.8, 1.5, 0.1), [3], 2.0, count=4) == [0, 1, 2, 0]
+
+
+def test_the_penalty_comes_before_the_filters() -> None:
+    sampler = Sampler(Sampling(1.0, top_k=1, repetition_penalty=2.0, seed=SEED), [0])
+    assert sampler.sample(_logits(2, 1.5, 0)) == 1
+
+
+def test_a_token_that_is_ruled_out_stays_so_under_a_penalty() -> None:
+    assert _greedy(_logits(-np.inf, -50), [0, 1], 1.5) == [1]
+
+
+# purity and seeds
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_logits_are_left_as_they_are(temperature: float) -> None:
+    logits = _logits(2, -1, 0.5, 3)
+    logits.setflags(write=False)
+    sampler = Sampler(Sampling(temperature, 3, 0.9, 0.01, 1.3, SEED), [0, 1])
+    for _ in range(3):
+        sampler.sample(logits)
+    assert logits.tolist() == [2, -1, 0.5, 3]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_the_same_seed_gives_the_same_tokens(seed: int) -> None:
+    sampling = Sampling(1.0, top_k=50, top_p=0.95, repetition_penalty=1.1, seed=seed)
+    logits = np.random.default_rng(1).normal(size=200).astype(np.float32)
+    assert _draws(logits, sampling, 64) == _draws(logits, sampling, 64)
+
+
+def test_another_seed_gives_other_tokens() -> None:
+    logits = np.zeros(1000, np.float32)
+    assert _draws(logits, Sampling(1.0, seed=1), 32) != _draws(logits, Sampling(1.0, seed=2), 32)
+
+
+def test_requests_without_a_seed_draw_differently() -> None:
+    # 32 times the same of 1000 tokens: once in 10 to the power of 96.
+    logits = np.zeros(1000, np.float32)
+    assert _draws(logits, Sampling(1.0), 32) != _draws(logits, Sampling(1.0), 32)
+
+
+def test_company_changes_nothing() -> None:
+    logits = np.zeros(1000, np.float32)
+    alone = _draws(logits, Sampling(1.0, seed=SEED), 20)
+    one, other = Sampler(Sampling(1.0, seed=SEED), [0]), Sampler(Sampling(1.0, seed=1), [0])
+    together = []
+    for _ in range(20):
+        together.append(one.sample(logits))
+        other.sample(logits)
+    assert together == alone
+
+
+# what comes before the temperature
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_what_is_allowed_is_chosen(temperature: float) -> None:
+    sampler = Sampler(Sampling(temperature, seed=SEED), [0])
+    allowed = np.array([False, True, False, True])
+    assert {sampler.sample(_logits(9, 1, 9, 1), allowed=allowed) for _ in range(50)} <= {1, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_banned_is_never_chosen(temperature: float) -> None:
+    sampler = Sampler(Sampling(temperature, seed=SEED), [0])
+    assert {sampler.sample(_logits(9, 1, 9, 0), banned=[0, 2]) for _ in range(50)} <= {1, 3}
+
+
+def test_the_filters_look_at_what_is_allowed_alone() -> None:
+    # Of a large vocabulary a few: as grammars leave them.
+    logits = np.random.default_rng(1).normal(size=40_000).astype(np.float32)
+    allowed = np.zeros(logits.size, np.bool_)
+    allowed[[5, 700, 39_999]] = True
+    for sampling in (
+        Sampling(1.0, top_k=50, seed=1),
+        Sampling(1.0, top_p=0.99, seed=1),
+        Sampling(1.0, min_p=0.001, seed=1),
+        Sampling(1.0, seed=1),
+    ):
+        sampler = Sampler(sampling, [0])
+        assert {sampler.sample(logits, allowed=allowed) for _ in range(300)} == {5, 700, 39_999}
+
+
+def test_a_bias_changes_the_choice_and_leaves_the_logits() -> None:
+    logits = _logits(1, 2, 3)
+    assert Sampler(Sampling(logit_bias={0: 2.5}), [0]).sample(logits) == 0
+    assert Sampler(Sampling(logit_bias={2: -100.0}), [0]).sample(logits) == 1
+    assert Sampler(Sampling(logit_bias={0: 100.0}), [0]).sample(logits) == 0
+    assert logits.tolist() == [1, 2, 3]
+
+
+def test_a_bias_allows_nothing_that_is_ruled_out() -> None:
+    sampler = Sampler(Sampling(logit_bias={0: 50.0}), [0])
+    assert sampler.sample(_logits(3, 2, 1), banned=[0]) == 1
+    assert sampler.sample(_logits(3, 2, 1), allowed=np.array([False, False, True])) == 2
+
+
+def test_the_bias_comes_before_the_repetition_penalty() -> None:
+    # 1 + 3 halved is 2, which is more than 1.9; 1 halved and 3 added would be 3.5 against 3.
+    sampling = Sampling(repetition_penalty=2.0, logit_bias={0: 3.0})
+    assert Sampler(sampling, [0]).sample(_logits(1, 1.9)) == 0
+    assert Sampler(sampling, [0]).sample(_logits(1, 3)) == 1
+
+
+def test_a_bias_that_leaves_nothing_is_refused_by_name() -> None:
+    sampler = Sampler(Sampling(logit_bias={0: 100.0}), [0])
+    with pytest.raises(InvalidField, match="logit_bias") as raised:
+        sampler.sample(_logits(3, 2, 1), banned=[0])
+    assert raised.value.param == "logit_bias"
+
+
+def test_frequency_penalty_makes_an_answer_vary() -> None:
+    sampler = Sampler(Sampling(frequency_penalty=0.4), [0, 0, 0])
+    assert [sampler.sample(_logits(2.0, 1.9, 1.0)) for _ in range(6)] == [0, 1, 0, 1, 0, 1]
+
+
+def test_presence_penalty_counts_once() -> None:
+    sampler = Sampler(Sampling(presence_penalty=0.4), [0, 0, 0])
+    assert [sampler.sample(_logits(2.0, 1.9, 1.0)) for _ in range(5)] == [0, 1, 0, 0, 0]
+
+
+# the highest, and the nucleus
+
+
+@pytest.mark.parametrize(
+    ("sampling", "choices"),
+    [
+        (Sampling(), 1),
+        (Sampling(0.0, top_k=5, top_p=0.5), 1),
+        (Sampling(1.0, top_k=5, top_p=0.5), 5),
+        (Sampling(1.0, top_p=0.5, min_p=0.1), 0),
+        (Sampling(logit_bias={1: 1.0}), 0),
+        (Sampling(presence_penalty=1.0), 0),
+    ],
+)
+def test_what_a_token_is_chosen_among_is_known_where_it_is_few(sampling: Sampling, choices: int) -> None:
+    assert Sampler(sampling, [1, 2]).num_choices == choices
+
+
+TIED = st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=300)
+
+
+@given(TIED, st.integers(1, 300))
+def test_the_top_tokens_are_those_of_a_stable_sort_but_for_what_is_ruled_out(values: list[float], k: int) -> None:
+    expected = sorted((token for token, value in enumerate(values) if value > -np.inf), key=lambda t: -values[t])
+    assert top_tokens(_logits(*values), k).tolist() == expected[:k]
+
+
+@given(TIED.filter(lambda values: len(values) > 1), st.data())
+def test_the_highest_are_the_top_tokens_in_their_places(values: list[float], data: st.DataObject) -> None:
+    logits, k = _logits(*values), data.draw(st.integers(1, len(values) - 1))
+    found = highest(logits, k)
+    kept = np.flatnonzero(found > -np.inf)
+    assert kept.tolist() == sorted(top_tokens(logits, k).tolist())
+    assert np.array_equal(found[kept], logits[kept])
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_p": 0.9, "min_p": 0.5}])
+@pytest.mark.parametrize("top_k", [1, 3, 5, 6, 7])
+def test_the_filters_keep_the_same_whether_the_highest_are_sorted_or_not(
+    monkeypatch: pytest.MonkeyPatch, top_k: int, fields: dict[str, float]
+) -> None:
+    logits = _logits(1.0, 2.0, 0.5, 2.0, 1.0, -np.inf)
+    kept = _kept(logits, 1.0, top_k, **fields)
+    monkeypatch.setattr(sampler, "MOST_SORTED", 0)
+    assert _kept(logits, 1.0, top_k, **fields) == kept
+
+
+@pytest.mark.parametrize("top_k", [3999, 4096, 4097, 20_000, 127_999, 128_000, 1_000_000])
+def test_no_top_k_has_a_large_vocabulary_sorted(monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
+    sizes: list[int] = []
+    argsort = np.argsort
+
+    def noted(values: Any, **how: Any) -> Any:
+        sizes.append(len(values))
+        return argsort(values, **how)
+
+    monkeypatch.setattr(np, "argsort", noted)
+    logits = np.random.default_rng(SEED).normal(size=128_000).astype(np.float32)
+    Sampler(Sampling(1.0, top_k=top_k, seed=SEED), [0]).sample(logits)
+    assert max(sizes, default=0) <= MOST_SORTED
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-12, 0.1, 0.25, 0.5, 1.0, 3.0]) | st.floats(0, 1, width=32), min_size=1).filter(
+        any
+    ),
+    st.floats(0.01, 0.99),
+)
+def test_the_nucleus_is_what_a_sorted_sum_takes(values: list[float], top_p: float) -> None:
+    weights = np.array(values, np.float32)
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order], dtype=np.float64) - weights[order]
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    # Where the sum is reached but for rounding, either is right.
+    surely, maybe = (set(order[before < wanted * factor].tolist()) for factor in (1 - 1e-6, 1 + 1e-6))
+    found = nucleus(weights, top_p)
+    kept = set(np.flatnonzero(found).tolist())
+    assert {token for token in surely if weights[token]} <= kept <= maybe
+    assert all(found[token] == weights[token] for token in kept)
+
+
+def test_of_a_flat_vocabulary_the_lowest_ids_are_kept() -> None:
+    assert np.flatnonzero(nucleus(np.full(100_000, 0.5, np.float32), 0.25)).tolist() == list(range(25_000))

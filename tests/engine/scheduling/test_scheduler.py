@@ -1,0 +1,528 @@
+"""Which pass is next: a token for all that decode, in order of arrival, then one chunk of the oldest prompt."""
+
+import pytest
+
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.errors import QueueFull
+from genai_server.generation import GenerationRequest
+from genai_server.messages.figures import Capacity
+
+CHUNK = 8
+IDLE_CHUNK = 24
+
+
+def _sequence(
+    name: str,
+    *,
+    decoding: bool = False,
+    batched: bool = False,
+    num_prompt: int = 1,
+    priority: int = 0,
+    exact: bool = False,
+) -> Sequence:
+    sequence = Sequence(
+        0, (0, 0), GenerationRequest(name, [1] * num_prompt, 10, 2000, priority=priority, exact=exact), lambda: 0.0
+    )
+    sequence.batched = batched
+    if decoding:
+        _produce(sequence)
+    return sequence
+
+
+def _produce(sequence: Sequence) -> None:
+    """The rest is read and gives a token."""
+    sequence.num_read = len(sequence.tokens)
+    sequence.append(5)
+
+
+def _names(sequences: list[Sequence]) -> list[str]:
+    return [sequence.request.request_id for sequence in sequences]
+
+
+def _passes(scheduler: Scheduler, count: int) -> str:
+    """The next passes, by one-letter name, those of a batch in brackets; "-" is none. Nothing is really read."""
+    found = ""
+    for _ in range(count):
+        step = scheduler.next_step()
+        names = "-" if step is None else "".join(_names(step.sequences))
+        found += names if len(names) == 1 else f"({names})"
+    return found
+
+
+def _running(*sequences: Sequence) -> Scheduler:
+    scheduler = Scheduler(max_running=16, max_waiting=16, prefill_chunk=CHUNK, idle_chunk=IDLE_CHUNK)
+    for sequence in sequences:
+        scheduler.add(sequence)
+    scheduler.admit()
+    return scheduler
+
+
+def _chunks(scheduler: Scheduler, sequence: Sequence) -> list[int]:
+    """The passes that this sequence has while it prefills, as numbers of tokens that they read."""
+    found = []
+    while not sequence.is_decoding and sequence.num_unread:
+        step = scheduler.next_step()
+        assert step is not None
+        if step.sequences == [sequence]:
+            found.append(step.num_tokens)
+            sequence.num_read += step.num_tokens
+    return found
+
+
+# waiting and running
+
+
+def test_sequences_are_admitted_in_order_of_arrival_while_there_is_room() -> None:
+    scheduler = Scheduler(max_running=2, max_waiting=5, prefill_chunk=CHUNK)
+    for name in "abc":
+        scheduler.add(_sequence(name))
+    assert _names(scheduler.admit()) == ["a", "b"]
+    assert (_names(scheduler.running), _names(list(scheduler.waiting))) == (["a", "b"], ["c"])
+    assert scheduler.admit() == []
+
+
+def test_who_leaves_makes_room_for_the_next() -> None:
+    scheduler = Scheduler(max_running=1, max_waiting=5, prefill_chunk=CHUNK)
+    a, b, c = (_sequence(name) for name in "abc")
+    for sequence in (a, b, c):
+        scheduler.add(sequence)
+    scheduler.admit()
+    scheduler.remove(b)
+    scheduler.remove(a)
+    assert scheduler.admit() == [c]
+
+
+@pytest.mark.parametrize("admitted_first", [True, False])
+def test_as_many_as_may_run_and_wait_are_taken_and_no_more(admitted_first: bool) -> None:
+    scheduler = Scheduler(max_running=2, max_waiting=1, prefill_chunk=CHUNK)
+    for name in "abc":
+        scheduler.add(_sequence(name))
+        if admitted_first:
+            scheduler.admit()
+    with pytest.raises(
+        QueueFull, match=r"3 requests .* GENAI_MAX_BATCH_SIZE lets 2 run and GENAI_MAX_QUEUE lets 1 wait"
+    ):
+        scheduler.add(_sequence("d"))
+
+
+def test_a_queue_of_none_still_lets_requests_run() -> None:
+    scheduler = Scheduler(max_running=1, max_waiting=0, prefill_chunk=CHUNK)
+    a = _sequence("a")
+    scheduler.add(a)
+    with pytest.raises(QueueFull):
+        scheduler.add(_sequence("b"))
+    scheduler.admit()
+    scheduler.remove(a)
+    scheduler.add(_sequence("b"))
+    assert _names(scheduler.admit()) == ["b"]
+
+
+def test_the_lowest_priority_number_is_admitted_first_and_equals_in_order_of_arrival() -> None:
+    scheduler = Scheduler(max_running=3, max_waiting=5, prefill_chunk=CHUNK)
+    for name, priority in zip("abcde", (0, 5, 0, -1, 5), strict=True):
+        scheduler.add(_sequence(name, priority=priority))
+    assert _names(scheduler.waiting) == ["d", "a", "c", "b", "e"]
+    assert _names(scheduler.admit()) == ["d", "a", "c"]
+
+
+def _asking(prompt: list[int], *, reuses_past: bool = True, priority: int = 0, salt: str | None = None) -> Sequence:
+    request = GenerationRequest("r", prompt, 10, 2000, priority=priority, cache_salt=salt)
+    return Sequence(0, (0, 0), request, lambda: 0.0, reuses_past=reuses_past)
+
+
+def test_who_has_a_prompt_that_is_being_read_waits_for_it_and_holds_up_nobody() -> None:
+    first, same, other = _asking([1, 2, 3]), _asking([1, 2, 3]), _asking([1, 2, 4])
+    scheduler = Scheduler(max_running=4, max_waiting=4, prefill_chunk=CHUNK)
+    for sequence in (first, same, other):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [first, other]
+    assert scheduler.admit() == []
+    _produce(first)
+    assert scheduler.admit() == [same]
+
+
+def test_who_waits_for_anothers_prompt_begins_when_that_one_leaves() -> None:
+    first, second, third = (_asking([1, 2, 3]) for _ in range(3))
+    scheduler = Scheduler(max_running=4, max_waiting=4, prefill_chunk=CHUNK)
+    for sequence in (first, second, third):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [first]
+    scheduler.remove(first)
+    assert scheduler.admit() == [second]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (_asking([1, 2]), _asking([1, 2], reuses_past=False)),
+        (_asking([1, 2], reuses_past=False), _asking([1, 2])),
+        (_asking([1, 2], salt="a"), _asking([1, 2], salt="b")),
+        (_asking([1, 2]), _asking([1, 2], salt="b")),
+    ],
+    ids=["one that reads it anew", "one whose past is not kept", "two salts", "a salt and none"],
+)
+def test_nobody_waits_for_what_is_no_use(first: Sequence, second: Sequence) -> None:
+    scheduler = Scheduler(max_running=4, max_waiting=4, prefill_chunk=CHUNK)
+    scheduler.add(first)
+    scheduler.add(second)
+    assert scheduler.admit() == [first, second]
+
+
+def test_who_is_more_urgent_waits_for_no_prompt() -> None:
+    scheduler = Scheduler(max_running=4, max_waiting=4, prefill_chunk=CHUNK)
+    first, urgent = _asking([1, 2]), _asking([1, 2], priority=-1)
+    scheduler.add(first)
+    scheduler.admit()
+    scheduler.add(urgent)
+    assert scheduler.admit() == [urgent]
+
+
+def test_a_refused_sequence_is_not_kept() -> None:
+    scheduler = Scheduler(max_running=1, max_waiting=0, prefill_chunk=CHUNK)
+    a = _sequence("a")
+    scheduler.add(a)
+    with pytest.raises(QueueFull):
+        scheduler.add(_sequence("b"))
+    scheduler.remove(a)
+    assert scheduler.is_idle
+
+
+def test_there_is_something_to_do_while_anything_waits_or_runs() -> None:
+    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=CHUNK)
+    a = _sequence("a")
+    idle = [scheduler.is_idle]
+    scheduler.add(a)
+    idle.append(scheduler.is_idle)
+    scheduler.admit()
+    idle.append(scheduler.is_idle)
+    scheduler.remove(a)
+    idle.append(scheduler.is_idle)
+    assert idle == [True, False, False, True]
+
+
+# tokens of prompts that wait
+
+
+def _bounded(max_running: int = 1, max_waiting: int = 9, max_waiting_tokens: int = 100) -> Scheduler:
+    return Scheduler(
+        max_running=max_running,
+        max_waiting=max_waiting,
+        max_waiting_tokens=max_waiting_tokens,
+        prefill_chunk=CHUNK,
+    )
+
+
+def test_prompts_that_wait_have_at_most_so_many_tokens_together() -> None:
+    scheduler = _bounded()
+    for name, num_prompt in (("a", 500), ("b", 60), ("c", 40)):
+        scheduler.add(_sequence(name, num_prompt=num_prompt))
+        scheduler.admit()
+    with pytest.raises(
+        QueueFull, match=r"would have 101 tokens with this one's 1: GENAI_MAX_QUEUE_TOKENS lets 100 wait"
+    ):
+        scheduler.add(_sequence("d", num_prompt=1))
+    assert _names(scheduler.waiting) == ["b", "c"]
+
+
+def test_a_prompt_of_any_length_is_taken_if_it_can_run_at_once() -> None:
+    scheduler = _bounded(max_running=2)
+    for name in "ab":  # which are admitted together, in the next step
+        scheduler.add(_sequence(name, num_prompt=500))
+    assert _names(scheduler.admit()) == ["a", "b"]
+
+
+def _without_grammar(name: str, *, num_prompt: int = 1) -> Sequence:
+    sequence = _sequence(name, num_prompt=num_prompt)
+    sequence.state = SequenceState.WAITING_FOR_GRAMMAR
+    return sequence
+
+
+def test_those_that_wait_for_their_grammars_count_like_the_others() -> None:
+    scheduler = _bounded()
+    scheduler.add(_sequence("a"))
+    scheduler.admit()
+    scheduler.add(_without_grammar("b", num_prompt=60))
+    assert (scheduler.room(), scheduler.room_tokens()) == (8, 40)
+    with pytest.raises(QueueFull):
+        scheduler.add(_sequence("c", num_prompt=41))
+    scheduler.add(_sequence("c", num_prompt=40))
+
+
+def test_a_sequence_without_its_grammar_holds_up_nobody_and_keeps_its_place() -> None:
+    scheduler = Scheduler(max_running=1, max_waiting=5, prefill_chunk=CHUNK)
+    a, b, c = _without_grammar("a"), _sequence("b"), _sequence("c")
+    scheduler.add(a)
+    assert scheduler.is_idle
+    scheduler.add(b)
+    scheduler.add(c)
+    assert scheduler.admit() == [b]
+    a.state = SequenceState.WAITING
+    scheduler.remove(b)
+    assert scheduler.admit() == [a]
+
+
+def test_what_an_idle_device_takes_is_known_beforehand() -> None:
+    assert _bounded(max_running=2).capacity == Capacity(running=2, waiting=9, waiting_tokens=100)
+    assert _bounded(max_waiting_tokens=0).capacity.waiting_tokens is None
+    assert Capacity(2, 9).requests == 11
+
+
+def test_room_is_told_in_requests_and_where_they_would_wait_in_tokens() -> None:
+    scheduler = _bounded(max_running=2, max_waiting=2)
+    found = [(scheduler.room(), scheduler.room_tokens())]
+    for name in "abcd":
+        scheduler.add(_sequence(name, num_prompt=30))
+        scheduler.admit()
+        found.append((scheduler.room(), scheduler.room_tokens()))
+    assert found == [(4, None), (3, None), (2, 100), (1, 70), (0, 40)]
+
+
+def test_without_a_limit_any_number_of_tokens_may_wait() -> None:
+    scheduler = _bounded(max_waiting_tokens=0)
+    for name in "abc":
+        scheduler.add(_sequence(name, num_prompt=10**6))
+    assert scheduler.room_tokens() is None
+
+
+def test_a_refusal_says_after_which_time_there_may_be_room() -> None:
+    scheduler = _bounded(max_waiting=1)
+    running = _sequence("a", num_prompt=4, batched=True)
+    scheduler.add(running)
+    scheduler.admit()
+    step = scheduler.next_step()
+    assert step is not None
+    scheduler.observe(step, 8.0)  # 2 s for each token of a prompt
+    _produce(running)
+    for _ in range(2):
+        step = scheduler.next_step()
+        assert step is not None
+        scheduler.observe(step, 1.0)
+        _produce(running)
+    scheduler.add(_sequence("b", num_prompt=100))
+    with pytest.raises(QueueFull) as full:
+        scheduler.add(_sequence("c"))
+    # 10 tokens were allowed, of which 7 are left
+    assert full.value.retry_after == 7
+    scheduler = _bounded()
+    scheduler.add(_sequence("a"))
+    with pytest.raises(QueueFull) as full:
+        scheduler.add(_sequence("b", num_prompt=101))
+    assert full.value.retry_after == 1  # nothing has been measured
+
+
+# passes of sequences that run one by one
+
+
+def test_there_is_no_pass_where_nothing_runs() -> None:
+    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=CHUNK)
+    assert scheduler.next_step() is None
+    scheduler.add(_sequence("a"))
+    assert scheduler.next_step() is None
+
+
+def test_decoding_sequences_take_turns_in_order_of_arrival() -> None:
+    assert _passes(_running(*(_sequence(name, decoding=True) for name in "abc")), 7) == "abcabca"
+
+
+def test_a_prompt_has_all_passes_when_it_is_alone() -> None:
+    assert _passes(_running(_sequence("p")), 3) == "ppp"
+
+
+def test_of_several_prompts_the_oldest_is_read_to_its_end_first() -> None:
+    first, second = _sequence("p"), _sequence("q")
+    scheduler = _running(first, second)
+    assert _passes(scheduler, 3) == "ppp"
+    _produce(first)
+    assert _passes(scheduler, 4) == "pqpq"
+
+
+def test_the_prompt_of_the_lowest_priority_number_is_read_first_even_if_another_was_begun() -> None:
+    low, high = _sequence("p", priority=3), _sequence("q", priority=-1)
+    scheduler = _running(low)
+    assert _passes(scheduler, 2) == "pp"
+    scheduler.add(high)
+    scheduler.admit()
+    assert _passes(scheduler, 2) == "qq"
+    _produce(high)
+    assert _passes(scheduler, 4) == "qpqp"
+
+
+def test_however_many_prompts_wait_a_stream_pauses_for_one_chunk() -> None:
+    # The prompts came first, and still every round has one chunk only.
+    scheduler = _running(*(_sequence(name) for name in "pqr"), *(_sequence(name, decoding=True) for name in "ab"))
+    assert _passes(scheduler, 9) == "abpabpabp"
+
+
+def test_a_prompt_that_arrives_within_a_round_is_read_at_its_end_not_before() -> None:
+    scheduler = _running(*(_sequence(name, decoding=True) for name in "ab"))
+    assert _passes(scheduler, 1) == "a"
+    scheduler.add(_sequence("p"))
+    scheduler.admit()
+    assert _passes(scheduler, 4) == "bpab"
+
+
+def test_a_finished_prompt_joins_the_decoding_ones_in_the_next_round() -> None:
+    prompt = _sequence("p")
+    scheduler = _running(_sequence("a", decoding=True), prompt)
+    assert _passes(scheduler, 2) == "ap"
+    _produce(prompt)
+    assert _passes(scheduler, 4) == "apap"
+
+
+def test_who_leaves_within_a_round_has_no_pass_any_more() -> None:
+    a, b, c = (_sequence(name, decoding=True) for name in "abc")
+    scheduler = _running(a, b, c)
+    assert _passes(scheduler, 1) == "a"
+    scheduler.remove(b)
+    assert _passes(scheduler, 4) == "caca"
+
+
+def test_there_is_no_pass_when_all_have_left_within_a_round() -> None:
+    a, b = (_sequence(name, decoding=True) for name in "ab")
+    scheduler = _running(a, b)
+    assert _passes(scheduler, 1) == "a"
+    scheduler.remove(a)
+    scheduler.remove(b)
+    assert _passes(scheduler, 1) == "-"
+    scheduler.add(_sequence("c"))
+    scheduler.admit()
+    assert _passes(scheduler, 2) == "cc"
+
+
+# batches
+
+
+def test_the_batched_ones_that_decode_have_one_pass_together_each_other_one_its_own() -> None:
+    scheduler = _running(
+        *(_sequence(name, decoding=True, batched=name in "acd") for name in "abcde"), _sequence("p", batched=True)
+    )
+    assert _passes(scheduler, 8) == "(acd)bep(acd)bep"
+
+
+def test_one_that_still_reads_is_not_in_the_batch_until_it_has_produced_a_token() -> None:
+    prompt = _sequence("p", batched=True, num_prompt=3)
+    scheduler = _running(_sequence("a", decoding=True, batched=True), prompt)
+    assert _passes(scheduler, 4) == "apap"
+    _produce(prompt)
+    assert _passes(scheduler, 2) == "(ap)(ap)"
+
+
+def test_a_pass_that_decodes_reads_one_token_of_each() -> None:
+    scheduler = _running(*(_sequence(name, decoding=True, batched=True) for name in "ab"))
+    step = scheduler.next_step()
+    assert step is not None
+    assert [read.num_tokens for read in step.reads] == [1, 1]
+    assert step.decodes
+
+
+def test_who_leaves_is_not_in_the_next_batch() -> None:
+    a, b, c = (_sequence(name, decoding=True, batched=True) for name in "abc")
+    scheduler = _running(a, b, c)
+    assert _passes(scheduler, 1) == "(abc)"
+    scheduler.remove(b)
+    assert _passes(scheduler, 1) == "(ac)"
+
+
+def test_who_changes_over_to_the_batch_within_a_round_has_no_second_pass_in_it() -> None:
+    a, b, c = (_sequence(name, decoding=True) for name in "abc")
+    scheduler = _running(a, b, c)
+    assert _passes(scheduler, 1) == "a"
+    b.batched = True
+    assert _passes(scheduler, 3) == "cba"
+
+
+# chunks
+
+
+def test_a_chunk_is_longer_while_nobody_waits_for_a_token() -> None:
+    prompt = _sequence("p", batched=True, num_prompt=50)
+    assert _chunks(_running(prompt), prompt) == [24, 24, 2]
+    prompt = _sequence("p", batched=True, num_prompt=50)
+    assert _chunks(_running(prompt, _sequence("a", decoding=True, batched=True)), prompt) == [8, 8, 8, 8, 8, 8, 2]
+
+
+def test_beside_a_stream_a_chunk_takes_no_more_than_its_share_of_the_measured_time() -> None:
+    prompt = _sequence("p", batched=True, num_prompt=500)
+    scheduler = Scheduler(max_running=2, max_waiting=2, prefill_chunk=100)
+    for sequence in (_sequence("a", decoding=True, batched=True), prompt):
+        scheduler.add(sequence)
+    scheduler.admit()
+    found = []
+    for decoding, per_token in [(0.01, 0.001), (0.01, 0.001), (0.03, 0.001), (0.0001, 0.001), (10.0, 0.001)]:
+        step = scheduler.next_step()
+        assert step is not None and step.decodes
+        scheduler.observe(step, decoding)
+        step = scheduler.next_step()
+        assert step is not None and not step.decodes
+        scheduler.observe(step, step.num_tokens * per_token)
+        found.append(step.num_tokens)
+    # The first is small, for nothing is known of prompts; then 3.2 times what decoding took, within the bounds.
+    assert found == [16, 32, 96, 16, 96]
+
+
+def test_other_prompts_that_wait_do_not_shorten_a_chunk() -> None:
+    first, second = (_sequence(name, batched=True, num_prompt=40) for name in "pq")
+    assert _chunks(_running(first, second), first) == [24, 16]
+
+
+def test_a_pass_that_cannot_be_interrupted_is_short_even_when_nobody_waits() -> None:
+    prompt = _sequence("p", num_prompt=20)
+    assert _chunks(_running(prompt), prompt) == [8, 8, 4]
+
+
+@pytest.mark.parametrize("num_prompt", range(1, 40))
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_prompt_is_read_once_and_no_chunk_is_one_token_unless_the_prompt_is(num_prompt: int, batched: bool) -> None:
+    prompt = _sequence("p", batched=batched, num_prompt=num_prompt)
+    chunks = _chunks(_running(prompt), prompt)
+    assert sum(chunks) == num_prompt
+    assert min(chunks) > 1 or num_prompt == 1
+
+
+@pytest.mark.parametrize("num_prompt", [17, 33, 65, 66, 97, 129, 257, 258, 385])
+@pytest.mark.parametrize("most", [32, 33, 64, 256])
+def test_no_chunk_has_one_token_beyond_the_attentions_blocks(num_prompt: int, most: int) -> None:
+    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=most)
+    prompt = _sequence("p", num_prompt=num_prompt)
+    scheduler.add(prompt)
+    scheduler.admit()
+    chunks = _chunks(scheduler, prompt)
+    assert sum(chunks) == num_prompt
+    assert not [chunk for chunk in chunks if chunk % 16 == 1]
+    assert all(most - 8 < chunk <= most for chunk in chunks[:-2])
+
+
+@pytest.mark.parametrize(("most", "group"), [(2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (21, 8), (100, 8)])
+def test_only_the_last_chunk_has_tokens_beyond_whole_groups(most: int, group: int) -> None:
+    for num_prompt in range(1, 140):
+        scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=most)
+        prompt = _sequence("p", num_prompt=num_prompt)
+        scheduler.add(prompt)
+        scheduler.admit()
+        *chunks, last = _chunks(scheduler, prompt)
+        assert not [chunk for chunk in chunks if chunk % group or chunk > most]
+        assert last <= most + 1
+
+
+def test_reading_begins_behind_what_came_from_the_cache() -> None:
+    prompt = _sequence("p", batched=True, num_prompt=30)
+    prompt.num_read = 21
+    assert _chunks(_running(prompt), prompt) == [9]
+
+
+def _read_anew(*, exact: bool) -> list[int]:
+    sequence = _sequence("p", num_prompt=10, exact=exact)
+    for _ in range(7):
+        sequence.append(5)
+    return _chunks(_running(sequence), sequence)
+
+
+def test_what_was_produced_is_read_anew_in_chunks() -> None:
+    assert sum(_read_anew(exact=False)) in (16, 17)
+    assert len(_read_anew(exact=False)) < 4
+
+
+def test_what_an_exact_sequence_has_produced_is_read_anew_token_by_token() -> None:
+    # The last of the seven is read by a pass that decodes, as at any time.
+    assert _read_anew(exact=True) == [8, 2, 1, 1, 1, 1, 1, 1]

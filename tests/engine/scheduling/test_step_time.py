@@ -1,0 +1,65 @@
+"""How many tokens of a prompt may be read, from what passes have taken."""
+
+import math
+
+import pytest
+
+from genai_server.engine.scheduling.step_time import LEAST_CHUNK, PROMPT_SHARE, StepTimeModel
+
+
+def test_as_long_as_nothing_is_measured_a_chunk_is_small() -> None:
+    assert StepTimeModel().chunk(100) == LEAST_CHUNK
+
+
+def test_a_chunk_takes_its_share_of_all_that_the_round_has_decoded() -> None:
+    step_times = StepTimeModel()
+    step_times.prefilled(10, 1.0)
+    step_times.begin_round()
+    step_times.decoded(2.0)
+    step_times.decoded(3.0)
+    assert step_times.chunk(1000) == int(PROMPT_SHARE * 50)
+    step_times.begin_round()
+    assert step_times.chunk(1000) == LEAST_CHUNK
+
+
+def test_a_prompts_tokens_are_timed_over_several_passes() -> None:
+    step_times = StepTimeModel()
+    step_times.prefilled(10, 1.0)
+    step_times.prefilled(10, 2.0)
+    step_times.decoded(13.0)
+    assert step_times.chunk(1000) == int(PROMPT_SHARE * 100)
+
+
+@pytest.mark.parametrize("most", [2, 7, 50])
+def test_no_chunk_is_longer_than_the_most(most: int) -> None:
+    step_times = StepTimeModel()
+    step_times.prefilled(1000, 0.001)
+    step_times.decoded(100.0)
+    assert step_times.chunk(most) == most
+
+
+def test_what_has_not_been_measured_takes_no_time() -> None:
+    step_times = StepTimeModel()
+    assert (step_times.seconds_to_read(1000), step_times.seconds_to_decode(1000)) == (0.0, 0.0)
+
+
+def test_times_follow_what_was_measured_lately() -> None:
+    step_times = StepTimeModel()
+    step_times.prefilled(10, 1.0)
+    for _ in range(2):
+        step_times.decoded(0.2)
+        step_times.begin_round()
+    step_times.begin_round()  # of a round in which nothing was decoded nothing is learned
+    assert step_times.seconds_to_read(30) == pytest.approx(3.0)
+    assert step_times.seconds_to_decode(5) == pytest.approx(1.0)
+    for _ in range(50):
+        step_times.decoded(0.4)
+        step_times.begin_round()
+    assert step_times.seconds_to_decode(5) == pytest.approx(2.0)
+
+
+def test_an_answer_is_expected_to_be_as_long_as_others_lately_and_never_to_be_over() -> None:
+    step_times = StepTimeModel()
+    assert step_times.tokens_left(3) == math.inf
+    step_times.answered(10)
+    assert [step_times.tokens_left(produced) for produced in (3, 9, 50)] == [7.0, 1.0, 1.0]

@@ -1,0 +1,207 @@
+"""What operators see of requests, and how they end them; the runtime options are in test_loop.py."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.engine.ipc.inbox import Connected
+from genai_server.generation import Adapter, FinishReason
+from genai_server.messages.admin import (
+    AdapterReply,
+    CancelRequest,
+    EndProfile,
+    ListProfiles,
+    ListRequests,
+    LoadAdapter,
+    OpenProfiles,
+    RequestList,
+    RequestState,
+    StartProfile,
+    UnloadAdapter,
+)
+from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation import Accepted, Finished, Refused
+from genai_server.profile_plan import ProfilePlan
+from tests.engine.test_admission import nothing_compiles
+from tests.engine.test_loop import OTHER_API, Bench
+from tests.engine.test_sequence import HandClock
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, clock: HandClock) -> Bench:
+    found = Bench(tmp_path, max_running=2, max_waiting=3, clock=clock)
+    found.inbox.put((OTHER_API, Connected()))
+    return found
+
+
+def ask(bench: Bench, question: ListRequests | CancelRequest) -> list[RequestState]:
+    bench.inbox.put((OTHER_API, question))
+    bench.steps(1)
+    (found,) = [
+        message
+        for connection, message in bench.sent
+        if connection == OTHER_API and isinstance(message, RequestList) and message.call == question.call
+    ]
+    return found.requests
+
+
+def test_all_are_listed_in_order_of_arrival_with_what_they_do(bench: Bench, clock: HandClock) -> None:
+    with nothing_compiles(bench):
+        bench.submit(1, "say " + "a" * 20)
+        clock.wait(1.0)
+        bench.submit(4, "say b", grammar='start: "b"')
+        bench.submit(2, " " * 200 + "say x")
+        bench.submit(3, "say c")
+        bench.steps(9)
+        clock.wait(2.0)
+        found = ask(bench, ListRequests(7))
+    names = [(state.request_id, state.phase, state.prompt_tokens) for state in found]
+    assert names == [("r1", "decode", 26), ("r4", "queued", 7), ("r2", "prefill", 207), ("r3", "queued", 7)]
+    assert found[0].age == pytest.approx(2.0)  # it was taken in the first step, after the first wait
+    assert found[0].output_tokens == len(bench.text(1)) > 0
+    assert [state.output_tokens for state in found[1:]] == [0, 0, 0]
+
+
+def test_where_nothing_is_the_list_is_empty(bench: Bench) -> None:
+    assert ask(bench, ListRequests(7)) == []
+
+
+@pytest.mark.parametrize("steps", [0, 1, 9])
+def test_who_is_cancelled_by_name_has_one_end_with_what_there_is(bench: Bench, steps: int) -> None:
+    bench.submit(1, "say hello" + " " * 20)
+    bench.submit(2, "say other")
+    bench.steps(steps)
+    ended = ask(bench, CancelRequest(7, "r1"))
+    assert [state.request_id for state in ended] == ["r1"]
+    text = bench.text(1)
+    assert bench.reason(1) == FinishReason.CANCELLED
+    bench.run()
+    assert (bench.text(1), len(bench.ends(1))) == (text, 1)
+    assert bench.text(2) == "other"
+
+
+def test_one_that_waits_and_one_whose_grammar_is_compiled_can_be_cancelled(bench: Bench) -> None:
+    with nothing_compiles(bench):
+        for key in (1, 2, 3):
+            bench.submit(key, "count 50")
+        bench.submit(4, "say a", grammar='start: "a"')
+        bench.steps(2)
+        for call, name in enumerate(("r3", "r4")):
+            assert [state.phase for state in ask(bench, CancelRequest(call, name))] == ["queued"]
+    for key in (3, 4):
+        assert [type(message) for message in bench.of(key)] == [Accepted, Finished]
+        assert bench.reason(key) == FinishReason.CANCELLED
+
+
+def test_all_of_one_name_end_whoever_has_sent_them(bench: Bench) -> None:
+    bench.submit(1, "count 50", request_id="twice")
+    bench.submit(2, "count 50", request_id="twice", connection=OTHER_API)
+    bench.steps(2)
+    assert len(ask(bench, CancelRequest(7, "twice"))) == 2
+    assert bench.reason(1) == bench.reason(2) == FinishReason.CANCELLED
+
+
+def test_an_unknown_name_ends_nobody(bench: Bench) -> None:
+    bench.submit(1, "say a")
+    assert ask(bench, CancelRequest(7, "r9")) == []
+    bench.run()
+    assert bench.text(1) == "a"
+
+
+# profile sessions
+
+
+def ask_profiles(bench: Bench, question: StartProfile | EndProfile | ListProfiles) -> OpenProfiles:
+    bench.inbox.put((OTHER_API, question))
+    bench.steps(1)
+    (found,) = [m for _, m in bench.sent if isinstance(m, OpenProfiles) and m.call == question.call]
+    return found
+
+
+def test_who_begins_a_session_is_told_of_that_one_and_who_asks_of_all_that_are_open(bench: Bench) -> None:
+    one = ask_profiles(bench, StartProfile(1, ProfilePlan("one"))).sessions
+    other = ask_profiles(bench, StartProfile(2, ProfilePlan("other"))).sessions
+    assert [[state.id.partition("_")[0] for state in told] for told in (one, other)] == [["one"], ["other"]]
+    assert ask_profiles(bench, ListProfiles(3)).sessions == one + other
+    assert ask_profiles(bench, EndProfile(4, one[0].id)).sessions == other
+    assert ask_profiles(bench, ListProfiles(5)).sessions == other
+
+
+def test_a_profile_session_that_is_over_at_once_is_told_all_the_same(bench: Bench) -> None:
+    (begun,) = ask_profiles(bench, StartProfile(1, ProfilePlan("one", max_seconds=5e-324))).sessions
+    assert (begun.state, ask_profiles(bench, ListProfiles(2)).sessions) == ("waiting", [])
+
+
+def test_a_session_that_cannot_be_is_refused_with_code_and_field(bench: Bench) -> None:
+    told = ask_profiles(bench, StartProfile(1, ProfilePlan("one", request_id="nobody")))
+    assert told.error == ErrorInfo("request_not_found", 'no request "nobody" is running or waiting', "request_id")
+    refusal = ask_profiles(bench, EndProfile(2, "one_1")).error
+    assert refusal is not None
+    assert refusal.code == "profile_not_found"
+
+
+def test_where_the_folder_cannot_be_made_a_session_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file", encoding="utf-8")
+    refusal = ask_profiles(Bench(tmp_path / "taken"), StartProfile(1, ProfilePlan("one"))).error
+    assert refusal is not None
+    assert refusal.code == "unavailable"
+    assert "taken" in refusal.message
+
+
+@pytest.fixture
+def polite(tmp_path: Path) -> Adapter:
+    file = tmp_path / "polite.txt"
+    file.write_text("Sir, ", encoding="utf-8")
+    return Adapter("polite", str(file), "id-1")
+
+
+def adapter_reply(bench: Bench, question: LoadAdapter | UnloadAdapter) -> AdapterReply:
+    bench.inbox.put((OTHER_API, question))
+    bench.steps(1)
+    (found,) = [m for _, m in bench.sent if isinstance(m, AdapterReply) and m.call == question.call]
+    return found
+
+
+def test_a_request_answers_with_the_adapter_that_it_brings(bench: Bench, polite: Adapter) -> None:
+    assert adapter_reply(bench, LoadAdapter(7, polite)) == AdapterReply(7)
+    bench.submit(1, "say hello", adapter=polite)
+    bench.submit(2, "say hello")
+    bench.run()
+    assert (bench.text(1), bench.text(2)) == ("Sir, hello", "hello")
+
+
+def test_an_adapter_that_cannot_be_loaded_is_refused_and_nothing_else_changes(bench: Bench, polite: Adapter) -> None:
+    bench.submit(1, "say hello")
+    bench.steps(2)
+    reply = adapter_reply(bench, LoadAdapter(7, Adapter("bad", "/nowhere", "id-2")))
+    assert reply.error is not None
+    assert (reply.call, reply.error.code, reply.error.param) == (7, "adapter_load_failed", "path")
+    bench.run()
+    assert bench.reason(1) == FinishReason.STOP
+
+
+@pytest.mark.parametrize("steps", [1, 30])
+def test_who_has_an_adapter_that_is_unloaded_goes_on_with_it(bench: Bench, polite: Adapter, steps: int) -> None:
+    """Whether they wait, have begun, or are in the middle of it."""
+    adapter_reply(bench, LoadAdapter(6, polite))
+    for key in (1, 2, 3):
+        bench.submit(key, "say hello" + " " * 40 + "world", adapter=polite)
+    bench.submit(4, "say hello")
+    bench.steps(steps)
+    assert adapter_reply(bench, UnloadAdapter(7, polite.id)) == AdapterReply(7, ["r1", "r2", "r3"])
+    bench.submit(5, "say hello", adapter=polite)
+    bench.run()
+    for key in (1, 2, 3):
+        assert bench.text(key) == "Sir, hello" + " " * 40 + "world"
+    assert bench.of(5) == [Refused(5, ErrorInfo("model_not_found", 'adapter "polite" was unloaded', "model"))]
+
+
+def test_the_list_says_who_has_which_adapter(bench: Bench, polite: Adapter) -> None:
+    bench.submit(1, "say hello", adapter=polite)
+    bench.submit(2, "say hello")
+    assert [state.adapter for state in ask(bench, ListRequests(7))] == ["polite", None]

@@ -1,0 +1,285 @@
+"""An API process's side of the border, against real scripted engines."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from genai_server.config import load_settings
+from genai_server.engine_client.capacity import require_capacity
+from genai_server.engine_client.client import EngineClient
+from genai_server.engine_client.router import Router
+from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, SessionTerminated
+from genai_server.generation import FinishReason, GenerationRequest
+from genai_server.messages.status_file import StatusFileReader
+from genai_server.supervisor.supervisor import Supervisor
+
+
+def with_engines(test: Callable[[Router], Awaitable[None]], **values: str) -> None:
+    """Run a test on the event loop, attached to scripted engines."""
+    settings = load_settings({"device": "scripted:0,scripted:1", **values}, environ={}, dotenv=None)
+    supervisor = Supervisor(settings)
+    supervisor.start()
+
+    async def attached() -> None:
+        async with (
+            asyncio.timeout(30),
+            Router(settings.devices, StatusFileReader(supervisor.folder)).attached() as router,
+        ):
+            await until(lambda: all(engine.is_ready for engine in router.engines.values()))
+            await test(router)
+
+    try:
+        asyncio.run(attached())
+    finally:
+        supervisor.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what it waits for has no event
+        await asyncio.sleep(0.01)
+
+
+def request(script: str, **fields: Any) -> GenerationRequest:
+    values: dict[str, Any] = {"request_id": "r", "max_tokens": 500, "max_length": 1000} | fields
+    return GenerationRequest(prompt=list(f"{script}\n\x04".encode()), **values)
+
+
+def kill(engine: EngineClient) -> None:
+    pid = engine.status().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+async def read(engine: EngineClient, script: str) -> str:
+    (stream,) = await engine.in_flight.submit(request(script))
+    tokens = [token async for batch in stream for token in batch.tokens]
+    assert stream.reason == FinishReason.STOP
+    return bytes(tokens).decode()
+
+
+def test_many_requests_at_once_each_get_their_own_answer() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        answers = await asyncio.gather(*(read(engine, f"count {number}") for number in range(1, 40)))
+        assert [answer.rpartition(" ")[2] for answer in answers] == [str(number) for number in range(1, 40)]
+        assert engine.work == 0
+
+    with_engines(test)
+
+
+def test_closing_a_stream_early_frees_the_engine() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        (stream,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+        await anext(stream)
+        assert engine.load.running == 1
+        stream.close()
+        await until(lambda: engine.load.running == 0)
+        assert await read(engine, "say next") == "next"
+
+    with_engines(test)
+
+
+def test_the_death_of_an_engine_fails_its_streams_at_once_and_no_others() -> None:
+    async def test(router: Router) -> None:
+        victim, other = router.engines["scripted:0"], router.engines["scripted:1"]
+        doomed = await victim.in_flight.submit(*(request("delay 0.01; count 100") for _ in range(3)))
+        (survivor,) = await other.in_flight.submit(request("delay 0.01; count 30"))
+        for stream in doomed:
+            await anext(stream)
+        kill(victim)
+        for stream in doomed:
+            with pytest.raises(EngineDied, match="scripted:0"):
+                async for _ in stream:
+                    pass
+        assert not victim.is_ready
+        with pytest.raises(NoEngineReady):
+            await victim.in_flight.submit(request("say x"))
+        async for _ in survivor:
+            pass
+        assert survivor.reason == FinishReason.STOP
+        await until(lambda: victim.is_ready)
+        assert await read(victim, "say again") == "again"
+        assert victim.status().restarts == 1
+
+    with_engines(test)
+
+
+def test_a_request_without_a_token_is_answered_by_the_next_engine() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+        await anext(running)
+        (waiting,) = await engine.in_flight.submit(
+            request("say abc", top_logprobs=1, prompt_logprobs=True, max_tokens=2)
+        )
+        (left,) = await engine.in_flight.submit(request("say x"))
+        kill(engine)
+        with pytest.raises(EngineDied):
+            async for _ in running:
+                pass
+        assert engine.work == 2
+        left.close()
+        assert engine.work == 1
+        tokens = [token async for batch in waiting for token in batch.tokens]
+        assert bytes(tokens) == b"ab"
+        assert [logprob.token for logprob in waiting.prompt_logprobs] == list(b"ay abc\n\x04")
+        assert engine.work == 0
+
+    with_engines(test, max_batch_size="1")
+
+
+def test_a_request_that_kills_every_engine_is_given_to_two_of_them() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        with pytest.raises(EngineDied):
+            await read(engine, "crash at 0")
+        await until(lambda: engine.is_ready)
+        assert engine.status().restarts == 2
+        assert router.engines["scripted:1"].status().restarts == 0
+
+    with_engines(test)
+
+
+def test_nobody_waits_for_an_engine_that_was_given_up() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        with pytest.raises(EngineDied):
+            await read(engine, "crash at 0")
+        status = engine.status()
+        assert status.state == "failed"
+        assert status.error == (
+            "given up after 0 restarts in a row (GENAI_MAX_RESTARTS): the engine process died, exit status 70"
+        )
+
+    with_engines(test, max_restarts="0")
+
+
+def test_a_refusal_is_raised_by_submit() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+        with pytest.raises(QueueFull):
+            await engine.in_flight.submit(request("say x"))
+        assert engine.work == 1
+        running.close()
+
+    with_engines(test, max_batch_size="1", max_queue="0")
+
+
+def test_a_full_engine_is_known_to_be_full_without_asking_it() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        await until(lambda: engine.load.room == 2)
+        require_capacity(engine.load, engine.device, 2, [10**6, 100], param="n")
+        with pytest.raises(InvalidField, match="n may make 2 answers .* given 3"):
+            require_capacity(engine.load, engine.device, 3, param="n")  # however long it waits
+        (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+        await until(lambda: engine.load.room == 1)
+        require_capacity(engine.load, engine.device, 1, [100], param="n")
+        with pytest.raises(QueueFull, match=r"100 more tokens of prompts .*GENAI_MAX_QUEUE_TOKENS.*given 101"):
+            require_capacity(engine.load, engine.device, 1, [101], param="n")
+        (waiting,) = await engine.in_flight.submit(request("say x"))
+        await until(lambda: engine.load.room == 0)
+        with pytest.raises(QueueFull, match="0 more requests") as full:
+            require_capacity(engine.load, engine.device, 1, param="n")
+        assert full.value.retry_after == engine.load.retry_after >= 1
+        assert router.pick(None)[0] is router.engines["scripted:1"]
+        waiting.close()
+        await until(lambda: engine.load.room == 1)
+        running.close()
+
+    with_engines(test, max_batch_size="1", max_queue="1", max_queue_tokens="100")
+
+
+def test_who_gives_up_before_the_engine_has_answered_is_not_answered() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        (busy,) = await engine.in_flight.submit(request("hold 0.5 at 1; count 9"))
+        await anext(busy)
+        asking = asyncio.ensure_future(engine.in_flight.submit(request("delay 0.01; count 100")))
+        await asyncio.sleep(0)
+        assert engine.work == 2
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert engine.work == 1
+        assert [batch async for batch in busy]
+        assert await engine.admin.requests() == []
+
+    with_engines(test)
+
+
+def test_the_router_takes_the_engine_with_the_least_work_and_a_terminated_one_last() -> None:
+    async def test(router: Router) -> None:
+        first, second = router.engines.values()
+        (running,) = await router.pick(None)[0].in_flight.submit(request("delay 0.01; count 100"))
+        assert first.work == 1
+        assert router.pick(None)[0] is second
+        assert router.pick("scripted:0")[0] is first
+        reply = await second.admin.set_runtime_option("terminate_session", "1", None)
+        assert reply.options.terminate_session == "1"
+        await until(lambda: second.load.terminated)
+        assert router.pick(None)[0] is first
+        with pytest.raises(SessionTerminated):
+            await router.pick("scripted:1")[0].in_flight.submit(request("say x"))
+        with pytest.raises(InvalidField, match="scripted:0, scripted:1"):
+            router.pick("cpu")
+        running.close()
+
+    with_engines(test)
+
+
+def test_without_a_supervisor_nothing_is_ready(tmp_path: Any) -> None:
+    router = Router(["cpu"], StatusFileReader(tmp_path))
+    assert not router.is_ready
+    assert router.engines["cpu"].status().state == "stopped"
+    with pytest.raises(NoEngineReady):
+        router.pick(None)
+
+
+def test_log_probabilities_come_over_the_border_with_their_tokens_and_the_prompts_before() -> None:
+    async def test(router: Router) -> None:
+        (stream,) = await router.engines["scripted:0"].in_flight.submit(
+            request("say abc", top_logprobs=2, prompt_logprobs=True, max_tokens=2)
+        )
+        first = await anext(stream)
+        assert [logprob.token for logprob in stream.prompt_logprobs] == list(b"ay abc\n\x04")
+        batches = [first, *[batch async for batch in stream]]
+        tokens = [token for batch in batches for token in batch.tokens]
+        logprobs = [logprob for batch in batches for logprob in batch.logprobs]
+        assert bytes(tokens) == b"ab"
+        assert [logprob.token for logprob in logprobs] == tokens
+        assert all(len(logprob.top) == 2 for logprob in logprobs)
+
+    with_engines(test)
+
+
+def test_a_prompt_that_is_only_read_ends_without_a_batch() -> None:
+    async def test(router: Router) -> None:
+        (stream,) = await router.engines["scripted:0"].in_flight.submit(
+            request("say abc", prompt_logprobs=True, max_tokens=0)
+        )
+        assert [batch async for batch in stream] == []
+        assert stream.reason == FinishReason.LENGTH
+        assert len(stream.prompt_logprobs) == len("ay abc\n\x04")
+
+    with_engines(test)
+
+
+def test_a_grammar_is_followed_and_a_wrong_one_refused_with_its_field() -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        (stream,) = await engine.in_flight.submit(request("say 42 and more", grammar="start: /[0-9]{2}/"))
+        assert bytes([token async for batch in stream for token in batch.tokens]) == b"42"
+        assert stream.reason == FinishReason.STOP
+        with pytest.raises(InvalidField, match="Expected token") as raised:
+            await engine.in_flight.submit(request("say 42", grammar="start: ("))
+        assert raised.value.param == "grammar"
+        assert engine.work == 0
+
+    with_engines(test)

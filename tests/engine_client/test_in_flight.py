@@ -1,0 +1,187 @@
+"""What becomes of requests in flight, without an engine; with engines that die it is shown with the client."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from genai_server.engine_client.in_flight import InFlight
+from genai_server.engine_client.stream import TokenStream
+from genai_server.errors import EngineDied, ModelUnloaded, QueueFull
+from genai_server.generation import FinishReason, GenerationRequest, Phases
+from genai_server.messages.error import ErrorInfo
+from genai_server.messages.frames import ToEngine
+from genai_server.messages.generation import Accepted, Cancel, Finished, Refused, Stop, Submit, Tokens
+
+REQUEST = GenerationRequest("r", [1, 2], 5, 9)
+DEATH = EngineDied("it died")
+
+
+def flying(test: Callable[[InFlight, list[ToEngine]], Awaitable[None]]) -> None:
+    """Run a test on the event loop, with what is in flight and what was sent."""
+
+    async def run() -> None:
+        sent: list[ToEngine] = []
+        await test(InFlight(sent.append), sent)
+
+    asyncio.run(run())
+
+
+async def submitted(flight: InFlight, key: int) -> TokenStream:
+    """A request that the engine has taken, by the number that it comes to have."""
+    asking = asyncio.ensure_future(flight.submit(REQUEST))
+    await asyncio.sleep(0)
+    flight.receive(Accepted(key))
+    (stream,) = await asking
+    return stream
+
+
+async def tokens(stream: TokenStream) -> list[int]:
+    return [token async for batch in stream for token in batch.tokens]
+
+
+def test_each_request_hears_of_its_own_until_its_end() -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        first, second = await submitted(flight, 0), await submitted(flight, 1)
+        assert sent == [Submit(0, REQUEST), Submit(1, REQUEST)]
+        flight.receive(Tokens(1, [7]))
+        flight.receive(Tokens(0, [5]))
+        flight.receive(Finished(0, FinishReason.STOP, Phases(), num_cached=2))
+        assert len(flight) == 1
+        assert await tokens(first) == [5]
+        assert (first.reason, first.num_cached) == (FinishReason.STOP, 2)
+        flight.receive(Finished(1, FinishReason.LENGTH, Phases()))
+        assert await tokens(second) == [7]
+        assert len(flight) == 0
+
+    flying(test)
+
+
+def test_a_refusal_is_raised_and_leaves_nothing_behind() -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        asking = asyncio.ensure_future(flight.submit(REQUEST))
+        await asyncio.sleep(0)
+        flight.receive(Refused(0, ErrorInfo("queue_full", "no room", retry_after=17)))
+        with pytest.raises(QueueFull, match="no room") as raised:
+            await asking
+        assert raised.value.retry_after == 17
+        assert len(flight) == 0
+        assert sent == [Submit(0, REQUEST)]
+
+    flying(test)
+
+
+def test_several_are_handed_over_before_the_engine_has_said_anything() -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST, REQUEST))
+        await asyncio.sleep(0)
+        assert sent == [Submit(0, REQUEST, more=True), Submit(1, REQUEST, more=True), Submit(2, REQUEST)]
+        for key in (2, 0, 1):
+            assert not asking.done()
+            flight.receive(Accepted(key))
+        streams = await asking
+        flight.receive(Tokens(2, [7]))
+        flight.receive(Finished(2, FinishReason.STOP, Phases()))
+        assert await tokens(streams[2]) == [7]
+
+    flying(test)
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_one_that_is_refused_takes_the_others_back(refused: int) -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST, REQUEST))
+        await asyncio.sleep(0)
+        others = [key for key in range(3) if key != refused]
+        for key in others:
+            flight.receive(Accepted(key))
+        flight.receive(Refused(refused, ErrorInfo("queue_full", "no room", retry_after=17)))
+        with pytest.raises(QueueFull, match="no room"):
+            await asking
+        assert sent[3:] == [Cancel(key) for key in others]
+        assert len(flight) == 0
+
+    flying(test)
+
+
+def test_who_leaves_before_all_are_taken_takes_all_back() -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST))
+        await asyncio.sleep(0)
+        flight.receive(Accepted(0))
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert sent[2:] == [Cancel(0), Cancel(1)]
+        assert len(flight) == 0
+
+    flying(test)
+
+
+def test_a_reader_that_leaves_cancels_once_and_hears_no_more() -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        stream = await submitted(flight, 0)
+        stream.close()
+        stream.close()
+        flight.receive(Tokens(0, [5]))
+        assert sent == [Submit(0, REQUEST), Cancel(0)]
+        assert len(flight) == 0
+
+    flying(test)
+
+
+def test_a_reader_that_has_enough_stops_and_waits_for_the_end() -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        stream = await submitted(flight, 0)
+        stopping = asyncio.ensure_future(stream.stop())
+        await asyncio.sleep(0)
+        assert sent[1:] == [Stop(0)]
+        flight.receive(Finished(0, FinishReason.STOP, Phases()))
+        await stopping
+        assert len(flight) == 0
+
+    flying(test)
+
+
+def test_only_what_has_no_token_yet_is_given_to_the_next_engine_and_once() -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        untouched, begun = await submitted(flight, 0), await submitted(flight, 1)
+        flight.receive(Tokens(1, [7]))
+        flight.lose(DEATH)
+        assert len(flight) == 1
+        flight.resume()
+        again = sent[-1]
+        assert isinstance(again, Submit)
+        assert (again.key, again.request.prompt) == (0, REQUEST.prompt)
+        flight.lose(DEATH)
+        assert len(flight) == 0
+        for stream in (untouched, begun):
+            with pytest.raises(EngineDied, match="it died"):
+                await tokens(stream)
+
+    flying(test)
+
+
+def test_nothing_waits_for_a_model_that_was_unloaded() -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        stream = await submitted(flight, 0)
+        flight.lose(ModelUnloaded("the model m was unloaded"))
+        assert len(flight) == 0
+        with pytest.raises(ModelUnloaded):
+            await tokens(stream)
+
+    flying(test)
+
+
+def test_what_waits_for_the_next_engine_can_be_given_up() -> None:
+    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
+        stream = await submitted(flight, 0)
+        flight.lose(DEATH)
+        flight.give_up(DEATH, all=False)
+        assert len(flight) == 1
+        flight.give_up(DEATH, all=True)
+        with pytest.raises(EngineDied):
+            await tokens(stream)
+        assert len(flight) == 0
+
+    flying(test)

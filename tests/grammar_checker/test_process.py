@@ -1,0 +1,101 @@
+"""The grammar checker as a process: what it is, what it says, and when it leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from genai_server.config import checker_environment
+from genai_server.grammar_checker.process import MOST_MEMORY
+
+GRAMMAR = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
+
+
+@pytest.fixture
+def checker() -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-m", "genai_server.grammar_checker.process"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"null\n"
+        yield process
+        process.kill()
+
+
+def _say(checker: "subprocess.Popen[bytes]", grammar: str) -> bytes:
+    assert checker.stdin is not None
+    assert checker.stdout is not None
+    checker.stdin.write(json.dumps(grammar).encode() + b"\n")
+    checker.stdin.flush()
+    return checker.stdout.readline()
+
+
+def test_it_answers_one_line_for_each_grammar(checker: "subprocess.Popen[bytes]") -> None:
+    assert _say(checker, GRAMMAR) == b"null\n"
+    assert "nowhere" in json.loads(_say(checker, GRAMMAR.replace('\\"a\\"', "nowhere")))
+    assert _say(checker, GRAMMAR) == b"null\n"
+
+
+def test_it_imports_neither_the_server_nor_what_runs_models(checker: "subprocess.Popen[bytes]") -> None:
+    names = "sys; import genai_server.grammar_checker.process; print('\\n'.join(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", f"import {names}"], capture_output=True, text=True, check=True
+    ).stdout
+    tops = {name.partition(".")[0] for name in loaded.split()}
+    assert not tops & {"numpy", "onnxruntime", "onnxruntime_genai", "pydantic", "fastapi", "tokenizers", "msgspec"}
+
+
+def test_it_leaves_when_its_standard_input_ends_and_not_for_the_signals_of_a_terminal(
+    checker: "subprocess.Popen[bytes]",
+) -> None:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if sys.platform != "win32":
+            checker.send_signal(getattr(signal, name))
+    assert _say(checker, GRAMMAR) == b"null\n"
+    assert checker.stdin is not None
+    checker.stdin.close()
+    assert checker.wait(10) == 0
+
+
+def test_it_leaves_in_the_middle_of_a_check(checker: "subprocess.Popen[bytes]") -> None:
+    assert checker.stdin is not None
+    endless = {"allOf": [{"pattern": f"^(a|b)*a(a|b){{{n}}}b(a|b)*$"} for n in range(24)]}
+    checker.stdin.write(json.dumps(json.dumps({"grammars": [{"json_schema": endless}]})).encode() + b"\n")
+    checker.stdin.flush()
+    process = psutil.Process(checker.pid)
+    while process.cpu_times().user < 0.3:  # it is at work
+        assert checker.poll() is None
+        time.sleep(0.01)
+    checker.stdin.close()
+    assert checker.wait(10) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel keeps to it on Linux")
+def test_the_kernel_gives_it_no_more_memory_than_it_may_have(checker: "subprocess.Popen[bytes]") -> None:
+    process = psutil.Process(checker.pid)
+    soft, _ = process.rlimit(psutil.RLIMIT_AS)
+    assert MOST_MEMORY / 2 < soft - process.memory_info().vms <= MOST_MEMORY
+
+
+def test_elsewhere_a_thread_ends_it_that_looks() -> None:
+    code = (
+        "import threading, time\n"
+        "from genai_server.grammar_checker.process import watch_memory\n"
+        "threading.Thread(target=watch_memory, args=(50_000_000,), daemon=True).start()\n"
+        "held = []\n"
+        "while True:\n"
+        "    held.append(b'x' * 5_000_000)\n"
+        "    time.sleep(0.05)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=50, check=False).returncode == 70
+
+
+def test_its_environment_holds_no_key_and_no_setting() -> None:
+    given = {"GENAI_API_KEY": "secret", "HF_TOKEN": "secret", "PATH": os.defpath, "PYTHONPATH": "src", "PORT": "1"}
+    assert checker_environment(given) == {"PATH": os.defpath, "PYTHONPATH": "src"}

@@ -1,0 +1,32 @@
+"""What is told of a device that there is not."""
+
+import pytest
+
+from genai_server.options.providers import PROVIDERS, meant_devices
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("dml", "directml"),
+        ("DML:1", "directml:1"),
+        ("CPU", "cpu"),
+        ("cuda0", "cuda:0"),
+        ("CUDA-1", "cuda:1"),
+        ("cuda:1000", "cuda"),
+        ("cdua", "cuda"),
+        ("openvno", "openvino"),
+        ("trt", "tensorrt"),
+        ("NvTensorRtRtx", "nv_tensorrt_rtx"),
+        ("CUDAExecutionProvider", "cuda"),
+        ("gpu", "cuda (NVIDIA) or directml (Windows)"),
+        ("gpu0", "cuda:0 (NVIDIA) or directml:0 (Windows)"),
+    ],
+)
+def test_the_device_that_was_meant_is_told(given: str, meant: str) -> None:
+    assert meant_devices(given) == f"; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("given", ["tpu", "rocm", "", "1", "c" * 1_000_000])
+def test_where_none_is_near_all_are_told(given: str) -> None:
+    assert meant_devices(given) == f"; known are {', '.join(PROVIDERS)}"

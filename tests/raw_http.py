@@ -1,0 +1,59 @@
+"""HTTP as bytes on a socket, for what no client library would send or tell."""
+
+import socket
+from dataclasses import dataclass, field
+
+from tests.running_server import RunningServer
+
+
+@dataclass
+class RawAnswer:
+    """One answer: its status, its headers by their names in lower case, and its body as it came."""
+
+    status: int
+    headers: dict[str, list[str]] = field(default_factory=dict)
+    body: bytes = b""
+
+
+def connect(server: RunningServer, *, receive_buffer: int | None = None) -> socket.socket:
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.settimeout(20)
+    sock.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    return sock
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    """Everything up to where the server hangs up; fails if it does not within 20 s."""
+    data = b""
+    try:
+        while part := sock.recv(65536):
+            data += part
+    except ConnectionError:
+        pass
+    return data
+
+
+def answers(data: bytes) -> list[RawAnswer]:
+    """All answers, where each says its length; the body of one that does not is all that follows."""
+    found = []
+    while data:
+        lines, _, data = data.partition(b"\r\n\r\n")
+        first, *fields = lines.decode("latin-1").split("\r\n")
+        answer = RawAnswer(int(first.split()[1]))
+        for line in fields:
+            name, _, value = line.partition(": ")
+            answer.headers.setdefault(name.lower(), []).append(value)
+        length = int(answer.headers.get("content-length", [str(len(data))])[0])
+        answer.body, data = data[:length], data[length:]
+        found.append(answer)
+    return found
+
+
+def asked(server: RunningServer, sent: bytes) -> RawAnswer:
+    """The one answer to these bytes, after which the server hangs up."""
+    with connect(server) as sock:
+        sock.sendall(sent)
+        (answer,) = answers(read_to_end(sock))
+    return answer

@@ -1,0 +1,72 @@
+"""Commands to the supervisor over a real socket."""
+
+from collections.abc import Iterator
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import pytest
+
+from genai_server.engine_client.commands import send_command
+from genai_server.errors import ModelNotFound, NoEngineReady
+from genai_server.messages.commands import Command, LoadModel, SetAlias, WantModel
+from genai_server.messages.status_file import ServerStatus, read_status_file, write_status_file
+from genai_server.supervisor.command_listener import CommandListener
+
+
+@pytest.fixture
+def obeyed() -> list[Command]:
+    return []
+
+
+@pytest.fixture
+def listener(tmp_path: Path, obeyed: list[Command]) -> Iterator[CommandListener]:
+    def obey(command: Command) -> None:
+        if command == WantModel("missing"):
+            raise ModelNotFound("no model 'missing' is served", param="name")
+        obeyed.append(command)
+
+    listener = CommandListener(tmp_path, "secret", obey)
+    write_status_file(tmp_path, ServerStatus("secret", [], [], listener.address))
+    yield listener
+    listener.close()
+
+
+def test_a_command_is_obeyed_before_its_sender_goes_on(
+    tmp_path: Path, listener: CommandListener, obeyed: list[Command]
+) -> None:
+    for command in (LoadModel("a", "/é", ["cpu"]), SetAlias("x", None)):
+        send_command(read_status_file(tmp_path), command)
+        assert obeyed[-1] == command
+
+
+def test_what_speaks_against_it_is_raised_where_it_was_sent(tmp_path: Path, listener: CommandListener) -> None:
+    with pytest.raises(ModelNotFound, match="no model 'missing' is served") as raised:
+        send_command(read_status_file(tmp_path), WantModel("missing"))
+    assert raised.value.param == "name"
+
+
+def test_who_does_not_know_the_secret_is_not_heard(
+    tmp_path: Path, listener: CommandListener, obeyed: list[Command]
+) -> None:
+    write_status_file(tmp_path, ServerStatus("guess", [], [], listener.address))
+    with pytest.raises(NoEngineReady):
+        send_command(read_status_file(tmp_path), WantModel("a"))
+    assert obeyed == []
+    write_status_file(tmp_path, ServerStatus("secret", [], [], listener.address))
+    send_command(read_status_file(tmp_path), WantModel("a"))
+    assert obeyed == [WantModel("a")]
+
+
+def test_closing_does_not_wait_for_a_listener_that_has_left(listener: CommandListener) -> None:
+    listener._closing.set()
+    Client(listener.address).close()
+    listener._thread.join(10)
+    listener.close()
+    assert not listener._thread.is_alive()
+
+
+def test_a_supervisor_that_has_left_takes_no_command(tmp_path: Path, listener: CommandListener) -> None:
+    listener.close()
+    for folder in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(NoEngineReady):
+            send_command(read_status_file(folder), WantModel("a"))

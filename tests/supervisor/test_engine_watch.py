@@ -1,0 +1,96 @@
+"""An engine under watch where no file is left to start it with, in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Leaves so many files to the supervisor; its engine needs six to be started.
+BEGIN = """
+import os, resource, signal, sys, time
+from genai_server.config import load_settings
+from genai_server.messages.status_file import read_status_file
+from genai_server.supervisor.supervisor import Supervisor
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, supervisor.statuses()
+        time.sleep(0.01)
+
+def status():
+    (found,) = supervisor.statuses()
+    return found
+
+def take_files(left):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    held = []
+    while True:
+        try:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            break
+    for _ in range(left):
+        os.close(held.pop())
+    return held
+
+settings = load_settings({"device": "scripted", "max_restarts": "1"}, environ={}, dotenv=None)
+supervisor = Supervisor(settings, on_nothing_loaded=lambda: print("nothing loaded", flush=True))
+"""
+FIRST_START = """
+held = take_files(4)
+supervisor.start()
+until(lambda: status().error is not None)
+print(status().state, status().error)
+for file in held:
+    os.close(file)
+until(lambda: status().state == "ready")
+print(status().state, status().restarts, status().error)
+supervisor.stop()
+"""
+RESTART = """
+supervisor.start()
+until(lambda: status().state == "ready")
+held = take_files(0)
+os.kill(status().pid, signal.SIGKILL)
+until(lambda: status().error is not None and "Too many open files" in status().error)
+print(status().state, status().error)
+for file in held:
+    os.close(file)
+until(lambda: status().state == "ready")
+# What the status file says once there are files again is what is so.
+until(lambda: read_status_file(supervisor.folder).engines == supervisor.statuses())
+print(status().state, status().restarts, status().error)
+supervisor.stop()
+"""
+STOP = """
+supervisor.start()
+until(lambda: status().state == "ready")
+held = take_files(0)
+os.kill(status().pid, signal.SIGKILL)
+until(lambda: status().error is not None and "Too many open files" in status().error)
+supervisor.stop()
+print("stopped")
+"""
+WAITS = "the engine process waits for files to be closed: [Errno 24] Too many open files"
+
+
+def output(program: str) -> list[str]:
+    finished = subprocess.run([sys.executable, "-c", BEGIN + program], capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.splitlines()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+@pytest.mark.parametrize(
+    ("program", "waiting", "restarts"),
+    [(FIRST_START, "starting", 0), (RESTART, "restarting", 1)],
+    ids=["first", "next"],
+)
+def test_for_want_of_files_no_start_is_given_up(program: str, waiting: str, restarts: int) -> None:
+    assert output(program) == [f"{waiting} {WAITS}", f"ready {restarts} None"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_start_that_waits_for_files_does_not_hold_up_the_stop() -> None:
+    assert output(STOP) == ["stopped"]

@@ -1,0 +1,188 @@
+"""Which models are loaded and which go, by a clock of the test's own and engines that are none."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from genai_server.errors import InvalidField, ModelNotFound
+from genai_server.generation import Adapter
+from genai_server.heartbeat import Beat
+from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
+from genai_server.supervisor.engine_watch import EngineWatch
+from genai_server.supervisor.managed_model import SETTLED, ManagedModel, new_status
+from genai_server.supervisor.model_pool import WANT_SECONDS, ModelPool
+
+
+class FakeEngine:
+    """Ready at once, with as many requests as the test says."""
+
+    def __init__(self) -> None:
+        self.status = EngineStatus("cpu", EngineState.READY)
+        self.requests = 0
+        self.is_gone = False
+
+    def start(self) -> None:
+        pass
+
+    def unload(self) -> None:
+        self.is_gone = True
+
+    def beat(self) -> Beat:
+        return Beat(1, 0, self.requests, self.requests)
+
+
+class Server:
+    """Models by name, in turns."""
+
+    def __init__(self, *names: str, most: int = 0, idle_unload: float = 0) -> None:
+        self.models = ModelPool(most, idle_unload)
+        self.engines: dict[str, FakeEngine] = {}
+        for serial, name in enumerate(names):
+            self.models.add(ManagedModel(new_status(name, "/", ["cpu"], serial), self._engines, 0))
+
+    def _engines(self, about: ModelStatus) -> Sequence[EngineWatch]:
+        self.engines[about.name] = FakeEngine()
+        return [cast(EngineWatch, self.engines[about.name])]
+
+    def load(self, name: str, now: float) -> None:
+        self.models.want(name, now)
+        self.update(now)
+        self.update(now)  # the first look at it
+        assert self.states()[name] == "ready"
+
+    def update(self, now: float) -> None:
+        for model in self.models.update(now):
+            model.end()
+            self.models.ended(model)
+
+    def states(self) -> dict[str, str]:
+        return {about.name: about.state for about in self.models.statuses()}
+
+
+def test_without_a_limit_every_model_that_is_wanted_is_loaded() -> None:
+    server = Server("a", "b", "c")
+    server.load("a", 0)
+    server.load("b", 0)
+    assert server.states() == {"a": "ready", "b": "ready", "c": "unloaded"}
+
+
+def test_the_one_that_was_used_longest_ago_makes_room() -> None:
+    server = Server("a", "b", "c", most=2)
+    server.load("a", 0)
+    server.load("b", 0)
+    server.engines["a"].requests = 1
+    server.update(10)
+    server.engines["a"].requests = 0
+    server.update(11)
+    server.models.want("c", 20)
+    server.update(20)
+    assert server.states() == {"a": "ready", "b": "unloading", "c": "unloaded"}
+    server.update(20 + SETTLED)
+    assert server.engines["b"].is_gone
+    server.update(20 + SETTLED)
+    assert server.states() == {"a": "ready", "b": "unloaded", "c": "ready"}
+
+
+def test_a_model_in_use_never_makes_room_and_a_wish_that_nobody_repeats_is_forgotten() -> None:
+    server = Server("a", "b", most=1)
+    server.load("a", 0)
+    server.engines["a"].requests = 1
+    server.models.want("b", 100)
+    server.update(100)
+    server.update(100 + WANT_SECONDS)
+    server.engines["a"].requests = 0
+    server.update(110)
+    server.update(120)
+    assert server.states() == {"a": "ready", "b": "unloaded"}
+
+
+def test_a_model_that_was_just_loaded_stays_for_whom_it_was_loaded_for() -> None:
+    server = Server("a", "b", most=1)
+    server.load("a", 0)
+    server.models.want("b", SETTLED / 2)
+    server.update(SETTLED / 2)
+    assert server.states()["a"] == "ready"
+
+
+def test_an_idle_model_goes_once_its_time_is_over() -> None:
+    server = Server("a", idle_unload=60)
+    server.load("a", 0)
+    server.update(59)
+    assert server.states() == {"a": "ready"}
+    server.update(60)
+    assert server.states() == {"a": "unloading"}
+    server.update(60 + SETTLED)
+    assert server.states() == {"a": "unloaded"}
+    assert server.models.find("a").about.on_demand
+
+
+def test_what_runs_keeps_a_model_that_leaves_until_its_time_is_over() -> None:
+    server = Server("a", "b")
+    for name in ("a", "b"):
+        server.load(name, 0)
+        server.engines[name].requests = 1
+        server.models.unload(name, 30, 10)
+    server.update(20)
+    server.engines["a"].requests = 0
+    server.update(21)
+    assert server.states() == {"a": "unloading", "b": "unloading"}
+    server.update(21 + SETTLED)
+    assert server.states() == {"b": "unloading"}
+    server.update(30)
+    assert server.states() == {}
+
+
+def test_one_that_leaves_is_found_no_more() -> None:
+    server = Server("a")
+    server.load("a", 0)
+    server.models.set_alias("x", "a")
+    assert server.models.find("x").about.name == "a"
+    server.models.unload("x", 30, 10)
+    for name in ("a", "x"):
+        with pytest.raises(ModelNotFound):
+            server.models.find(name)
+
+
+def test_a_name_is_taken_by_what_is_loaded_and_by_aliases() -> None:
+    server = Server("a", "b")
+    server.load("a", 0)
+    server.models.set_alias("x", "a")
+    for name in ("a", "x"):
+        with pytest.raises(InvalidField):
+            server.models.add(ManagedModel(new_status(name, "/", ["cpu"], 9), server._engines, 0))
+    server.models.add(ManagedModel(new_status("b", "/other", ["cpu"], 10), server._engines, 0))
+    assert server.models.find("b").about.path == "/other"
+
+
+def test_an_adapter_is_there_for_one_model_until_it_is_removed() -> None:
+    server = Server("a", "b")
+    law = Adapter("law", "/law", "1")
+    server.models.add_adapter("a", law)
+    assert [about.adapters for about in server.models.statuses()] == [[law], []]
+    server.models.add_adapter("b", Adapter("law", "/law", "2"))
+    server.models.remove_adapter("a", "2")
+    assert [len(about.adapters) for about in server.models.statuses()] == [1, 1]
+    server.models.remove_adapter("a", "1")
+    assert [len(about.adapters) for about in server.models.statuses()] == [0, 1]
+
+
+def test_an_adapters_name_is_taken_once_for_each_model() -> None:
+    server = Server("a")
+    server.models.add_adapter("a", Adapter("law", "/law", "1"))
+    with pytest.raises(InvalidField, match='^name "law" is an adapter of model "a"; unload it first$'):
+        server.models.add_adapter("a", Adapter("law", "/other", "2"))
+    with pytest.raises(ModelNotFound) as missing:
+        server.models.add_adapter("b", Adapter("law", "/law", "3"))
+    assert missing.value.param == "model"
+
+
+def test_a_model_that_is_loaded_again_has_its_adapters_if_it_is_the_same() -> None:
+    server = Server("a")
+    server.models.add_adapter("a", Adapter("law", "/law", "1"))
+    again = ManagedModel(new_status("a", "/", ["cpu"], 7), server._engines, 0)
+    server.models.add(again)
+    assert [adapter.name for adapter in again.about.adapters] == ["law"]
+    other = ManagedModel(new_status("a", "/other", ["cpu"], 8), server._engines, 0)
+    server.models.add(other)
+    assert other.about.adapters == []

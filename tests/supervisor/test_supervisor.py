@@ -1,0 +1,198 @@
+"""Starting, watching and ending real engine processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from genai_server.config import Settings, export_settings, load_settings
+from genai_server.messages.status_file import EngineStatus, read_status_file
+from genai_server.supervisor.supervisor import Supervisor
+from tests.running_server import DEMO, ROOT, clean_environment, wait_until
+
+
+def settings(**values: str) -> Settings:
+    return load_settings({"device": "scripted", **values}, environ={}, dotenv=None)
+
+
+@contextmanager
+def supervised(supervisor: Supervisor) -> Iterator[Supervisor]:
+    supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop()
+
+
+def first(supervisor: Supervisor) -> EngineStatus:
+    """The first engine, as an API process finds it."""
+    return read_status_file(supervisor.folder).engines[0]
+
+
+def test_an_engine_goes_from_starting_to_ready_and_leaves_with_its_supervisor() -> None:
+    with supervised(Supervisor(settings())) as supervisor:
+        assert first(supervisor).state == "starting"
+        wait_until(lambda: first(supervisor).state == "ready")
+        status = first(supervisor)
+        assert status.pid is not None
+        assert status.address
+        assert status.restarts == 0
+    assert not psutil.pid_exists(status.pid)
+    assert not supervisor.folder.exists()
+
+
+def test_only_the_user_can_enter_the_folder() -> None:
+    with supervised(Supervisor(settings())) as supervisor:
+        assert supervisor.folder.stat().st_mode & 0o077 == 0
+        assert (supervisor.folder / "status.json").stat().st_mode & 0o077 == 0
+
+
+def test_no_way_tells_an_engine_an_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, spy = tmp_path / "told", tmp_path / "spy"
+    monkeypatch.setenv("SEEN_BY_THE_SPY", str(told))
+    spy.write_text(
+        f"#!{sys.executable}\nimport os, sys\n"
+        "what = repr((sys.argv, dict(os.environ), sys.stdin.readline()))\n"
+        "open(os.environ['SEEN_BY_THE_SPY'], 'w').write(what)\n",
+        encoding="utf-8",
+    )
+    spy.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(spy))
+    keys = settings(api_keys="ann:swordfish-0123456789", admin_api_key="swordfish-9876543210")
+    exported: dict[str, str] = {}
+    export_settings(keys, exported)  # as for several API processes, wherever the keys were set
+    for name, value in exported.items():
+        monkeypatch.setenv(name, value)
+    with supervised(Supervisor(keys)) as supervisor:
+        wait_until(lambda: first(supervisor).state == "failed")
+    assert "heartbeat_file" in told.read_text(encoding="utf-8")
+    assert "swordfish" not in told.read_text(encoding="utf-8")
+
+
+def test_a_killed_engine_is_started_again() -> None:
+    with supervised(Supervisor(settings())) as supervisor:
+        wait_until(lambda: first(supervisor).state == "ready")
+        pid = first(supervisor).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: first(supervisor).state == "restarting")
+        assert first(supervisor).error == (
+            "the engine process died, exit status -9: killed, by the kernel if memory ran out, or by somebody"
+        )
+        wait_until(lambda: first(supervisor).state == "ready")
+        assert first(supervisor).pid != pid
+        assert first(supervisor).restarts == 1
+        assert first(supervisor).error is None
+
+
+def test_an_engine_ignores_the_signals_that_are_meant_for_the_server() -> None:
+    with supervised(Supervisor(settings())) as supervisor:
+        wait_until(lambda: first(supervisor).state == "ready")
+        process = psutil.Process(first(supervisor).pid)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            process.send_signal(number)
+        with pytest.raises(psutil.TimeoutExpired):
+            process.wait(0.5)
+
+
+def test_an_engine_that_stands_still_is_killed_and_started_again() -> None:
+    with supervised(Supervisor(settings(step_timeout="3"))) as supervisor:
+        wait_until(lambda: first(supervisor).state == "ready")
+        pid = first(supervisor).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: first(supervisor).state == "restarting")
+        error = first(supervisor).error or ""
+        assert first(supervisor).hung
+        assert error.startswith("the engine process hung and was killed: the engine's loop has not ended for 3 s")
+        wait_until(lambda: first(supervisor).state == "ready")
+        assert not first(supervisor).hung
+        assert not psutil.pid_exists(pid)
+
+
+def test_an_engine_that_has_nothing_to_do_does_not_count_as_hung() -> None:
+    with supervised(Supervisor(settings(step_timeout="3"))) as supervisor:
+        wait_until(lambda: first(supervisor).state == "ready")
+        with pytest.raises(psutil.TimeoutExpired):
+            psutil.Process(first(supervisor).pid).wait(7)
+
+
+def test_a_crash_loop_is_given_up_with_the_last_reason() -> None:
+    with supervised(Supervisor(settings(max_restarts="2"))) as supervisor:
+        for restarts in range(3):
+            wait_until(lambda: first(supervisor).state == "ready")
+            assert first(supervisor).restarts == restarts
+            pid = first(supervisor).pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: first(supervisor).state != "ready")
+        wait_until(lambda: first(supervisor).state == "failed")
+        status = first(supervisor)
+        assert status.error is not None
+        assert status.error.startswith(
+            "given up after 2 restarts in a row (GENAI_MAX_RESTARTS): the engine process died, exit status -9"
+        )
+        assert (status.pid, status.address) == (None, "")
+
+
+def test_a_load_that_hangs_is_ended(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "genai_config.json")  # whoever reads it waits
+    chosen = settings(device="cpu", model_dir=str(tmp_path), cache_dir="none", load_timeout="1")
+    with supervised(Supervisor(chosen)) as supervisor:
+        wait_until(lambda: first(supervisor).pid is not None)
+        pid = first(supervisor).pid
+        assert pid is not None
+        wait_until(lambda: first(supervisor).state == "failed")
+        assert first(supervisor).error == (
+            "the engine process was killed: it has not loaded its model for 1 s (GENAI_LOAD_TIMEOUT)"
+        )
+        assert not psutil.pid_exists(pid)
+
+
+def test_a_device_that_cannot_load_is_failed_with_the_librarys_reason_and_the_others_serve() -> None:
+    chosen = settings(device="cpu,cuda", model_dir=str(DEMO))
+    called = threading.Event()
+    with supervised(Supervisor(chosen, on_nothing_loaded=called.set)) as supervisor:
+        wait_until(
+            lambda: {status.state for status in read_status_file(supervisor.folder).engines} == {"ready", "failed"}
+        )
+        cpu, cuda = read_status_file(supervisor.folder).engines
+        assert (cpu.state, cuda.state) == ("ready", "failed")
+        assert cuda.error is not None
+        assert "uda" in cuda.error
+        assert cuda.pid is None
+        assert not called.is_set()
+
+
+def test_when_nothing_loads_the_owner_is_told() -> None:
+    called = threading.Event()
+    with supervised(Supervisor(settings(device="cpu", model_dir="/nowhere"), on_nothing_loaded=called.set)):
+        assert called.wait(20)
+
+
+def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from genai_server.config import load_settings\n"
+        "from genai_server.supervisor.supervisor import Supervisor\n"
+        "supervisor = Supervisor(load_settings({'device': 'scripted'}, environ={}, dotenv=None))\n"
+        "supervisor.start()\n"
+        "while supervisor.statuses()[0].state != 'ready': time.sleep(0.01)\n"
+        "print(supervisor.statuses()[0].pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    environment = clean_environment(TMPDIR=str(short_folder))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            engine = psutil.Process(int(process.stdout.readline()))
+        finally:
+            process.kill()
+    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 10)

@@ -1,0 +1,31 @@
+"""When heartbeats say that an engine hangs; that it is killed then is shown with the supervisor."""
+
+from genai_server.heartbeat import Beat
+from genai_server.supervisor.watchdog import LOOK_EVERY, SECONDS_PER_TOKEN, Watchdog
+
+LOOKS = round(100 / LOOK_EVERY)
+
+
+def test_an_engine_that_beats_never_hangs() -> None:
+    watchdog = Watchdog(step_timeout=1)
+    assert [watchdog.look(Beat(number, 0)) for number in range(1, LOOKS + 1)] == [None] * LOOKS
+
+
+def test_the_same_beat_for_longer_than_the_timeout_is_a_hang() -> None:
+    watchdog = Watchdog(step_timeout=3)
+    found = [watchdog.look(Beat(7, 0)) for _ in range(5)]
+    assert found[:3] == [None] * 3
+    assert found[4] == "the engine's loop has not ended for 3 s (GENAI_STEP_TIMEOUT=3)"
+
+
+def test_a_pass_has_more_time_for_each_of_its_tokens() -> None:
+    watchdog = Watchdog(step_timeout=3)
+    allowed = round((3 + 200 * SECONDS_PER_TOKEN) / LOOK_EVERY)
+    found = [watchdog.look(Beat(7, 200)) for _ in range(allowed + 1)]
+    assert found[:allowed] == [None] * allowed
+    assert found[allowed] == "a step of 200 tokens has not ended for 23 s (GENAI_STEP_TIMEOUT=3)"
+
+
+def test_a_timeout_of_0_waits_for_ever() -> None:
+    watchdog = Watchdog(step_timeout=0)
+    assert {watchdog.look(Beat(7, 0)) for _ in range(LOOKS)} == {None}

@@ -1,0 +1,95 @@
+"""A server that has far fewer files than clients, as under `ulimit -n 64`."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.raw_http import RawAnswer, answers, connect, read_to_end
+from tests.running_server import RunningServer, body, run_server, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
+FILES = 64
+
+
+@pytest.fixture
+def tight(own_folder: Path) -> Iterator[RunningServer]:
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_MAX_RESTARTS": "1"}
+    with run_server(own_folder, settings=settings) as server:
+        server.client.close()  # it keeps a connection open
+        psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))
+        server.client = type(server.client)(base_url=server.url, timeout=30, headers={"connection": "close"})
+        yield server
+
+
+def post(content: str) -> bytes:
+    sent = json.dumps(body(content)).encode()
+    head = b"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return head + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(sent) + sent
+
+
+def test_each_of_150_connections_at_once_has_an_answer_or_a_503(tight: RunningServer) -> None:
+    found: list[RawAnswer] = []
+
+    def ask() -> None:
+        with connect(tight) as sock:
+            everybody.wait()
+            sock.sendall(post("say x"))
+            found.extend(answers(read_to_end(sock)))
+
+    everybody = threading.Barrier(150)
+    threads = [threading.Thread(target=ask) for _ in range(150)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    statuses = Counter(answer.status for answer in found)
+    assert statuses.keys() == {200, 503}
+    assert statuses.total() == 150
+    assert statuses[200] >= 20
+    for answer in found:
+        if answer.status == 503:
+            error = json.loads(answer.body)["error"]
+            assert error["code"] == "too_many_connections"
+            assert f"({FILES})" in error["message"]
+            assert answer.headers["retry-after"] == ["1"]
+            assert answer.headers["connection"] == ["close"]
+    assert tight.chat("say y").json()["content"] == "y"
+
+
+def fill(server: RunningServer, held: ExitStack) -> None:
+    """Open connections that send nothing, until one is refused."""
+    for _ in range(FILES):
+        sock: socket.socket = held.enter_context(connect(server))
+        sock.setblocking(False)
+        try:
+            if sock.recv(1):
+                return
+        except BlockingIOError:
+            continue
+
+
+def test_an_engine_that_dies_while_connections_have_taken_their_files_comes_back(tight: RunningServer) -> None:
+    pid = tight.device("scripted")["pid"]
+
+    def is_back() -> bool:
+        health = tight.client.get("/healthz")  # a 503 on what is one connection too many for even that
+        device = health.json()["devices"]["scripted"] if health.status_code == 200 else {}
+        return device.get("state") == "ready" and device["pid"] != pid
+
+    with ExitStack() as held:
+        fill(tight, held)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(is_back)
+        assert tight.chat("say x").json()["error"]["code"] == "too_many_connections"
+        assert tight.device("scripted")["restarts"] == 1
+    wait_until(lambda: tight.chat("say x").status_code == 200)

@@ -1,0 +1,118 @@
+"""The command that a message gives to install an extra is one which works for this copy of the server."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genai_server.installation import installation
+from tests.running_server import ROOT
+
+
+def noted(source: Path, **more: object) -> str:
+    """What pip notes of an installation from a file or folder."""
+    return json.dumps({"url": source.as_uri(), **more})
+
+
+def test_a_clones_own_environment_is_added_to_by_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "install").touch()
+    found = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / ".venv")
+    assert found.extra_command("bench") == f"{tmp_path}/scripts/install bench"
+    monkeypatch.chdir(tmp_path)
+    assert found.extra_command("bench") == "./scripts/install bench"
+
+
+def test_a_clone_in_another_environment_is_installed_there_by_pip(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "install").touch()
+    editable = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / "elsewhere")
+    assert shlex.split(editable.extra_command("bench")) == (
+        [sys.executable, "-m", "pip", "install", "-e", f"{tmp_path}[bench]"]
+    )
+    copied = installation(noted(tmp_path, dir_info={}), tmp_path / "elsewhere")
+    assert shlex.split(copied.command("cpu", "export", python="/other/python")) == (
+        ["/other/python", "-m", "pip", "install", f"{tmp_path}[cpu,export]"]
+    )
+
+
+def test_a_wheel_is_named_by_its_path(tmp_path: Path) -> None:
+    wheel = tmp_path / "with a space" / "genai_server-1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    command = installation(noted(wheel, archive_info={}), tmp_path).extra_command("otel")
+    assert shlex.split(command)[1:] == ["-m", "pip", "install", f"{wheel}[otel]"]
+
+
+@pytest.mark.parametrize(
+    "direct_url", [None, noted(Path("/gone/x.whl")), '{"url": "https://example.org/genai_server.whl"}']
+)
+def test_without_the_files_that_it_came_from_a_command_asks_for_the_wheel(
+    direct_url: str | None, tmp_path: Path
+) -> None:
+    assert "'PATH_TO_WHEEL[hub]'" in installation(direct_url, tmp_path).extra_command("hub")
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs", "src", "CONTRIBUTING.md", "scripts", "Dockerfile"])
+def test_nothing_tells_to_install_the_package_from_an_index(path: str) -> None:
+    here = ROOT / path
+    files = (
+        [here] if here.is_file() else [file for file in here.rglob("*") if file.suffix in ("", ".py", ".md", ".cmd")]
+    )
+    assert files
+    for file in files:
+        if file.is_file():
+            assert "genai-server[" not in file.read_text(encoding="utf-8", errors="replace"), file
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone whose environment is there, with a Python that notes what it is asked to install."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "install", tmp_path / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    python.chmod(0o755)
+    (tmp_path / ".venv" / "device").write_text("cpu\n")
+    return tmp_path
+
+
+def install(clone: Path, *extras: str, device: str = "") -> tuple[int, str]:
+    """Exit status of the script, and what it says."""
+    environment = os.environ | {"PYTHON": sys.executable, "GENAI_EXTRA": device}
+    done = subprocess.run(
+        [clone / "scripts" / "install", *extras], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_the_script_installs_each_extra_once(clone: Path) -> None:
+    for extras in ((), ("bench", "otel"), ("otel",), (), ("bench", "hub")):
+        assert install(clone, *extras)[0] == 0
+    asked = (clone / "asked").read_text().splitlines()
+    assert [line.rpartition(" ")[2] for line in asked] == [".[cpu]", ".[cpu,bench,otel]", ".[cpu,bench,hub]"]
+
+
+@pytest.mark.parametrize(
+    ("extras", "device", "reason"),
+    [
+        (["bench", "bnech"], "", "there is no extra bnech; known are bench, dev, export, hub, models, otel"),
+        (["cuda"], "", "cuda is for a device: GENAI_EXTRA=cuda ./scripts/install"),
+        ([], "gpu", "GENAI_EXTRA=gpu: known are cpu, cuda, directml"),
+    ],
+)
+def test_the_script_refuses_what_is_no_extra_and_leaves_the_environment(
+    extras: list[str], device: str, reason: str, clone: Path
+) -> None:
+    status, said = install(clone, *extras, device=device)
+    assert status == 2
+    assert said.startswith(reason)
+    assert (clone / ".venv" / "device").exists()
+    assert not (clone / "asked").exists()

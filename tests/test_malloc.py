@@ -1,0 +1,79 @@
+"""What goes back to the system of the memory that a process has freed, each in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+OWN = """
+from genai_server.malloc import give_back_free_memory, give_back_large_blocks, share_heaps
+def own():
+    line = next(line for line in open("/proc/self/smaps_rollup") if line.startswith("Pss_Anon"))
+    return int(line.split()[1])
+"""
+LARGE_BLOCKS = """
+{call}
+del_first = bytearray(20 << 20); del del_first  # by which glibc raises its threshold
+kept, before = [], own()
+for _ in range(20):
+    block = bytearray(1 << 20)
+    kept.append(bytearray(100))  # so that the heap cannot shrink from its end
+    blocks = [bytearray(300_000) for _ in range(20)]
+    kept.append(bytearray(1000))
+    del block, blocks
+print(own() - before)
+"""
+FREE_MEMORY = """
+before = own()
+blocks = [bytearray(20_000) for _ in range(4000)]
+kept = blocks[::20]  # so that none of it is at the heap's end
+taken = own() - before
+del blocks
+left = own() - before
+give_back_free_memory()
+print(taken, left, own() - before)
+"""
+THREADS = """
+import ctypes, os, tempfile, threading
+{call}
+libc = ctypes.CDLL(None)
+libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]
+libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+started = threading.Barrier(5)
+def work():
+    block = bytearray(20_000)
+    started.wait()
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+started.wait()
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "heaps")
+    file = libc.fopen(path.encode(), b"w")
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+    print(open(path).read().count("<heap nr="))
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked")
+
+
+def output(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", OWN + program], capture_output=True, text=True, check=True).stdout
+
+
+def test_large_blocks_go_back_to_the_system() -> None:
+    kibibytes = int(output(LARGE_BLOCKS.format(call="give_back_large_blocks()")))
+    assert kibibytes < 2048
+    assert int(output(LARGE_BLOCKS.format(call=""))) > kibibytes
+
+
+def test_threads_share_the_first_ones_heap() -> None:
+    assert int(output(THREADS.format(call="share_heaps()"))) == 1
+    assert int(output(THREADS.format(call=""))) > 1
+
+
+def test_free_memory_between_what_is_used_goes_back_when_it_is_asked_for() -> None:
+    taken, left, given_back = map(int, output(FREE_MEMORY).split())
+    assert left > taken / 2
+    assert given_back < taken / 4

@@ -1,0 +1,54 @@
+"""Each script that the documentation names runs with the server as it is, on the demo model and with short arguments.
+
+Elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py), document_options.py
+(test_from_triton.py), and those of load (tests/load). Not at all: what builds models with PyTorch, for minutes.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.running_server import DEMO, ROOT, RunningServer, clean_environment
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
+
+
+def run(script: str, *arguments: str) -> str:
+    """What a script prints."""
+    done = subprocess.run(
+        [sys.executable, f"scripts/{script}.py", *arguments],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "MatMulNBits"]),
+        (["measure_sampler", "--rows", "1", "--steps", "1", "--vocabulary", "2000"], ["greedy", "top_k 50"]),
+        (["measure_exactness", str(DEMO), "--quick"], ["one row alone, exact", "ms a step, exact"]),
+        (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema  0"]),
+        pytest.param(
+            ["measure_memory", str(DEMO), "--requests", "3"], ["packed once, mapped", "by each session"], marks=LINUX
+        ),
+        pytest.param(["measure_unloading", str(DEMO), "--rounds", "1"], ["one model", "unloaded, 1"], marks=LINUX),
+    ],
+    ids=lambda value: value[0],
+)
+def test_a_script_prints_its_table(command: list[str], told: list[str]) -> None:
+    printed = run(*command)
+    assert [word for word in told if word not in printed] == []
+
+
+@pytest.mark.timeout(180)
+def test_it_is_measured_how_soon_a_client_that_leaves_frees_its_place(demo: RunningServer) -> None:
+    printed = run("measure_cancellation", demo.url, "--times", "2")
+    assert [phase for phase in ("queued", "prefill", "decode, streamed") if phase not in printed] == []

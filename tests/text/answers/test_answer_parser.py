@@ -1,0 +1,120 @@
+"""What holds for answers in every format."""
+
+import json
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genai_server.parts import Content, Part, ToolCallArguments, ToolCallStart
+from genai_server.text.answers.reasoning import THINK
+from genai_server.text.tool_formats import TOOL_FORMATS
+from tests.text.parsing import NAMES, merged, parser, stream
+
+# Answers made of what the formats look out for, so that many are almost calls.
+PIECES = [
+    *("<tool_call>", "</tool_call>", "<|tool_call|>", "<|/tool_call|>", "functools", "<|python_tag|>", "[TOOL_CALLS]"),
+    *("[ARGS]", "[CALL_ID]", "<think>", "</think>", "now", "get_weather", "(", ")", "=", "**", "[", "]", "{", "}", ";"),
+    *(
+        '"name"',
+        '"arguments"',
+        '"parameters"',
+        '"now"',
+        '"id"',
+        ":",
+        ",",
+        '"a"',
+        "1",
+        "true",
+        "'x'",
+        '"',
+        "'",
+        "\\",
+        "x",
+    ),
+    *(
+        " ",
+        "\n",
+        "é",
+        "<",
+        '{"name": "now", "arguments": ',
+        '{"a": 1}',
+        "now(a=1)",
+        '{"name": "now"}',
+        '[{"name": "now"}]',
+    ),
+]
+ANSWERS = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
+untimed = settings(deadline=None)
+FORMATS = st.sampled_from(sorted(TOOL_FORMATS))
+
+
+@st.composite
+def cut_answers(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """An answer, as a whole and in pieces."""
+    text = draw(ANSWERS)
+    cuts = sorted(draw(st.sets(st.integers(0, len(text)))))
+    return text, [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@untimed
+@given(cut_answers(), FORMATS, st.booleans())
+def test_pieces_give_the_same_parts_as_the_whole(answer: tuple[str, list[str]], form: str, inside: bool) -> None:
+    text, pieces = answer
+    whole = stream(parser(form, reasoning=THINK, inside=inside), [text])
+    assert merged(stream(parser(form, reasoning=THINK, inside=inside), pieces)) == merged(whole)
+
+
+@untimed
+@given(ANSWERS, FORMATS)
+def test_nothing_is_lost_where_no_tool_can_be_called(text: str, form: str) -> None:
+    assert merged(stream(parser(form, ["unknown"]), [text])) == ([Content(text)] if text else [])
+
+
+@untimed
+@given(ANSWERS, FORMATS)
+def test_calls_are_of_known_tools_and_in_order(text: str, form: str) -> None:
+    parts = merged(stream(parser(form), [text]))
+    starts = [part for part in parts if isinstance(part, ToolCallStart)]
+    assert [(start.index, start.id) for start in starts] == [(n, str(n)) for n in range(len(starts))]
+    assert {start.name for start in starts} <= set(NAMES)
+    for before, part in zip([None, *parts], parts, strict=False):
+        if isinstance(part, ToolCallArguments):
+            assert isinstance(before, ToolCallStart)
+            assert before.index == part.index
+
+
+@untimed
+@given(st.sampled_from(NAMES), st.dictionaries(st.text(), st.text() | st.integers() | st.none()), ANSWERS)
+def test_the_arguments_of_a_complete_call_are_one_object(name: str, arguments: dict[str, object], before: str) -> None:
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    parts = merged(stream(parser("hermes"), [f"{before.replace('<', '')}<tool_call>{call}</tool_call>"]))
+    fragments = [part.fragment for part in parts if isinstance(part, ToolCallArguments)]
+    assert [json.loads(fragment) for fragment in fragments] == [arguments]
+
+
+def test_neighbours_of_a_kind_come_as_one() -> None:
+    told: list[list[Part]] = stream(parser(), ["a b <c> d\n\n<x y"])
+    assert told == [[Content("a b <c> d\n\n<x y")], []]
+    assert all(len(list(some)) == 1 for parts in told for _, some in groupby(parts, type))
+
+
+@pytest.mark.parametrize("form", [None, "hermes"])
+def test_all_is_content_without_tools(form: str | None) -> None:
+    text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n'
+    assert stream(parser(form, ()), [text]) == [[Content(text)], []]
+
+
+@pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
+def test_long_answers_of_beginnings_take_no_more_than_their_length(form: str) -> None:
+    """Each of them would be a call if only its end came; the test's time limit is what fails."""
+    beginnings = {
+        "hermes": '<tool_call>{"id": ',
+        "llama3_json": '{"arguments":\n',
+        "pythonic": "[now(a=\n",
+        "mistral": '[TOOL_CALLS][{"arguments": ',
+        "phi4mini": 'functools[{"arguments": ',
+    }
+    text = beginnings[form] * 20_000
+    assert merged(stream(parser(form), [text]))

@@ -1,0 +1,96 @@
+"""Tokens to parts and scored tokens, with stop strings and a bound on calls in between."""
+
+import math
+
+import pytest
+
+from genai_server.generation import TokenLogprob
+from genai_server.parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
+from genai_server.text.answers.answer_text import AnswerText, Parser, PlainParser
+from genai_server.text.answers.stop import StopStrings
+from genai_server.text.tokenizer import ByteTokenizer
+
+
+class CallOnDigit:
+    """Takes each digit for a call without arguments, and everything else for content."""
+
+    def feed(self, text: str) -> list[Part]:
+        parts: list[Part] = []
+        for c in text:
+            parts += [ToolCallStart(int(c), c, "f"), ToolCallArguments(int(c), "{}")] if c.isdigit() else [Content(c)]
+        return parts
+
+    def finish(self) -> list[Part]:
+        return [ToolCallArguments(9, "rest")]
+
+
+def _answer(
+    stop: list[str], parser: Parser | None = None, most_calls: int | None = None, offset: int = 0
+) -> AnswerText:
+    tokenizer = ByteTokenizer()
+    return AnswerText(
+        tokenizer.decoder(),
+        StopStrings(stop),
+        parser or PlainParser(),
+        tokenizer.token_bytes,
+        offset=offset,
+        most_calls=most_calls,
+    )
+
+
+def _read(answer: AnswerText, text: str) -> WholeAnswer:
+    whole = WholeAnswer()
+    steps = (answer.feed(byte, TokenLogprob(byte, -1.0, [(byte, -1.0)])) for byte in text.encode())
+    for parts, tokens in steps:
+        for part in parts:
+            whole.add(part)
+        whole.tokens += tokens
+        if answer.is_stopped:
+            break
+    parts, tokens = answer.finish()
+    for part in parts:
+        whole.add(part)
+    whole.tokens += tokens
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("stop", "content", "stopped"),
+    [
+        ([], "añb🦜c", False),
+        (["b"], "añ", True),
+        (["🦜"], "añb", True),
+        (["x"], "añb🦜c", False),
+        (["cx"], "añb🦜c", False),
+    ],
+)
+def test_the_scored_tokens_are_those_of_what_is_shown(stop: list[str], content: str, stopped: bool) -> None:
+    answer = _answer(stop)
+    whole = _read(answer, "añb🦜c")
+    assert (whole.content, answer.is_stopped) == (content, stopped)
+    assert b"".join(token.data for token in whole.tokens).decode() == content
+
+
+def test_offsets_count_characters_from_where_the_answer_begins() -> None:
+    whole = _read(_answer([], offset=10), "aé!")
+    assert [token.offset for token in whole.tokens] == [10, 11, 11, 12]
+    assert whole.tokens[0] == ScoredToken(b"a", -1.0, [ScoredToken(b"a", -1.0)], 10)
+
+
+def test_an_answer_ends_before_a_call_too_many() -> None:
+    answer = _answer([], CallOnDigit(), most_calls=1)
+    whole = _read(answer, "x0y1z")
+    assert ([call.id for call in whole.tool_calls], whole.content, answer.is_stopped) == (["0"], "xy", True)
+
+
+def test_without_a_bound_all_calls_come() -> None:
+    answer = _answer([], CallOnDigit())
+    parts = [part for byte in b"0123456789" for part in answer.feed(byte)[0]]
+    assert sum(isinstance(part, ToolCallStart) for part in parts) == 10
+    assert not answer.is_stopped
+    assert answer.finish()[0] == [ToolCallArguments(9, "rest")]
+
+
+def test_a_token_that_cannot_come_has_openais_lowest_score() -> None:
+    scored = _answer([]).scored(TokenLogprob(97, -math.inf, [(98, -math.inf)]), 0)
+    assert (scored.logprob, scored.top[0].logprob) == (-9999.0, -9999.0)

@@ -1,0 +1,26 @@
+"""What a chat template tells of the model's formats."""
+
+import pytest
+
+from genai_server.errors import ConfigurationError
+from genai_server.text.answers.dialect import Dialect, read_dialect
+from genai_server.text.answers.reasoning import THINK
+from genai_server.text.tool_formats import TOOL_FORMATS
+
+
+def test_a_template_that_speaks_of_neither_has_neither() -> None:
+    assert read_dialect("{{ messages }}") == Dialect(None, None)
+
+
+def test_a_template_tells_both_formats() -> None:
+    assert read_dialect("<tool_call> </think>") == Dialect(TOOL_FORMATS["hermes"], THINK)
+
+
+def test_the_operator_may_name_a_format_or_none() -> None:
+    assert read_dialect("{{ messages }}", "hermes").tool_format is TOOL_FORMATS["hermes"]
+    assert read_dialect("<tool_call>", "none").tool_format is None
+
+
+def test_an_unknown_format_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigurationError, match=r"GENAI_TOOL_PARSER=yaml: .*hermes"):
+        read_dialect("", "yaml")

@@ -1,0 +1,89 @@
+"""The text of an answer for readers that are written as generators."""
+
+import re
+
+import pytest
+
+from genai_server.text.answers.lookahead import Lookahead, Reader, T
+
+LETTERS = re.compile("[a-z]*")
+
+
+def found(reader: Reader[T]) -> T:
+    """What a reader returns that needs no more text."""
+    with pytest.raises(StopIteration) as end:
+        next(reader)
+    value: T = end.value.value
+    return value
+
+
+def waits(reader: Reader[object]) -> bool:
+    """Whether a reader wants more text."""
+    return next(reader, "found something") is None
+
+
+def text_of(text: str, *, ended: bool = False) -> Lookahead:
+    text_ = Lookahead()
+    text_.append(text)
+    if ended:
+        text_.end()
+    return text_
+
+
+def test_a_literal_is_waited_for_as_long_as_it_can_come() -> None:
+    text = text_of("<to")
+    reader = text.take("<tool>")
+    assert waits(reader)
+    text.append("ol>x")
+    assert found(reader) is True
+    assert found(text.peek()) == "x"
+
+
+@pytest.mark.parametrize(("come", "ended"), [("<tx", False), ("<to", True), ("", True)])
+def test_a_literal_that_cannot_come_any_more_leaves_the_place_as_it_was(come: str, ended: bool) -> None:
+    text = text_of(come, ended=ended)
+    assert found(text.take("<tool>")) is False
+    assert text.at == 0
+
+
+@pytest.mark.parametrize(("come", "taken"), [("</to", True), ("", True), ("</tools", False), ("x", False)])
+def test_a_last_literal_may_be_cut_by_the_end(come: str, taken: bool) -> None:
+    text = text_of(come, ended=True)
+    assert found(text.take_last("</tool>")) is taken
+    assert text.at == (len(come) if taken else 0)
+
+
+def test_a_run_ends_with_another_character() -> None:
+    text = text_of("ab")
+    reader = text.take_all(LETTERS)
+    assert waits(reader)
+    text.append("c1")
+    assert found(reader) == "abc"
+
+
+def test_a_run_ends_with_the_text() -> None:
+    assert found(text_of("ab", ended=True).take_all(LETTERS)) == "ab"
+
+
+def test_looking_at_a_run_does_not_go_past_it() -> None:
+    text = text_of("ab")
+    reader = text.look_all(LETTERS)
+    assert waits(reader)
+    text.append("c1")
+    assert found(reader) == "abc"
+    assert text.at == 0
+
+
+def test_places_stay_right_when_what_is_before_is_forgotten() -> None:
+    text = text_of("a" * 10_000 + " ")
+    found(text.take_all(LETTERS))
+    text.forget()
+    place = text.at
+    text.append(" def1")
+    assert found(text.skip_space()) == "d"
+    assert found(text.take_all(LETTERS)) == "def"
+    assert (place, text.at, text.since(place)) == (10_000, 10_005, "  def")
+
+
+def test_nothing_comes_after_the_end() -> None:
+    assert found(text_of("", ended=True).peek()) == ""

@@ -1,0 +1,372 @@
+"""Grammars for answers, followed by llguidance over bytes or the demo model's tokenizer."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from llguidance import LLTokenizer
+
+from genai_server.errors import InvalidField
+from genai_server.parts import Content, ToolCallArguments, ToolCallStart
+from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
+from genai_server.text.grammars import grammar
+from genai_server.text.tool_formats import TOOL_FORMATS, Tool
+from tests.running_server import DEMO
+from tests.text.guided import draw, fits, matcher, tokenizer_with, validate
+from tests.text.parsing import merged, parser, stream
+
+KEYS = st.sampled_from(["a", "b", "from", "é", "x-y"])
+SEEDS = st.integers(0, 1_000)
+# Beyond, those that are no doubles are refused.
+INTEGERS = st.integers(-(2**53), 2**53)
+# Control characters are taken only where no object may have keys that its schema does not name.
+TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs"]))
+# The same each time: what they would find by chance, one day, may well be the library's.
+drawn = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+def objects(schemas: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas of objects whose properties have the given schemas."""
+    return st.builds(
+        lambda properties, required, more: {
+            "type": "object",
+            "properties": properties,
+            "required": sorted(set(properties) & required),
+            **more,
+        },
+        st.dictionaries(KEYS, schemas, max_size=3),
+        st.sets(KEYS),
+        st.sampled_from([{}, {"additionalProperties": False}, {"additionalProperties": {"type": "integer"}}]),
+    )
+
+
+def limits(low: str, high: str) -> st.SearchStrategy[dict[str, int]]:
+    return st.tuples(st.integers(0, 2), st.integers(3, 9)).map(lambda two: {low: two[0], high: two[1]})
+
+
+SCHEMAS: st.SearchStrategy[dict[str, Any]] = st.recursive(
+    st.one_of(
+        st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["integer", "null"]}, {"type": "string"}]),
+        st.sampled_from([{"type": "string", "pattern": "^[a-z]{2,4}$"}, {"type": "string", "format": "date"}]),
+        limits("minLength", "maxLength").map(lambda some: {"type": "string", **some}),
+        limits("minimum", "maximum").map(lambda some: {"type": "integer", **some}),
+        limits("exclusiveMinimum", "maximum").map(lambda some: {"type": "number", **some}),
+        st.lists(st.none() | st.booleans() | INTEGERS | TEXTS, min_size=1).map(lambda some: {"enum": some}),
+        TEXTS.map(lambda text: {"const": {"k": [text]}}),
+    ),
+    lambda inner: st.one_of(
+        objects(inner),
+        st.builds(lambda some, items: {"type": "array", "items": items, **some}, limits("minItems", "maxItems"), inner),
+        st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
+    ),
+    max_leaves=6,
+)
+
+
+@drawn
+@given(SCHEMAS, SEEDS)
+def test_whatever_is_drawn_fits_the_schema(schema: dict[str, Any], seed: int) -> None:
+    built = grammar.json_schema(schema)
+    validate(built, param="response_format")
+    answer = draw(built, seed)
+    assume(answer is not None)
+    jsonschema.Draft202012Validator(schema).validate(json.loads(answer or ""))
+
+
+@drawn
+@given(st.sampled_from(sorted(TOOL_FORMATS)), st.lists(objects(SCHEMAS), min_size=1, max_size=3), st.booleans(), SEEDS)
+def test_forced_calls_are_read_and_their_arguments_fit(
+    form: str, schemas: list[dict[str, Any]], parallel: bool, seed: int
+) -> None:
+    tools = [Tool(f"tool_{number}", schema) for number, schema in enumerate(schemas)]
+    answer = draw(grammar.tool_calls(TOOL_FORMATS[form], tools, parallel=parallel, opaque_tokens={}), seed)
+    assume(answer is not None)
+    parts = merged(stream(parser(form, [tool.name for tool in tools]), [answer or ""]))
+    starts, arguments = parts[::2], parts[1::2]
+    assert len(starts) == 1 or parallel
+    for start, part in zip(starts, arguments, strict=True):
+        assert isinstance(start, ToolCallStart)
+        assert isinstance(part, ToolCallArguments)
+        schema = tools[int(start.name.removeprefix("tool_"))].schema
+        jsonschema.Draft202012Validator(schema).validate(json.loads(part.fragment))
+
+
+def test_json_is_on_one_line_with_single_spaces() -> None:
+    built = grammar.json_object()
+    assert fits(built, '{"a": [1, 2, {"b": " \\n "}], "c": {}}')
+    for text in ('{"a":1}', '{ "a": 1}', '{"a": 1 }', '{"a": 1,\n"b": 2}', '{"a":  1}', "[1]", "{}\n"):
+        assert not fits(built, text), text
+
+
+def test_a_schema_s_own_options_do_not_loosen_the_whitespace() -> None:
+    assert not fits(grammar.json_schema({"type": "object", "x-guidance": {"whitespace_flexible": True}}), '{ "a": 1}')
+
+
+@drawn
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=4))
+def test_a_choice_allows_its_texts_and_nothing_else(options: list[str]) -> None:
+    built = grammar.choice(options)
+    validate(built, param="choice")
+    assert all(fits(built, option) for option in options)
+    assert not fits(built, "".join(options) + "!")
+
+
+def test_a_regular_expression_matches_as_a_whole() -> None:
+    built = grammar.regex(r"[a/]+\n\d{2}|\p{Lu}")
+    assert fits(built, "a/\n12")
+    assert fits(built, "Ü")
+    assert not fits(built, "a/\n123")
+
+
+@pytest.mark.parametrize(
+    ("built", "words"),
+    [
+        (grammar.json_schema({"type": "object", "if": {}}), "if"),
+        (grammar.json_schema({"type": "strin"}), "strin"),
+        (grammar.regex("(?=a)b"), "look-around"),
+        (grammar.regex("("), "unclosed group"),
+        (grammar.lark("start: nowhere"), "nowhere"),
+        (grammar.lark("nothing"), "nothing"),
+    ],
+)
+def test_the_compiler_s_words_are_told(built: str, words: str) -> None:
+    with pytest.raises(InvalidField, match=words) as error:
+        validate(built, param="response_format")
+    assert error.value.param == "response_format"
+    assert error.value.message.startswith("response_format cannot be used: ")
+    assert len(error.value.message) < 600
+
+
+def test_a_grammar_that_is_too_long_is_refused_with_its_length() -> None:
+    with pytest.raises(InvalidField, match=r"300\d\d\d characters; at most 262144"):
+        validate(grammar.choice(["x" * 300_000]), param="choice")
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(2_000):
+        schema = {"items": schema}
+    with pytest.raises(InvalidField, match="nested"):
+        grammar.json_schema(schema)
+
+
+def test_parameters_that_are_no_object_are_refused() -> None:
+    with pytest.raises(InvalidField, match="parameters of tool f must be an object; given type string"):
+        grammar.tool_calls(TOOL_FORMATS["hermes"], [Tool("f", {"type": "string"})], parallel=False, opaque_tokens={})
+
+
+@pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": []},
+        {"properties": {"a": 1}},
+        {"properties": {"a": {}}, "required": 1},
+        {"properties": {"a": {}}, "required": [[]]},
+        {"properties": {"a": {"type": "text"}}},
+    ],
+)
+def test_parameters_that_are_no_schema_are_refused_by_the_compiler(form: str, parameters: dict[str, Any]) -> None:
+    built = grammar.tool_calls(TOOL_FORMATS[form], [Tool("f", parameters)], parallel=True, opaque_tokens={})
+    with pytest.raises(InvalidField):
+        validate(built, param="tools")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "call"),
+    [
+        ({"properties": {"": {"type": "null"}}, "required": [""]}, '[f(**{"": null})]'),
+        ({"properties": {"a": {"$ref": "#"}}}, '[f(**{"a": {"a": {}}})]'),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}, "[f(a=null)]"),
+        ({"required": ["a"]}, '[f(**{"a": 1})]'),
+        ({"properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "required": ["b"]}, "[f(b=null)]"),
+        ({"properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "required": ["a"]}, "[f(a=null)]"),
+        ({"properties": {"a": {"type": "null"}, "b": {"type": "null"}}}, "[f()]"),
+    ],
+)
+def test_pythonic_arguments_are_keywords_where_the_schema_can_be_split(parameters: dict[str, Any], call: str) -> None:
+    form = TOOL_FORMATS["pythonic"]
+    assert fits(grammar.tool_calls(form, [Tool("f", parameters)], parallel=False, opaque_tokens={}), call)
+
+
+def test_arguments_have_no_more_than_the_properties_unless_the_schema_says_so() -> None:
+    closed: dict[str, Any] = {"properties": {"a": {}}}
+    opened = {**closed, "additionalProperties": True}
+    text = '<tool_call>\n{"name": "f", "arguments": {"b": 1}}\n</tool_call>'
+    for parameters, allowed in ((closed, False), (opened, True), ({}, True), (None, False)):
+        built = grammar.tool_calls(TOOL_FORMATS["hermes"], [Tool("f", parameters)], parallel=False, opaque_tokens={})
+        assert fits(built, text) is allowed
+
+
+def test_one_call_is_all_unless_several_are_wanted() -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for parallel in (False, True):
+        built = grammar.tool_calls(TOOL_FORMATS["hermes"], [Tool("now")], parallel=parallel, opaque_tokens={})
+        assert fits(built, call)
+        assert fits(built, f"{call}\n{call}") is parallel
+        assert not fits(built, "")
+        assert not fits(built, f"Hm.\n{call}")
+
+
+@pytest.mark.parametrize("form", [THINK, MISTRAL_THINK])
+def test_reasoning_may_come_before_what_fits(form: ReasoningFormat) -> None:
+    inside, outside = (
+        grammar.after_reasoning(grammar.json_object(), form, starts_inside=starts_inside, opaque_tokens={})
+        for starts_inside in (True, False)
+    )
+    assert fits(inside, f"\nHm < b\n{form.closing}\n\n{{}}")
+    assert fits(outside, f"{form.opening}\nHm\n{form.closing}\n\n{{}}")
+    assert fits(outside, "{}")
+    for text in ("{}", f"Hm{form.closing}", f"Hm{form.closing}no"):
+        assert not fits(inside, text)
+    assert not fits(outside, "Hm{}")
+
+
+def test_a_grammar_of_several_keeps_them_all_after_reasoning() -> None:
+    pair = json.dumps({"grammars": [{"lark_grammar": "start: @b"}, {"name": "b", "lark_grammar": 'start: "b"'}]})
+    assert fits(grammar.after_reasoning(pair, THINK, starts_inside=True, opaque_tokens={}), "Hm</think>b")
+
+
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"city": "Oslo <b>"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "llama3_json": '<|python_tag|>{"name": "f", "parameters": {"city": "Oslo"}}; {"name": "now", "parameters": {}}',
+    "pythonic": '[f(city="Oslo", days=3), now()]',
+    "mistral": '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"city": "Oslo"}[TOOL_CALLS]now[ARGS]{}',
+    "phi4mini": '<|tool_call|>[{"name": "f", "arguments": {"city": "Oslo"}}, '
+    '{"name": "now", "arguments": {}}]<|/tool_call|>',
+}
+# As the tokenizers of Qwen 3, Llama 3, Phi-4-mini and Mistral flag them.
+ADDED = {
+    **dict.fromkeys(["<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|/tool_call|>"], False),
+    **dict.fromkeys(["<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"], True),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[LLTokenizer, dict[str, Any]]:
+    return tokenizer_with(DEMO / "tokenizer.json", ADDED)
+
+
+@pytest.mark.parametrize("form", sorted(CALLS))
+@pytest.mark.parametrize("reasoning", [None, THINK, MISTRAL_THINK])
+def test_what_a_model_writes_with_its_tokens_is_allowed(
+    form: str, reasoning: ReasoningFormat | None, model: tuple[LLTokenizer, dict[str, Any]]
+) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer, content = model
+    opaque = grammar.find_opaque_tokens(content)
+    parameters = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
+    built = grammar.tool_calls(
+        TOOL_FORMATS[form], [Tool("f", parameters), Tool("now")], parallel=True, opaque_tokens=opaque
+    )
+    text = CALLS[form]
+    if reasoning is not None:
+        built = grammar.after_reasoning(built, reasoning, starts_inside=False, opaque_tokens=opaque)
+        text = f"{reasoning.opening}\nHm </th\n{reasoning.closing}\n{text}"
+    validate(built, param="tools")
+    tokens = Tokenizer.from_str(json.dumps(content)).encode(text).ids
+    state = matcher(tokenizer, built)
+    assert state.validate_tokens(tokens) == len(tokens)
+    assert state.consume_tokens(tokens)
+    assert state.is_accepting()
+    parts = merged(stream(parser(form, ["f", "now"], reasoning=reasoning), [text]))
+    assert [part.name for part in parts if isinstance(part, ToolCallStart)] == ["f", "now"]
+    assert not any(isinstance(part, Content) for part in parts)
+
+
+def test_tokens_that_are_special_or_in_angle_brackets_are_opaque() -> None:
+    tokens = [("<a>", False), ("[b]", True), ("[c]", False), ("<d", False)]
+    content = {"added_tokens": [{"id": id, "content": text, "special": flag} for id, (text, flag) in enumerate(tokens)]}
+    assert grammar.find_opaque_tokens(content) == {"<a>": 0, "[b]": 1}
+
+
+HOSTILE_SCHEMAS: dict[str, dict[str, Any]] = {
+    "a large prime": {"type": "integer", "multipleOf": 999983},
+    "a small part of one": {"type": "number", "multipleOf": 0.0999983},
+    "several for one number": {"allOf": [{"type": "integer", "multipleOf": number} for number in (97, 89, 83)]},
+    "by reference": {"$ref": "#/$defs/a", "multipleOf": 991, "$defs": {"a": {"type": "integer", "multipleOf": 997}}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_SCHEMAS)
+@pytest.mark.parametrize("within", ["schema", "lark"])
+def test_multiples_whose_compilation_would_not_end_are_refused(name: str, within: str) -> None:
+    schema = HOSTILE_SCHEMAS[name]
+    built = grammar.json_schema(schema) if within == "schema" else grammar.lark(f"start: %json {json.dumps(schema)}")
+    with pytest.raises(InvalidField, match="multipleOf may be at most 10000, .*; given [0-9]+"):
+        validate(built, param="x")
+
+
+def test_a_schema_within_lark_cannot_hide_a_multiple() -> None:
+    built = grammar.lark('start: %json {"type": "integer", "\\u006dultipleOf": 999983}')
+    with pytest.raises(InvalidField, match="without"):
+        validate(built, param="x")
+
+
+@pytest.mark.parametrize("schema", [{"type": "integer", "multipleOf": 5000}, {"type": "number", "multipleOf": 0.01}])
+def test_usual_multiples_are_taken(schema: dict[str, Any]) -> None:
+    properties = {f"p{n}": schema | {"title": str(n)} for n in range(9)}
+    validate(grammar.json_schema({"type": "object", "properties": properties}), param="x")
+
+
+def _pattern(number: int) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^(a|b)*a(a|b){{{number}}}b(a|b)*$"}
+
+
+def _chain(links: list[Any], last: Any) -> dict[str, Any]:
+    """Definitions of which each has the one after the next in the place of "next"."""
+    texts = [json.dumps(link).replace('"next"', f'"#/$defs/a{n + 1}"') for n, link in enumerate(links)]
+    found = {f"a{n}": json.loads(text) for n, text in enumerate(texts)}
+    return {"$ref": "#/$defs/a0", "$defs": {**found, f"a{len(links)}": last}}
+
+
+JOINED = {
+    "all of them": {"allOf": [_pattern(n) for n in range(24)]},
+    "one after another": _chain([{"$ref": "next", **_pattern(n)} for n in range(24)], {}),
+    "in properties": {"allOf": [{"properties": {"a": _pattern(n)}} for n in range(24)]},
+    "again and again": _chain([{"allOf": [{"$ref": "next"}] * 3}] * 20, {"type": "string"}),
+    "far away": _chain([{"$ref": "next"}] * 300, {}),
+    "by a name": {"allOf": [{"$ref": "#b"}] * 2, "$defs": {"b": {"$anchor": "b"}}},
+    "elsewhere": {"$ref": "https://example.com/schema"},
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_schema_that_joins_what_cannot_be_compiled_in_time_is_refused(name: str) -> None:
+    with pytest.raises(InvalidField, match="join|references|is no reference"):
+        grammar.json_schema(JOINED[name])
+    with pytest.raises(InvalidField, match="join|references|is no reference") as caught:
+        grammar.check_lark(f"start: a\na: %json {json.dumps(JOINED[name])}", param="g")
+    assert caught.value.param == "g"
+
+
+def test_many_patterns_that_are_not_joined_and_what_refers_to_itself_are_fine() -> None:
+    node = {"type": "object", "properties": {str(n): _pattern(n % 7) | {"maxLength": n} for n in range(99)}}
+    node["properties"]["next"] = {"$ref": "#/$defs/node"}  # type: ignore[index]
+    schema = {"$ref": "#/$defs/node", "title": "Node", "$defs": {"node": node}}
+    validate(grammar.json_schema(schema), param="g")
+    grammar.check_lark(f"start: %json {json.dumps(schema)}", param="g")
+
+
+def test_a_schema_in_lark_that_cannot_be_looked_through_is_refused() -> None:
+    for schema in ('{"allOf": [], "allOf": []}', '{"a": '):
+        with pytest.raises(InvalidField, match="must be JSON without doubles"):
+            grammar.check_lark(f"start: %json {schema}", param="g")
+
+
+@pytest.mark.parametrize("source", ['start: "a"', 'start: "a"\n%llguidance {"no_forcing": false}', 'start: "a" // c'])
+def test_a_requests_own_grammar_looks_for_nothing_that_must_follow(source: str) -> None:
+    built = grammar.given_lark(source, param="g")
+    validate(built, param="g")
+    assert json.loads(built)["grammars"][0]["lark_grammar"].endswith('\n%llguidance {"no_forcing": true}')
+
+
+def test_an_object_with_too_many_properties_is_refused_wherever_it_stands() -> None:
+    schema = {"type": "array", "items": {"type": "object", "properties": {f"p{n}": {} for n in range(1001)}}}
+    with pytest.raises(InvalidField, match="at most 1000 properties; given 1001"):
+        grammar.json_schema(schema)

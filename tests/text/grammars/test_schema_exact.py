@@ -1,0 +1,175 @@
+"""What a schema's answers may be, where the library alone would allow more than the schema does."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from genai_server.errors import InvalidField
+from genai_server.text.grammars import grammar
+from genai_server.text.tool_formats import TOOL_FORMATS, Tool
+from tests.running_server import ROOT, clean_environment
+from tests.text.guided import fits, validate
+
+
+def taken(schema: dict[str, Any]) -> str:
+    built = grammar.json_schema(schema)
+    validate(built, param="response_format")
+    return built
+
+
+@pytest.mark.timeout(120)
+def test_no_answer_drawn_at_random_breaks_its_schema() -> None:
+    command = [sys.executable, "scripts/check_schemas.py", "--count", "120", "--walks", "3", "--seed", "1"]
+    done = subprocess.run(
+        [*command, "--processes", "1"], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "answers that break their schema  0" in done.stdout
+
+
+def test_a_key_cannot_pass_for_another_by_escapes() -> None:
+    built = taken({"type": "object", "properties": {"a": {"type": "integer"}}})
+    assert fits(built, '{"a": 1, "b": "x"}')
+    assert not fits(built, '{"\\u0061": "x"}')
+    call = '<tool_call>\n{"name": "f", "arguments": {"\\u0061": "x"}}\n</tool_call>'
+    tool = Tool("f", {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True})
+    forced = grammar.tool_calls(TOOL_FORMATS["hermes"], [tool], parallel=False, opaque_tokens={})
+    assert fits(forced, call.replace('"\\u0061": "x"', '"a": 1, "b": "x"'))
+    assert not fits(forced, call)
+
+
+def test_control_characters_are_taken_where_no_key_can_pass_for_another() -> None:
+    assert fits(taken({"enum": ["\x01", "\x7f"]}), '"\\u0001"')
+    with pytest.raises(InvalidField, match="control characters"):
+        taken({"type": "object", "properties": {"a": {"const": "\x01"}}})
+
+
+def test_as_many_keys_as_are_wanted_are_refused_where_they_could_be_one() -> None:
+    with pytest.raises(InvalidField, match="minProperties .*: 1; given 2"):
+        taken({"type": "object", "minProperties": 2})
+    taken({"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]})
+    taken({"type": "object", "minProperties": 1})
+
+
+def test_keywords_of_two_drafts_for_the_items_of_an_array_are_refused() -> None:
+    with pytest.raises(InvalidField, match="prefixItems and additionalItems"):
+        taken({"type": "array", "prefixItems": [{"type": "integer"}], "additionalItems": False})
+
+
+def test_what_is_no_schema_cannot_be_referred_to_as_one() -> None:
+    with pytest.raises(InvalidField, match="refers to no schema"):
+        taken({"$ref": "#/enum/0", "enum": [{"minimum": 5}]})
+    assert fits(taken({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}}), "1")
+
+
+def test_names_that_are_keywords_are_names() -> None:
+    properties = {"pattern": {"type": "string"}, "enum": {"type": "integer"}, "minimum": {"type": "null"}}
+    built = taken({"type": "object", "properties": properties, "additionalProperties": False})
+    assert fits(built, '{"pattern": "(", "enum": 1, "minimum": null}')
+
+
+INT64 = {"minimum": -9223372036854775808, "maximum": 9223372036854775807}
+# As pydantic, zod 4, zod-to-json-schema, schemars and Java's generators (victools, Jackson) write them.
+WRITTEN: dict[str, tuple[dict[str, Any], str]] = {
+    "pydantic": (
+        {
+            "$defs": {
+                "Color": {"enum": ["red", "green"], "title": "Color", "type": "string"},
+                "Item": {
+                    "properties": {
+                        "price": {"exclusiveMinimum": 0, "title": "Price", "type": "number"},
+                        "tags": {"items": {"type": "string"}, "maxItems": 3, "title": "Tags", "type": "array"},
+                        "color": {"anyOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}], "default": None},
+                    },
+                    "required": ["price", "tags"],
+                    "title": "Item",
+                    "type": "object",
+                },
+            },
+            "properties": {
+                "id": {"format": "uuid", "title": "Id", "type": "string"},
+                "at": {"format": "date-time", "title": "At", "type": "string"},
+                "code": {"pattern": "^[A-Z]{2}\\d{3}$", "title": "Code", "type": "string"},
+                "items": {"additionalProperties": {"$ref": "#/$defs/Item"}, "title": "Items", "type": "object"},
+            },
+            "required": ["id", "at", "code", "items"],
+            "title": "Order",
+            "type": "object",
+        },
+        '{"id": "12345678-1234-1234-1234-123456789abc", "at": "2024-02-29T12:00:00Z", "code": "AB123", '
+        '"items": {"x": {"price": 0.5, "tags": ["a"], "color": null}}}',
+    ),
+    "zod 4": (
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {
+                "n": {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
+                "p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                "f": {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
+                "day": {"type": "string", "format": "date"},
+                "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}]},
+            },
+            "required": ["n", "p", "f", "day", "pair"],
+            "additionalProperties": False,
+        },
+        '{"n": 9007199254740991, "p": 0.25, "f": -1.5, "day": "2023-12-31", "pair": ["a", null]}',
+    ),
+    "zod-to-json-schema": (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "type": "object",
+            "properties": {
+                "mail": {"type": "string", "format": "email"},
+                "pair": {"type": "array", "minItems": 2, "maxItems": 2, "items": [{"type": "string"}, {"const": 1}]},
+                "kind": {"anyOf": [{"type": "string", "const": "a"}, {"type": "string", "const": "b"}]},
+            },
+            "required": ["mail", "pair", "kind"],
+            "additionalProperties": False,
+        },
+        '{"mail": "first.last@example.com", "pair": ["a", 1], "kind": "b"}',
+    ),
+    "schemars": (
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "Config",
+            "type": "object",
+            "properties": {
+                "big": {"type": "integer", "format": "int64", **INT64},
+                "size": {"type": "integer", "format": "uint64", "minimum": 0},
+                "byte": {"type": "integer", "format": "uint8", "minimum": 0, "maximum": 255},
+                "ratio": {"type": ["number", "null"], "format": "double"},
+                "shape": {
+                    "oneOf": [
+                        {"type": "string", "const": "Dot"},
+                        {"type": "object", "properties": {"Box": {"type": "integer"}}, "required": ["Box"]},
+                    ]
+                },
+            },
+            "required": ["big", "size", "byte", "shape"],
+        },
+        '{"big": 9223372036854775807, "size": 18446744073709551615, "byte": 255, "ratio": 1.5, "shape": {"Box": 3}}',
+    ),
+    "Java": (
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {
+                "id": {"type": "integer", **INT64},
+                "count": {"type": "integer", "minimum": -2147483648, "maximum": 2147483647},
+                "ratio": {"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308},
+                "at": {"type": ["string", "null"], "format": "time"},
+            },
+            "required": ["id", "count"],
+        },
+        '{"id": -9223372036854774784, "count": -2147483648, "ratio": -12.75, "at": "23:59:59+02:00"}',
+    ),
+}
+
+
+@pytest.mark.parametrize("generator", WRITTEN)
+def test_schemas_as_generators_write_them_are_followed(generator: str) -> None:
+    schema, answer = WRITTEN[generator]
+    assert fits(taken(schema), answer)

@@ -1,0 +1,100 @@
+"""Numbers of schemas: held exactly, or refused with the field, the limit and the value."""
+
+from typing import Any
+
+import pytest
+
+from genai_server.errors import InvalidField
+from genai_server.text.grammars import grammar
+from tests.text.guided import fits, validate
+
+LEAST, LARGEST = -(2**63), 2**63 - 1
+
+
+def taken(schema: dict[str, Any]) -> str:
+    built = grammar.json_schema(schema)
+    validate(built, param="response_format")
+    return built
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "integer", "minimum": 10**40, "maximum": 10**60}, "minimum must be at most 9223372036854775807"),
+        ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1}, "minimum must be .*; given 9007199254740993"),
+        ({"type": "integer", "maximum": 10**18 - 1}, "maximum must be .*; given 999999999999999999"),
+        ({"type": "integer", "maximum": -(2**70)}, "maximum must be at least -9223372036854774784"),
+        ({"type": "integer", "minimum": LEAST, "maximum": LEAST}, "maximum must be at least"),
+        ({"type": "number", "minimum": 1e20}, "minimum must be below 1000000000000000000,.*; given 1e"),
+        ({"type": "number", "maximum": 2**53 + 1}, "maximum must be .*; given 9007199254740993"),
+        ({"type": "number", "minimum": -1.3443715744701602e17}, "minimum must be .*; given -1.344"),
+        ({"enum": [{"a": [2**53 + 1]}]}, "numbers in enum .*; given 9007199254740993"),
+        ({"const": 10**40}, "numbers in const .*; given 10{40}"),
+        ({"const": -2.7204787506504856e-07}, "numbers in const"),
+        ({"const": -689290958371267.2}, "numbers in const"),
+        ({"type": "number", "exclusiveMaximum": -(10**400)}, "exclusiveMaximum must be below"),
+        ({"type": "integer", "multipleOf": 10**400}, "multipleOf must be"),
+        ({"type": "number", "multipleOf": 0.07}, "multipleOf must be .*; given 0.07"),
+        ({"minimum": float("nan")}, "minimum must be a number; given nan"),
+        ({"type": "integer", "minimum": 10**400}, r"minimum must be .*; given 1000.*… \(401 characters\)"),
+    ],
+)
+@pytest.mark.parametrize("within", ["alone", "a property", "a list"])
+def test_what_cannot_be_held_is_refused(schema: dict[str, Any], words: str, within: str) -> None:
+    around = {"alone": schema, "a property": {"properties": {"a": schema}}, "a list": {"anyOf": [schema]}}
+    with pytest.raises(InvalidField, match=f"^response_format: {words}") as caught:
+        grammar.json_schema(around[within])
+    assert caught.value.param == "response_format"
+    assert len(caught.value.message) < 300
+
+
+def test_numbers_are_bounded_where_numbers_are_meant() -> None:
+    assert fits(taken({"type": "string", "minimum": 10**40}), '"a"')
+
+
+@pytest.mark.parametrize("high", [LARGEST, 2**63, 2**64 - 1, 10**60])
+@pytest.mark.parametrize("low", [LEAST, LEAST - 1, -(2**70), -(10**60)])
+def test_integers_of_64_bits_are_followed(low: int, high: int) -> None:
+    built = taken({"type": "integer", "minimum": low, "maximum": high})
+    assert all(fits(built, str(value)) for value in (0, -1, LARGEST, LARGEST - 1, -(10**18), LEAST + 1024))
+    assert not any(fits(built, str(value)) for value in (LARGEST + 1, LEAST - 1))
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "0.5"], ["0", "0.0", "-0", "0.51"]),
+        ({"exclusiveMinimum": -1, "maximum": 1474}, ["-0.5", "1474"], ["-1", "-1.0", "-1.5"]),
+        ({"exclusiveMaximum": 1.0}, ["0.9", "0.999", "-5"], ["1", "1.00"]),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, ["-0.5", "-0.1"], ["0", "-0", "0.0"]),
+        ({"minimum": 5, "exclusiveMinimum": True}, ["6", "5.5"], ["5", "5.0"]),
+        ({"exclusiveMinimum": 2**53}, ["9007199254740994"], ["9007199254740992"]),
+    ],
+)
+def test_a_bound_that_is_excluded_is_none_of_the_numbers(
+    schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    built = taken({"type": "number", **schema})
+    assert all(fits(built, text) for text in good)
+    assert not any(fits(built, text) for text in bad)
+
+
+def test_bounds_that_are_joined_are_held_together() -> None:
+    built = taken({"allOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "number", "maximum": 0.5}]})
+    assert fits(built, "0.25")
+    assert not fits(built, "0")
+    with pytest.raises(InvalidField, match="product of all multipleOf"):
+        taken({"allOf": [{"type": "number", "multipleOf": 3e9}, {"type": "number", "multipleOf": 0.01}]})
+
+
+def test_usual_literals_are_held() -> None:
+    built = taken({"enum": [1, -1, 0.1, 2.5, 1e15, 1.0, 2**53 - 1, LARGEST, 10**18]})
+    assert all(fits(built, text) for text in ("1", "0.1", "2.5", str(LARGEST), str(2**53 - 1), str(10**18)))
+
+
+def test_a_number_that_is_meant_twice_is_taken() -> None:
+    value = -433097978241799
+    built = taken({"minimum": value, "maximum": value, "type": ["number", "boolean", "integer"]})
+    assert fits(built, str(value))
+    assert fits(built, "true")
+    assert not fits(built, "1")

@@ -1,0 +1,84 @@
+"""Patterns of schemas as ECMA-262 has them."""
+
+import json
+
+import pytest
+
+from genai_server.errors import InvalidField
+from genai_server.text.grammars import grammar
+from tests.text.guided import fits, validate
+
+
+def matches(pattern: str, text: str) -> bool:
+    built = grammar.json_schema({"type": "string", "pattern": pattern})
+    validate(built, param="response_format")
+    return fits(built, json.dumps(text, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("^.$", ["a", "😀", '"', "\\"], ["\r", "\n", "\u2028"]),
+        (r"^[^/\\]+$", ["a", '"'], ["\\", "/"]),
+        ('^[^"]*$', ["a\\"], ['"']),
+        (r"^\s$", ["\ufeff", "\xa0", " "], ["\x85"]),
+        (r"^[\s\S]$", ["a", "\n", "\x85"], [""]),
+        (r"^[^\s]$", ["a", "\x85"], ["\ufeff"]),
+        ("^[a&&b]$", ["&", "a", "b"], []),
+        ("^[[]$", ["["], []),
+        (r"^[+\--]$", ["+", "-"], [","]),
+        (r"^[\w.-]$", ["-", ".", "a"], ["é"]),
+        (r"^\d\D$", ["1a"], ["11", "٣a"]),
+        (r"^\u00e9\x41\u{1F600}\ud83d\ude00\/\-$", ["éA😀😀/-"], []),
+        (r"^\p{Lu}$", ["É"], ["e"]),
+        (r"^\P{L}$", ["1"], ["a", "\U000330d8"]),
+        ("^(?<stop>a)b(?:c|d)$", ["abc", "abd"], ["a", "ab"]),
+        ("(?i)^a$", ["A", "a"], ["b"]),
+        ("^a|b$", ["ax", "xb"], ["xa"]),
+        ("b", ["abc"], ["ac"]),
+        (r"^a{2}\{$", ["aa{"], ["a{"]),
+        ("^a{$", ["a{"], []),
+        (r"^[\b]$", ["\b"], ["b"]),
+        (r"^\\d$", ["\\d"], ["\\1"]),
+    ],
+)
+def test_a_pattern_means_what_it_means_in_ecma_262(pattern: str, good: list[str], bad: list[str]) -> None:
+    assert [text for text in good if not matches(pattern, text)] == []
+    assert [text for text in bad if matches(pattern, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("^(?!a)", "looks around"),
+        ("(?<=a)b", "looks around"),
+        ("(?x)a b", "looks around, or has a group of a kind"),
+        ("[]a]", "class without characters"),
+        ("[^]", "class without characters"),
+        ("[a", "ends too early"),
+        ("a\\", "ends too early"),
+        (r"\ud800", "no character"),
+        (r"\u{110000}", "no character"),
+        (r"(a)\1", "backreferences"),
+        (r"\v", "Regex is empty"),
+    ],
+)
+def test_a_pattern_that_cannot_be_followed_is_refused(pattern: str, words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        matches(pattern, "a")
+
+
+def test_keys_are_matched_by_their_patterns_in_the_same_way() -> None:
+    schema = {
+        "type": "object",
+        "patternProperties": {"^.$": {"type": "integer"}},
+        "additionalProperties": {"const": "x"},
+    }
+    built = grammar.json_schema(schema)
+    assert fits(built, '{"a": 1, "bc": "x", "\\r": "x"}')
+    assert not fits(built, '{"\\r": 1}')
+    assert not fits(built, '{"a": "x"}')
+    with pytest.raises(InvalidField, match="only if additionalProperties is false"):
+        grammar.json_schema({"patternProperties": {r"^\p{L}$": {}}})
+    with pytest.raises(InvalidField, match="twice"):
+        grammar.json_schema({"patternProperties": {"[a]\\d": {}, "[a][0-9]": {}, "[a](?:\\d)": {}, r"[\x61]\d": {}}})

@@ -1,0 +1,171 @@
+"""Chat templates render as Hugging Face's `apply_chat_template` does, and cannot do harm."""
+
+from typing import Any
+
+import pytest
+
+from genai_server.errors import InvalidField, ModelDirectoryError
+from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE, ChatTemplate
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def _render(source: str, messages: list[dict[str, Any]] = HELLO, **special_tokens: str) -> str:
+    return ChatTemplate(source, special_tokens).render({"messages": messages})
+
+
+# the environment of apply_chat_template
+
+
+def test_lines_that_hold_only_a_block_leave_no_trace() -> None:
+    source = (
+        "{% for m in messages %}\n    {% if true %}\n{{ m.role }}: {{ m.content }}\n    {% endif %}\n{% endfor %}\nend"
+    )
+    assert _render(source) == "user: Hello\nend"
+
+
+def test_a_loop_can_be_left_and_gone_on_with() -> None:
+    source = (
+        "{% for n in range(9) %}{% if n == 1 %}{% continue %}{% endif %}{% if n == 3 %}{% break %}{% endif %}{{ n }}"
+    )
+    assert _render(source + "{% endfor %}") == "02"
+
+
+def test_json_keeps_characters_as_they_are() -> None:
+    assert _render("{{ messages[0] | tojson }}", [{"content": "<é & 'ü'> 🦜"}]) == '{"content": "<é & \'ü\'> 🦜"}'
+
+
+def test_json_can_be_indented() -> None:
+    assert _render("{{ messages[0] | tojson(indent=2) }}", [{"a": 1}]) == '{\n  "a": 1\n}'
+
+
+def test_special_tokens_are_variables() -> None:
+    assert _render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", bos_token="<s>", eos_token="</s>") == (
+        "<s>Hello</s>"
+    )
+
+
+def test_the_date_can_be_written() -> None:
+    year = _render("{{ strftime_now('%Y') }}")
+    assert len(year) == 4
+    assert year.isdigit()
+
+
+def test_json_can_be_in_ascii_and_sorted() -> None:
+    source = "{{ messages[0] | tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}"
+    assert _render(source, [{"b": "é🦜", "a": 1}]) == r'{"a":1,"b":"\u00e9\ud83e\udd9c"}'
+
+
+def test_the_marks_of_assistant_text_for_training_are_passed_over() -> None:
+    assert _render("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}") == "Hello"
+
+
+# what users write stays text
+
+
+@pytest.mark.parametrize("content", ["{{ 7 * 7 }}", "{% raw %}", "<b>&amp;</b>", "line\r\nline\n", ""])
+def test_the_content_of_a_message_is_not_interpreted(content: str) -> None:
+    assert _render("[{{ messages[0].content }}]", [{"content": content}]) == f"[{content}]"
+
+
+# refusals
+
+
+def test_a_template_can_refuse_messages_with_a_reason() -> None:
+    with pytest.raises(InvalidField, match="roles must alternate") as caught:
+        _render("{{ raise_exception('roles must alternate') }}")
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].nothing.at.all }}",
+        "{{ messages[5].content }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].__class__.__mro__ }}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+        "{% for n in range(10**9) %}{% endfor %}",
+    ],
+    ids=[
+        "missing attribute",
+        "missing message",
+        "changes the list",
+        "leaves the sandbox",
+        "changes a message",
+        "loops for long",
+    ],
+)
+def test_what_a_template_may_not_do_refuses_the_messages(source: str) -> None:
+    with pytest.raises(InvalidField):
+        _render(source)
+
+
+def test_a_template_that_is_not_jinja_is_the_model_directorys_fault() -> None:
+    with pytest.raises(ModelDirectoryError, match="chat template is not valid"):
+        ChatTemplate("{% if %}", {})
+
+
+def test_a_text_added_to_something_else_is_the_callers_to_mend() -> None:
+    with pytest.raises(TypeError):
+        _render("{{ 'a' + messages[0].content }}", [{"content": None}])
+
+
+def test_a_text_that_grows_too_long_is_refused_while_it_is_made() -> None:
+    template = ChatTemplate("{% for n in range(100000) %}{{ messages[0].content }}{% endfor %}", max_characters=99)
+    with pytest.raises(InvalidField, match="they make a prompt of more than 99 characters"):
+        template.render({"messages": HELLO})
+    assert len(ChatTemplate("{{ 'x' * 99 }}", max_characters=99).render({})) == 99
+
+
+# what a template says of itself
+
+
+@pytest.mark.parametrize(
+    ("source", "variables"),
+    [
+        ("{{ bos_token }}{% for m in messages %}{{ m.name }}{{ loop.index }}{% endfor %}", {"messages"}),
+        ("{% if enable_thinking is defined and not enable_thinking %}x{% endif %}", {"enable_thinking"}),
+        ("{% if not date is defined %}{% set date = 'today' %}{% endif %}{{ date }}", {"date"}),
+        ("{% set effort = effort or 'high' %}{{ effort }}", {"effort"}),
+        ("{% set effort | trim %}{{ given }}{% endset %}{{ effort }}", {"given"}),
+        ("{% if tools %}{% set text = 'a' %}{% endif %}{{ text }}", {"tools"}),
+        ("{% if custom is defined %}{% set tools = custom %}{% endif %}{{ tools }}", {"custom", "tools"}),
+        ("{% macro show(x) %}{{ x }}{{ y }}{% endmacro %}{{ show(z) }}", {"y", "z"}),
+        ("{% set ns = namespace(a=1) %}{% set ns.a = b %}{{ raise_exception(strftime_now('%Y')) }}", {"b"}),
+    ],
+)
+def test_what_a_template_takes_from_outside_is_known(source: str, variables: set[str]) -> None:
+    assert ChatTemplate(source, {"bos_token": "<s>"}).variables == variables
+
+
+def test_the_texts_in_a_template_are_known() -> None:
+    template = ChatTemplate("one{% if messages == 'two' %}{{ 3 ~ 'four' }}{% endif %}{# five #}")
+    assert template.constants == {"one", "two", "four"}
+
+
+def test_a_template_mentions_what_stands_in_it() -> None:
+    template = ChatTemplate("{{ '<tool_call>' }}")
+    assert template.mentions("<tool_call>")
+    assert not template.mentions("<tool>")
+
+
+# the scripted runner's
+
+
+def test_the_scripted_template_gives_each_message_a_line_and_marks_the_end() -> None:
+    assert _render(SCRIPTED_TEMPLATE, [*HELLO, {"role": "user", "content": "count 3"}]) == "Hello\ncount 3\n\x04"
+
+
+@pytest.mark.parametrize(
+    ("source", "takes", "of_messages"),
+    [
+        ("{% for tool in tools %}{{ tool }}{% endfor %}", True, False),
+        ("{% for m in messages %}{{ m['tools'] }}{% endfor %}", True, True),
+        ("{{ messages[0].tools }}", True, True),
+        ("{{ messages }} tools {# tools #}", False, False),
+    ],
+)
+def test_a_template_tells_where_it_looks_for_tools(source: str, takes: bool, of_messages: bool) -> None:
+    template = ChatTemplate(source)
+    assert (template.takes_tools, template.reads_tools_of_messages) == (takes, of_messages)

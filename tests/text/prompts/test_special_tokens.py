@@ -1,0 +1,147 @@
+"""Special tokens that a request writes stay text, whatever a template does with it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genai_server.errors import InvalidField
+from genai_server.text.prompts.chat_template import ChatTemplate
+from genai_server.text.prompts.prompt import PromptWriter
+from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard
+
+# Some are parts of others, some overlap.
+TOKENS = ["<|a|>", "<|a|>>", "<|ab|>", "[x]", "<s>", "|><|"]
+TEMPLATES = {
+    "plain": "<|a|>{{ messages[0].content }}<|ab|>",
+    "trimmed": "<|a|>{{ messages[0].content | trim }}<|ab|>",
+    "upper case": "[x]{{ messages[0].content | upper }}[x]",
+    "lower case": "[x]{{ messages[0].content | lower }}[x]",
+    "as JSON": "<s>{{ messages | tojson }}",
+    "as JSON in ASCII": "<s>{{ messages | tojson(ensure_ascii=true) }}",
+    "as Python writes it": "<s>{{ messages | string }}",
+    "something taken out": "<|a|>{{ messages[0].content | replace('-', '') }}",
+    "side by side": "<s>{{ messages[0].name }}{{ messages[0].content }}",
+    "built around": "{{ '<|' + messages[0].name + '|>' + messages[0].content }}",
+    "built before": "{{ '<|a' }}{{ messages[0].content }}",
+    "built after": "{{ messages[0].content ~ '|a|>' }}",
+    "built from the longer": "[{{ messages[0].name }}]",
+    "the role": "<|{{ messages[0].role }}|>{{ messages[0].content }}",
+}
+# What makes tokens, by itself and with others.
+PARTS = [
+    "<|a|>",
+    "<|A|>",
+    "<|ab|>",
+    "[x]",
+    "[X]",
+    "<s>",
+    "<|",
+    "|>",
+    "<",
+    ">",
+    "|",
+    "a",
+    "ab",
+    "b",
+    "[",
+    "]",
+    "x",
+    "-",
+    " ",
+]
+FORGED = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
+
+
+def special(pieces: list[str], tokens: list[str] = TOKENS) -> int:
+    """How many special tokens a tokenizer sees that takes the longest at each place."""
+    count = 0
+    for piece in pieces:
+        place = 0
+        while place < len(piece):
+            found = max((token for token in tokens if piece.startswith(token, place)), key=len, default="")
+            count += bool(found)
+            place += len(found) or 1
+    return count
+
+
+def messages(content: str, name: str) -> list[dict[str, Any]]:
+    return [{"role": "ab", "name": name, "content": content}]
+
+
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES.keys())
+@given(content=FORGED, name=FORGED)
+def test_only_the_template_writes_special_tokens(source: str, content: str, name: str) -> None:
+    template = {"default": ChatTemplate(source)}
+    prompt = PromptWriter(template, TOKENS).write(messages(content, name), None, None)
+    assert special(prompt.pieces) == prompt.num_special
+    assert prompt.num_special <= special([template["default"].render({"messages": messages("-", "-")})])
+    assert prompt.text == PromptWriter(template).write(messages(content, name), None, None).text
+
+
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES.keys())
+@given(content=st.text("y <|-é👋\n", max_size=8).filter(lambda text: "<|" not in text and text[-1:] != "<"))
+def test_a_text_without_forged_tokens_stays_in_one_piece(source: str, content: str) -> None:
+    prompt = PromptWriter({"default": ChatTemplate(source)}, TOKENS).write(messages(content, "y"), None, None)
+    assert len(prompt.pieces) == 1
+
+
+@given(FORGED)
+def test_a_plain_text_has_no_special_tokens(text: str) -> None:
+    prompt = SpecialTokenGuard(TOKENS).plain(text)
+    assert prompt.text == text
+    assert special(prompt.pieces) == prompt.num_special == 0
+
+
+def test_templates_make_special_tokens_of_roles() -> None:
+    writer = PromptWriter({"default": ChatTemplate(TEMPLATES["the role"])}, TOKENS)
+    assert writer.write(messages("x", "n"), None, None) == Prompt(["<|ab|>x"], 1)
+
+
+def test_texts_in_lists_and_objects_are_covered_and_so_are_the_names_of_fields() -> None:
+    guard = SpecialTokenGuard(["<s>"])
+    covered = guard.cover({"a<s>": ["<s>", {"b": "<s>"}, 1, None, True]}, "tools")
+    assert "<s>" not in str(covered)
+    assert guard.uncover(str(covered)).text == "{'a<s>': ['<s>', {'b': '<s>'}, 1, None, True]}"
+
+
+def test_the_characters_that_are_covered_are_none_that_the_template_looks_for() -> None:
+    source = "{{ '</think>' in messages[0].content }}{{ messages[0].content.startswith('[') }}<|end|>"
+    writer = PromptWriter({"default": ChatTemplate(source)}, ["<|end|>"])
+    assert writer.write(messages("[</think>|", "n"), None, None).text == "TrueTrue<|end|>"
+
+
+def test_escapes_that_a_text_writes_out_stay_what_they_are() -> None:
+    source = "{{ messages[0].content }}{{ messages[0].content | tojson }}"
+    text = r"\ud83d\udc4b \udc00 \ud800"
+    prompt = PromptWriter({"default": ChatTemplate(source)}, TOKENS).write(messages(text, "n"), None, None)
+    assert prompt.text == text + '"' + text.replace("\\", "\\\\") + '"'
+
+
+def test_without_special_tokens_nothing_is_changed() -> None:
+    guard = SpecialTokenGuard([])
+    assert guard.cover(["<s>", "[x]"], "x") == ["<s>", "[x]"]
+    assert guard.plain("<s>[x]") == guard.uncover("<s>[x]") == Prompt(["<s>[x]"], 0)
+
+
+def test_tokens_that_have_no_character_in_common_are_told_apart_as_well() -> None:
+    tokens = [chr(0x4E00 + n) + chr(0x5E00 + n) for n in range(300)]
+    template = ChatTemplate(tokens[0] + "{{ messages[0].content }}")
+    prompt = PromptWriter({"default": template}, tokens).write(messages("".join(tokens), "n"), None, None)
+    assert prompt.num_special == special(prompt.pieces, tokens) == 1
+
+
+@pytest.mark.parametrize("value", ["\ud800", ["\udfff"], {"\udb80": 1}], ids=ascii)
+def test_half_a_character_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidField, match="tools must be valid Unicode") as caught:
+        SpecialTokenGuard(TOKENS).cover(value, "tools")
+    assert caught.value.param == "tools"
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    value: list[Any] = []
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(InvalidField, match="tools is nested too deeply"):
+        SpecialTokenGuard(TOKENS).cover(value, "tools")
