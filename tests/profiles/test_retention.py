@@ -5,7 +5,7 @@ from pathlib import Path
 
 from genai_server.profile_plan import ProfilePlan
 from genai_server.profiles.manifest import Manifest, Session, find_manifests
-from genai_server.profiles.retention import ABANDONED_AFTER, is_open, make_room, removable, remove
+from genai_server.profiles.retention import ABANDONED_AFTER, is_open, removable, remove, remove_all
 from tests.profiles.files import write_session
 
 NOW = 1_000_000.0
@@ -33,20 +33,6 @@ def test_a_session_some_of_whose_files_are_gone_can_be_removed(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_oldest_go_until_there_is_room(tmp_path: Path) -> None:
-    for began in (3.0, 1.0, 2.0):
-        write_session(tmp_path / f"device-{began}", began=began)
-    make_room(removable(tmp_path, NOW), lambda: len(ids(tmp_path)) >= 2, older_than=0.0)
-    assert ids(tmp_path) == ["mine_3"]
-
-
-def test_those_that_ended_too_long_ago_go_whether_there_is_room_or_not(tmp_path: Path) -> None:
-    for began in (100.0, 200.0, 300.0):
-        write_session(tmp_path, began=began)
-    make_room(removable(tmp_path, NOW), lambda: False, older_than=250.0)
-    assert ids(tmp_path) == ["mine_300"]
-
-
 def test_a_session_that_is_written_to_stays(tmp_path: Path) -> None:
     manifest = write_session(tmp_path, end=False)
     write_session(tmp_path, began=5.0)
@@ -72,7 +58,7 @@ def test_a_session_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Pat
     stubborn = next(iter(tmp_path.glob("mine_1_2.json")))
     stubborn.unlink()
     stubborn.mkdir()
-    make_room(removable(tmp_path, NOW), lambda: True, older_than=0.0)
+    remove_all(removable(tmp_path, NOW))
     assert ids(tmp_path) == ["mine_1"]
 
 

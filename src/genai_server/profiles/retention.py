@@ -3,7 +3,7 @@
 Only what a manifest names is ever removed. Other files in the folder count, but are somebody's.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,10 +36,13 @@ def remove(manifest: Manifest) -> None:
         path.unlink(missing_ok=True)
 
 
-def make_room(sessions: list[Manifest], is_full: Callable[[], bool], older_than: float) -> None:
-    """Remove the sessions that ended before `older_than`, and then the oldest ones for as long as it `is_full`."""
-    for manifest in sessions:
-        ended = manifest.changed if manifest.end is None else manifest.end.ended
-        if ended < older_than or is_full():
-            with suppress(OSError):  # not ours to remove: the limit holds all the same
-                remove(manifest)
+def remove_all(manifests: Iterable[Manifest]) -> None:
+    """Remove sessions; one that cannot be removed does not keep the others."""
+    for manifest in manifests:
+        with suppress(OSError):
+            remove(manifest)
+
+
+def end_of(manifest: Manifest) -> float:
+    """When a session that nobody writes to any more ended."""
+    return manifest.changed if manifest.end is None else manifest.end.ended

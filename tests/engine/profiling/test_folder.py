@@ -73,6 +73,29 @@ def test_the_bytes_may_stay_below_their_limit_and_not_reach_it(tmp_path: Path) -
     assert folder.limit_reached() == "100 bytes of profiles reach GENAI_PROFILE_MAX_BYTES (100)"
 
 
+def test_many_files_are_not_counted_at_each_pass_but_those_of_this_engine_count_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _folder(tmp_path, max_files=503, max_bytes=10**6)
+    for number in range(500):
+        _write(folder, f"{number}.json")
+    counted = []
+
+    def usage() -> tuple[int, int]:
+        counted.append(ProfileFolder.usage(folder))
+        return counted[-1]
+
+    monkeypatch.setattr(folder, "usage", usage)
+    for name in ("a.json", "b.json"):
+        assert folder.limit_reached() is None
+        _write(folder, name)
+        folder.wrote([10])
+    _write(_folder(tmp_path, "cuda"), "c.json")
+    assert [folder.limit_reached() for _ in range(4)] == [None] * 4
+    assert len(counted) == 1
+    assert folder.limit_reached() == "503 profiles reach GENAI_PROFILE_MAX_FILES (503)"
+
+
 def test_removed_files_make_room(tmp_path: Path) -> None:
     folder = _folder(tmp_path, max_files=1)
     _write(folder, "a.json")
@@ -114,6 +137,30 @@ def test_sessions_of_all_devices_make_room_the_oldest_first(tmp_path: Path) -> N
     assert [manifest.session.id for manifest in find_manifests(tmp_path)] == ["mine_2", "mine_3"]
 
 
+def test_a_tenth_of_the_room_is_made_at_once_and_only_by_sessions_that_have_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that waits for a profiled one waited 20 s: a thousand sessions without files were removed, one by one,
+    and all files counted after each.
+    """
+    folder = _folder(tmp_path, max_files=40, max_bytes=10**6)
+    for began in range(8):
+        write_session(tmp_path / "cpu", decodes=4, began=1.0 + began)
+    for began in range(1000):
+        write_empty_session(tmp_path / "cpu", began / 1000)
+    counted = []
+
+    def usage() -> tuple[int, int]:
+        counted.append(ProfileFolder.usage(folder))
+        return counted[-1]
+
+    monkeypatch.setattr(folder, "usage", usage)
+    assert folder.make_room(()) is None
+    assert len(counted) <= 3
+    assert folder.usage() == (35, folder.usage()[1])
+    assert len(find_manifests(tmp_path)) == 1007
+
+
 def test_while_there_is_room_nothing_goes(tmp_path: Path) -> None:
     write_session(tmp_path / "cpu", decodes=4, began=1.0)
     assert _folder(tmp_path, max_bytes=10**6).make_room(()) is None
@@ -132,10 +179,15 @@ def test_sessions_that_are_older_than_their_most_age_go(tmp_path: Path) -> None:
 
 def test_of_sessions_without_files_there_are_no_more_than_there_may_be_files(tmp_path: Path) -> None:
     folder = _folder(tmp_path, max_files=3)
-    for began in range(5):
-        (tmp_path / "cpu").mkdir(exist_ok=True)
-        (tmp_path / "cpu" / f"mine_{began}{SUFFIX}").write_bytes(
-            session(f"mine_{began}", began=time.time() + began) + encode_line(End(time.time()))
-        )
+    began = [time.time() + second for second in range(5)]
+    for moment in began:
+        write_empty_session(tmp_path / "cpu", moment)
     folder.remove_old()
-    assert [each.session.id for each in find_manifests(tmp_path)] == ["mine_2", "mine_3", "mine_4"]
+    assert [each.session.started for each in find_manifests(tmp_path)] == began[2:]
+
+
+def write_empty_session(directory: Path, began: float) -> None:
+    """A session of which no file has come."""
+    directory.mkdir(exist_ok=True)
+    name = f"empty_{began}"
+    (directory / f"{name}{SUFFIX}").write_bytes(session(name, began=began) + encode_line(End(time.time())))

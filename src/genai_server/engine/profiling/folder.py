@@ -4,15 +4,18 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from genai_server.profiles.retention import make_room, removable
+from genai_server.profiles.manifest import Manifest
+from genai_server.profiles.retention import end_of, removable, remove, remove_all
 
 DEFAULT_PREFIX = "onnxruntime_run_profile"
 # So much of the disk is left to others, in bytes.
 LEAST_FREE = 32 * 1024 * 1024
+# The share of a limit that is still in use when room has been made.
+_FULL = 0.9
 
 
 class ProfileFolder:
@@ -28,6 +31,8 @@ class ProfileFolder:
         self._max_files = max_files
         self._max_bytes = max_bytes
         self._max_age = max_age
+        self._counted = 0, 0
+        self._looks_left = 0  # until all files are counted anew
 
     def prepare(self) -> None:
         """Make the folder: without it ONNX Runtime writes nothing and says nothing. Raises OSError."""
@@ -42,9 +47,22 @@ class ProfileFolder:
         sizes = [size for folder in self._root.glob("*") for size in _sizes(folder)]
         return len(sizes), sum(sizes)
 
+    def wrote(self, sizes: Sequence[int]) -> None:
+        """Count new files of this engine, of so many bytes each."""
+        files, size = self._counted
+        self._counted = files + len(sizes), size + sum(sizes)
+
     def limit_reached(self) -> str | None:
-        """The limit that allows no further file, in words, or None."""
-        files, size = self.usage()
+        """The limit that allows no further file, in words, or None.
+
+        This is asked at every profiled pass, and counting a thousand files takes 4 ms: they are counted anew at every
+        hundredth of their number of calls. So other engines' files may exceed a limit by a hundredth.
+        """
+        if self._looks_left == 0:
+            self._counted = self.usage()
+            self._looks_left = 1 + self._counted[0] // 100
+        self._looks_left -= 1
+        files, size = self._counted
         if files >= self._max_files:
             return f"{files} profiles reach GENAI_PROFILE_MAX_FILES ({self._max_files})"
         if size >= self._max_bytes:
@@ -58,24 +76,32 @@ class ProfileFolder:
         but so many as there may be files.
         """
         now = time.time()
-        sessions = removable(self._root, now)
-        older_than = now - self._max_age
-        make_room(sessions, lambda: False, older_than)
-        make_room(sessions[: max(0, len(sessions) - self._max_files)], lambda: True, older_than)
+        old: list[Manifest] = []
+        younger: list[Manifest] = []
+        for manifest in removable(self._root, now):
+            (old if end_of(manifest) < now - self._max_age else younger).append(manifest)
+        remove_all([*old, *younger[: max(0, len(younger) - self._max_files)]])
+        self._looks_left = 0
 
     def make_room(self, keep: Collection[Path]) -> str | None:
-        """Remove the oldest sessions for as long as a limit is reached; returns the one that is nevertheless.
+        """At a limit, remove the oldest sessions until a tenth is free; returns the limit that is reached nevertheless.
 
-        Those whose manifests are in `keep`, and those that other engines have open, stay.
+        Those whose manifests are in `keep`, and those that other engines have open, stay. All manifests are read for
+        it: with less room the next passes would read them again.
         """
-        reached = self.limit_reached()
-        if reached is None:
+        if self.limit_reached() is None:
             return None
-        make_room(
-            removable(self._root, time.time(), keep=keep),
-            lambda: self.limit_reached() is not None,
-            older_than=-math.inf,
-        )
+        files, size = self.usage()  # somebody may have removed some
+        for manifest in removable(self._root, time.time(), keep=keep):
+            has_room = files <= _FULL * self._max_files and size <= _FULL * self._max_bytes
+            if has_room and shutil.disk_usage(self._root).free >= LEAST_FREE / _FULL:
+                break
+            sizes = [path.stat().st_size for path in manifest.files if path.is_file()]
+            if sizes:  # else it takes none of the room
+                with suppress(OSError):
+                    remove(manifest)
+                    files, size = files - len(sizes), size - sum(sizes)
+        self._looks_left = 0
         return self.limit_reached()
 
 

@@ -98,11 +98,15 @@ class ProfileManifest:
         files = frozenset(self._files())
         self._before = _Before(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
 
-    def after_step(self, sequence: Sequence) -> None:
-        """Write down what the pass has left. Raises OSError if that fails, or if a file is not whole."""
+    def after_step(self, sequence: Sequence) -> list[int]:
+        """Write down what the pass has left; returns the sizes of these files in bytes.
+
+        Raises OSError if that fails, or if a file is not whole.
+        """
         before, self._before = self._before, None
+        sizes: list[int] = []
         if before is None:
-            return
+            return sizes
         seconds, cpu_seconds = time.perf_counter() - before.clock, time.process_time() - before.cpu_clock
         for name in sorted(self._files() - before.files):
             record = PassRecord(
@@ -120,6 +124,8 @@ class ProfileManifest:
             _write(self._session(sequence.profile.active, before.started), record)
             if not _is_whole(self._directory / name):
                 raise OSError(f"ONNX Runtime could not write {name} to its end")
+            sizes.append((self._directory / name).stat().st_size)
+        return sizes
 
     def _session(self, prefix: str, started: float) -> Path:
         """The open session under a prefix, begun if there is none."""

@@ -199,7 +199,7 @@ class RuntimeOptionState:
             self.sessions.profiled(sequence)
         wait_for_next_file_name()
         try:
-            self._manifest.after_step(sequence)
+            self._folder.wrote(self._manifest.after_step(sequence))
             reached = self._folder.make_room(self._manifest.open_sessions)
         except OSError as error:
             reached = _UNWRITABLE.format(error)
