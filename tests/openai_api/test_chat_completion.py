@@ -11,7 +11,7 @@ from genai_server.openai_api.usage import Usage
 from genai_server.parts import ScoredToken, WholeAnswer
 from tests.answer_parts import PARTS, whole
 
-SCORED = ScoredToken(b"\xc3", -0.5, [ScoredToken(b"\xc3", -0.5), ScoredToken(b"e", -1.0)])
+SCORED = ScoredToken(b"\xc3", -0.5, (ScoredToken(b"\xc3", -0.5), ScoredToken(b"e", -1.0)))
 
 
 def _build(**options: bool) -> ChatCompletionBuilder:

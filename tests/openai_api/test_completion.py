@@ -9,7 +9,7 @@ from genai_server.parts import ScoredToken
 
 TOKENS = [
     ScoredToken(b"The", None, offset=0),
-    ScoredToken(b" end", -0.5, [ScoredToken(b" end", -0.5), ScoredToken(b" sun", -0.9)], offset=3),
+    ScoredToken(b" end", -0.5, (ScoredToken(b" end", -0.5), ScoredToken(b" sun", -0.9)), offset=3),
 ]
 
 
@@ -32,7 +32,7 @@ def test_without_log_probabilities_there_are_none() -> None:
 
 
 def test_of_two_tokens_with_one_text_the_likelier_is_told() -> None:
-    top = [ScoredToken(b"\xc3", -0.1), ScoredToken(b"\xc4", -3.0)]
+    top = (ScoredToken(b"\xc3", -0.1), ScoredToken(b"\xc4", -3.0))
     build = CompletionBuilder("id1", "m", 1234, has_logprobs=True)
     choice = build.choice(0, "x", [ScoredToken(b"\xc3", -0.1, top)])
     assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.1}]

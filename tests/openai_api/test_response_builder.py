@@ -225,7 +225,7 @@ def test_encrypted_reasoning_is_given_only_to_whom_asks_for_it() -> None:
 
 
 def _scored(*texts: bytes) -> list[ScoredToken]:
-    return [ScoredToken(text, -0.5, [ScoredToken(text, -0.5)]) for text in texts]
+    return [ScoredToken(text, -0.5, (ScoredToken(text, -0.5),)) for text in texts]
 
 
 def test_log_probabilities_are_those_of_the_message_alone() -> None:

@@ -99,7 +99,7 @@ def logprobs(tokens: list[ScoredToken]) -> JsonObject:
 
 
 def _scored(token: ScoredToken) -> JsonObject:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
+    return {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
 
 
 def _add(delta: JsonObject, part: Part) -> None:

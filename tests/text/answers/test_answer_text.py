@@ -74,7 +74,7 @@ def test_the_scored_tokens_are_those_of_what_is_shown(stop: list[str], content: 
 def test_offsets_count_characters_from_where_the_answer_begins() -> None:
     whole = _read(_answer([], offset=10), "aé!")
     assert [token.offset for token in whole.tokens] == [10, 11, 11, 12]
-    assert whole.tokens[0] == ScoredToken(b"a", -1.0, [ScoredToken(b"a", -1.0)], 10)
+    assert whole.tokens[0] == ScoredToken(b"a", -1.0, (ScoredToken(b"a", -1.0),), 10)
 
 
 def test_an_answer_ends_before_a_call_too_many() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from genai_server.api.generation.loop_share import LoopShare
 from genai_server.engine_client.stream import PromptProgress, TokenStream
 from genai_server.generation import FinishReason, Phases
 from genai_server.openai_api.schemas.base import JsonObject
@@ -47,7 +48,9 @@ class RunningAnswer:
 
         Raises GenerationFailed after the pieces that came before the failure, but not after a stop string.
         """
+        share = LoopShare()
         async for batch in self._stream:
+            await share.give_way()
             if batch.progress is not None:
                 self._num_read = batch.progress.num_read
                 if self._tells_progress:

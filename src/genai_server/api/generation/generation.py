@@ -9,6 +9,7 @@ import msgspec
 from starlette.types import Receive
 
 from genai_server.api.generation.answer import Piece, RunningAnswer, usage_of
+from genai_server.api.generation.loop_share import LoopShare
 from genai_server.api.generation.prompts import EchoedPrompt
 from genai_server.api.generation.request_context import while_there
 from genai_server.generation import Sampling
@@ -47,8 +48,9 @@ class Generation:
         arrived: asyncio.Queue[tuple[int, Piece | None | Exception]] = asyncio.Queue()
         readers = [asyncio.ensure_future(_read(index, answer, arrived)) for index, answer in enumerate(self.answers)]
         try:
-            running = len(readers)
+            running, share = len(readers), LoopShare()
             while running:
+                await share.give_way()
                 index, piece = await arrived.get()
                 if isinstance(piece, Exception):
                     raise piece

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from genai_server.api.generation.output_spec import offered_tools
 from genai_server.errors import InvalidField
@@ -28,7 +30,7 @@ class EchoedPrompt:
             return []
         found, offset = [], 0
         for token in [ScoredToken(self.tokens[0], None), *following]:
-            found.append(replace(token, offset=min(offset, len(self.text))))
+            found.append(structs.replace(token, offset=min(offset, len(self.text))))
             offset += len(token.text)
         return found
 

@@ -101,7 +101,7 @@ class AnswerText:
     def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
         """A token as it is told to clients."""
         top = [ScoredToken(self._token_bytes(token), max(score, _IMPOSSIBLE)) for token, score in logprob.top]
-        return ScoredToken(self._token_bytes(logprob.token), max(logprob.logprob, _IMPOSSIBLE), top, offset)
+        return ScoredToken(self._token_bytes(logprob.token), max(logprob.logprob, _IMPOSSIBLE), tuple(top), offset)
 
     def _released(self) -> list[ScoredToken]:
         """The held tokens that begin within what is shown."""
