@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from genai_server.engine.ipc.inbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.session import open_session
+from genai_server.engine.model.session import open_mixed_session, open_session
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted, Opening
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, MoreSessions
+from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import model_guidance
-from genai_server.engine.scheduling.scheduler import Scheduler, Step
+from genai_server.engine.scheduling.scheduler import Scheduler, Step, StepPolicy
 from genai_server.generation import GenerationRequest
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.frames import ToApi
@@ -45,10 +46,16 @@ class ChanceInterrupted(BatchedRunner):
     num_interrupted = 0
 
     def _run(
-        self, ids: NDArray[np.int64], first: int, lengths: NDArray[np.int64], *, all_positions: bool = False
+        self,
+        ids: NDArray[np.int64],
+        first: int,
+        lengths: NDArray[np.int64],
+        *,
+        all_positions: bool = False,
+        on: DecoderSession | None = None,
     ) -> Logits:
-        logits = super()._run(ids, first, lengths, all_positions=all_positions)
-        if self.chance is not None and ids.shape[1] > 1 and self.chance.random() < 0.05:
+        logits = super()._run(ids, first, lengths, all_positions=all_positions, on=on)
+        if self.chance is not None and ids.shape[1] > 1 and self.chance.random() < 0.2:
             self.num_interrupted += 1
             raise Interrupted
         return logits
@@ -79,7 +86,9 @@ class SteppedEngine:
         graph = read_decoder_graph(model_dir)
         session = open_session(graph, 0, optimized=False)
         self.generator = OgGeneratorRunner(model_dir, "cpu", threads=0)
-        self.batched = ChanceInterrupted(graph, session, self.generator.model, BatchLimits(SLOTS, MAX_LENGTH))
+        more = MoreSessions(open_mixed_session(graph, 0, optimized=False))
+        limits = BatchLimits(SLOTS, MAX_LENGTH)
+        self.batched = ChanceInterrupted(graph, session, self.generator.model, limits, more=more)
         self.profiles = profiles
         self.begin(random.Random(0))
 
@@ -88,7 +97,8 @@ class SteppedEngine:
         self.chance = chance
         self.runners = Overheard(self.generator, self.batched)
         self.runners.forget()
-        self.scheduler = Scheduler(max_running=SLOTS, max_waiting=256, prefill_chunk=64, idle_chunk=256)
+        policy = StepPolicy(mixes=True)
+        self.scheduler = Scheduler(max_running=SLOTS, max_waiting=256, prefill_chunk=64, idle_chunk=256, policy=policy)
         folder = ProfileFolder(self.profiles, "cpu", max_files=80, max_bytes=10**9)
         self._seconds = 0.0
         self.loop = EngineLoop(

@@ -136,6 +136,10 @@ class Batching(Struct, frozen=True):
     exact: bool | None = None
     # Nodes of the graph that each execution provider runs, most first; None where the library does not tell.
     nodes: dict[str, int | None] = {}
+    # Whether one step decodes and reads a chunk of a prompt.
+    mixes: bool = False
+    # From how many tokens on a step has weights of 8 bits; None if none has.
+    int8_from: int | None = None
 
 
 class ModelInfo(Struct, frozen=True):

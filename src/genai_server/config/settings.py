@@ -150,6 +150,21 @@ class Settings(BaseModel):
         description="Most prompt tokens that are read at once while other requests are answered; fewer where those "
         "would be held up.",
     )
+    prefill_weights: str = Field(
+        "auto",
+        alias="GENAI_PREFILL_WEIGHTS",
+        pattern="^(auto|int4|int8)$",
+        description="Weights for CPU steps of many tokens: `int4`, the model's own; `int8`, made from them; `auto`, "
+        "int8 if they are 1.2 times as fast and a quarter of the free memory holds them.",
+    )
+    itl_target: float = Field(
+        0.0,
+        alias="GENAI_ITL_TARGET",
+        ge=0,
+        le=3600,
+        description="Seconds that a running answer's next token may take while prompts are read; 0 allows four times "
+        "what it takes otherwise, and more the more prompts wait.",
+    )
     threads: int = Field(
         0,
         alias="GENAI_THREADS",

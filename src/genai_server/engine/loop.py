@@ -74,6 +74,7 @@ class EngineLoop:
         self._admin = AdminCalls(runners, scheduler, options, self._requests, self._terminate)
         self._meter = Meter()
         self._next_figures = clock() + _FIGURES_EVERY
+        scheduler.before_first_chunk = lambda sequence: self._meter.matched(runners.match_again(sequence))
 
     def run_forever(self) -> None:
         """Work until the process ends, or until `leave`."""

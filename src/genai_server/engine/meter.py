@@ -55,6 +55,10 @@ class Meter:
             self._cache_queries += len(request.prompt)
             self._cache_hits += sequence.num_cached
 
+    def matched(self, num_tokens: int) -> None:
+        """The cache has so many more tokens of a prompt than when it was opened."""
+        self._cache_hits += num_tokens
+
     def passed(self, step: Step, seconds: float) -> None:
         """A pass has run to its end."""
         if step.decodes:

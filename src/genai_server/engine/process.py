@@ -26,7 +26,7 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.rules import runs_by_library
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
-from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler import Scheduler, StepPolicy
 from genai_server.errors import GenaiServerError
 from genai_server.gc_policy import spare_what_is_there
 from genai_server.generation import ModelInfo
@@ -99,7 +99,7 @@ def serve(
     )
     loop = EngineLoop(
         runners,
-        make_scheduler(spec, runners.batching.num_slots or spec.settings.max_batch_size),
+        make_scheduler(spec, runners.batching.num_slots or spec.settings.max_batch_size, mixes=runners.mixes),
         options,
         guidance,
         connections.send,
@@ -115,7 +115,7 @@ def serve(
     runners.end_sessions()
 
 
-def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
+def make_scheduler(spec: EngineSpec, max_running: int, *, mixes: bool = False) -> Scheduler:
     """The scheduler for as many running sequences as the runners have room for."""
     by_library = runs_by_library(spec.device, Path(spec.model_dir), spec.settings.scheduler)
     limited_by = "the batch of onnxruntime-genai" if by_library else "GENAI_KV_CACHE_BYTES"
@@ -125,6 +125,7 @@ def make_scheduler(spec: EngineSpec, max_running: int) -> Scheduler:
         max_waiting_tokens=spec.settings.max_queue_tokens,
         prefill_chunk=spec.settings.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
+        policy=StepPolicy(mixes, spec.settings.itl_target),
         limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.settings.max_batch_size else limited_by,
     )
 

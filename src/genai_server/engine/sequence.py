@@ -75,6 +75,11 @@ class Sequence:
         )
 
     @property
+    def age(self) -> float:
+        """Seconds since its arrival."""
+        return self._clock() - self._arrived
+
+    @property
     def max_length(self) -> int:
         """Tokens that the sequence can grow to, prompt included."""
         return min(self.request.max_length, len(self.request.prompt) + self.request.max_tokens)
@@ -123,11 +128,10 @@ class Sequence:
         """The sequence in the operator's list."""
         started = RequestPhase.DECODE if self.num_produced else RequestPhase.PREFILL
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
-        age = self._clock() - self._arrived
         prompt = len(self.request.prompt)
         adapter = None if self.request.adapter is None else self.request.adapter.name
         name, unique = self.request.request_id, self.request.own_id
-        return RequestState(name, phase, age, prompt, self.num_cached, self.num_produced, adapter, unique)
+        return RequestState(name, phase, self.age, prompt, self.num_cached, self.num_produced, adapter, unique)
 
     def phases(self) -> Phases:
         """Where the time went up to now."""

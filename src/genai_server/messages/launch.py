@@ -19,12 +19,16 @@ class EngineSettings(Struct, frozen=True):
     max_queue_tokens: int
     # Tokens of a prompt that are read at once while other requests are answered, at most.
     prefill_chunk: int
+    # Seconds of a step beside running streams; 0 for a share of what these take.
+    itl_target: float
     # Tokens of a prompt and its answer, at most.
     max_length: int
     # auto, batched, generator or library.
     scheduler: str
     # Of a batch, at most; 0 takes half of what is free.
     kv_cache_bytes: int
+    # Of CPU steps of many tokens: auto, int4 or int8.
+    prefill_weights: str
     # For packed weights; "" does without.
     cache_dir: str
     # Holds a folder for each engine.

@@ -26,18 +26,13 @@ from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest
 from tests.requantized import write_requantized
 from tests.running_server import DEMO
+from tests.tokens import text
 
 MAX_LENGTH = 1024
 SLOTS = 6
 STEPS = 16
 
 Reference = Callable[[list[int], int], list[int]]
-
-
-def text(length: int, seed: int = 0) -> list[int]:
-    """Tokens without sense."""
-    chance = random.Random(f"{seed} {length}")
-    return [chance.randrange(10, 1900) for _ in range(length)]
 
 
 @pytest.fixture(scope="module")
@@ -343,9 +338,9 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
     rows: list[int] = []
     run = batch.runner._run
 
-    def counted(ids: Any, first: int, lengths: Any, *, all_positions: bool = False) -> Any:
+    def counted(ids: Any, *others: Any, **named: Any) -> Any:
         rows.append(len(ids))
-        return run(ids, first, lengths, all_positions=all_positions)
+        return run(ids, *others, **named)
 
     batch.runner._run = counted  # type: ignore[method-assign]
     batch.begin(1, text(70))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from genai_server.engine.runners.kv_cache import KvSlots
+from genai_server.engine.runners.kv_cache import KvSlots, _common_length
 
 EMPTY = -1
 LENGTH = 64
@@ -48,6 +48,11 @@ class Bench:
         salt: str | None = None,
     ) -> int:
         length = self.slots.acquire(sequence, prompt, reuse=reuse, exact=exact, salt=salt)
+        self.check()
+        return length
+
+    def match_again(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
+        length = self.slots.match_again(sequence, prompt, exact=exact)
         self.check()
         return length
 
@@ -281,6 +286,44 @@ def test_a_copied_past_is_its_salts_and_a_slot_that_is_taken_over_is_the_next_on
         assert bench.prefill(sequence, list(range(20)), reuse=False, salt="b") == 0
         bench.release(sequence)
     assert bench.acquire(7, list(range(20)), salt="a") == 0
+
+
+def test_what_another_has_read_meanwhile_is_copied_before_the_first_chunk(bench: Bench) -> None:
+    prompt = [1, 2, 3, 4, 5, 6]
+    assert bench.acquire(1, prompt) == bench.acquire(2, [*prompt, 7]) == 0
+    bench.read(1, prompt)
+    assert bench.match_again(2, [*prompt, 7]) == 5
+    assert bench.tokens(2) == prompt[:5]
+    assert bench.match_again(2, [*prompt, 7]) == 5
+
+
+def test_it_is_copied_from_idle_slots_too_and_beyond_what_was_found_before(bench: Bench) -> None:
+    bench.leave_behind(1, [1, 2, 3])
+    assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 3
+    bench.prefill(3, [1, 2, 3, 4, 5, 6])
+    bench.release(3)
+    assert bench.match_again(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 6
+    bench.read(2, [7, 8])
+    assert bench.tokens(2) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_of_another_salt_or_of_what_was_not_prefilled_nothing_is_copied(bench: Bench) -> None:
+    prompt = [1, 2, 3, 4, 5, 6]
+    bench.acquire(1, prompt, salt="a")
+    bench.acquire(2, prompt, exact=True)
+    bench.prefill(3, prompt, salt="b")
+    assert bench.match_again(1, prompt) == 0
+    bench.acquire(4, prompt)
+    bench.read(4, prompt, prefilled=False)
+    assert bench.match_again(2, prompt, exact=True) == 0
+
+
+@pytest.mark.parametrize("num_common", [0, 1, 2, 63, 64, 65, 99, 100])
+def test_the_common_beginning_ends_where_two_prompts_differ(num_common: int) -> None:
+    one = list(range(100))
+    other = [*one[:num_common], *(-token for token in one[num_common:] if token)]
+    assert _common_length(one, other) == _common_length(other, one) == num_common
+    assert _common_length(one[:num_common], one) == num_common
 
 
 def test_an_exact_sequence_gets_only_what_was_prefilled(bench: Bench) -> None:

@@ -146,7 +146,7 @@ def test_the_past_of_another_salt_is_not_used_also_after_it_was_on_a_generator(
 
 
 def test_forgetting_counts_the_pasts_and_leaves_those_who_run(engine: Engine) -> None:
-    first, second = engine.begin(1, text(40)), engine.begin(2, text(30))
+    first, second = engine.begin(1, text(20)), engine.begin(2, text(30))
     engine.run(second, 1)
     engine.end(first)
     assert engine.runners.forget() == 1

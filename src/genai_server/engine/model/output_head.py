@@ -7,6 +7,8 @@ Where the logits lie in a device's memory, most answers need few of them: the be
 graph gets two more outputs: the best logits, and the tokens that they are of.
 """
 
+from dataclasses import dataclass
+
 import onnx
 
 FIRST_POSITION = "genai_server.first_position"
@@ -14,6 +16,7 @@ _STATES = "genai_server.read_states"
 _TO_THE_END = 2**63 - 1
 _POSITIONS = 1  # of states [rows, positions, hidden_size]
 _PRODUCTS = {"MatMul", "MatMulNBits"}
+EIGHT_BITS = "MatMulIntegerToFloat"
 # What the model builder puts between the product and the logits: types, scales and Gemma's soft cap.
 _ELEMENTWISE = {"Cast", "Div", "Mul", "Tanh"}
 # The outputs for the best NUM_BEST of a position: float32 [rows, positions, NUM_BEST], highest first, of equals the
@@ -22,28 +25,60 @@ NUM_BEST = 64
 BEST_LOGITS, BEST_TOKENS = "genai_server.best_logits", "genai_server.best_tokens"
 
 
+@dataclass(frozen=True)
+class Head:
+    """What of a graph makes logits of states [rows, positions, hidden_size]."""
+
+    states: str
+    # The nodes that read them, of which the first comes before the others.
+    readers: list[onnx.NodeProto]
+
+    def read(self, states: str) -> None:
+        """Have it read other states."""
+        for node in self.readers:
+            for position, name in enumerate(node.input):
+                if name == self.states:
+                    node.input[position] = states
+
+
+def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
+    """The head that makes `logits`; None where it is not found, or others need all of what its product gives."""
+    makers: dict[str, onnx.NodeProto] = {output: node for node in graph.node for output in node.output}
+    reads = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
+    node = makers.get(logits)
+    while node is not None and node.op_type in _ELEMENTWISE:
+        node = makers.get(node.input[0])
+        if node is not None and reads.count(node.output[0]) > 1:
+            return None
+    if node is None or node.input[0] not in makers:
+        return None
+    if node.op_type in _PRODUCTS:
+        return Head(node.input[0], [node])
+    if node.op_type != EIGHT_BITS:
+        return None
+    # Activations in 8 bits, and their scales, are made of the states (engine/model/int8_matrices.py).
+    quantized = makers[node.input[0]]
+    states = makers[quantized.input[0]].input[0] if quantized.input[0] in makers else ""
+    readers = [node for node in graph.node if states in node.input]
+    return Head(states, readers) if [node.op_type for node in readers] == ["Abs", "Div"] else None
+
+
 def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
     """Have the product that makes `logits` read the positions from input FIRST_POSITION on, int64 of shape [1], which
     may count from the end.
 
-    Returns False, with the graph as it was, where that product is not found, or others need all of its result.
+    Returns False, with the graph as it was, where there is no such product.
     """
-    makers = {output: node for node in graph.node for output in node.output}
-    readers = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
-    node = makers.get(logits)
-    while node is not None and node.op_type in _ELEMENTWISE:
-        node = makers.get(node.input[0])
-        if node is not None and readers.count(node.output[0]) > 1:
-            return False
-    if node is None or node.op_type not in _PRODUCTS or node.input[0] not in makers:
+    head = find_head(graph, logits)
+    if head is None:
         return False
-    index = list(graph.node).index(node)
-    states, node.input[0] = node.input[0], _STATES
+    index = next(index for index, node in enumerate(graph.node) if head.states in node.input)
+    head.read(_STATES)
     ends, axes = (f"{_STATES}.{name}" for name in ("ends", "axes"))
     for name, value in ((ends, _TO_THE_END), (axes, _POSITIONS)):
         graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [1], [value]))
     graph.input.append(onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, [1]))
-    graph.node.insert(index, onnx.helper.make_node("Slice", [states, FIRST_POSITION, ends, axes], [_STATES]))
+    graph.node.insert(index, onnx.helper.make_node("Slice", [head.states, FIRST_POSITION, ends, axes], [_STATES]))
     return True
 
 

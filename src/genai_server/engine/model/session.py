@@ -5,6 +5,7 @@ from typing import Any
 import onnx
 
 from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.mixed_step import mix_steps
 from genai_server.engine.model.output_head import narrow_head, offer_best
 from genai_server.engine.model.session_options import open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -41,5 +42,20 @@ def open_session(
         offer_best(model.graph, graph.logits)
     if not (is_changed or offers_best):
         return open_with(graph.path, found, options)
+    found.add_session_config_entry(_EXTERNAL_DATA, str(graph.path.parent))
+    return open_with(model.SerializeToString(), found, options)
+
+
+def open_mixed_session(
+    graph: DecoderGraph, threads: int, *, optimized: bool, options: DeviceOptions = DEFAULT_OPTIONS
+) -> Any:
+    """A session of the same weights for steps that decode and read a chunk; None where the graph cannot be changed so
+    (engine/model/mixed_step.py).
+    """
+    model = onnx.load(str(graph.path), load_external_data=False)
+    if not mix_steps(model.graph, graph):
+        return None
+    found = session_options(options, threads, optimized=optimized)
+    found.log_severity_level = _ERRORS
     found.add_session_config_entry(_EXTERNAL_DATA, str(graph.path.parent))
     return open_with(model.SerializeToString(), found, options)

@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.files import external_files, read_config
+from genai_server.engine.model.int8_matrices import write_int8_model
 from genai_server.engine.model.session_options import session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import LEVEL
@@ -37,24 +38,34 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOpti
     What is packed fits the kernels of the CPU, and the device's options of sessions. The model directory is never
     written to.
     """
+    return _packed(model_dir, cache_dir, options) or model_dir
+
+
+def int8_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path | None:
+    """A directory like `model_dir` whose matrices have 8 bits and are packed; None if that cannot be had."""
+    return _packed(model_dir, cache_dir, options, int8=True)
+
+
+def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, int8: bool = False) -> Path | None:
     if cache_dir is None or options.providers or options.custom_op_libraries:
-        return model_dir
-    target = cache_dir / _key(model_dir, _packing(options))
+        return None
+    target = cache_dir / _key(model_dir, _packing(options) | ({"matrices": "int8"} if int8 else {}))
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
             if not _is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
-                _write(model_dir, target, options)
+                _write(model_dir, target, options, int8=int8)
     except Exception as error:  # ONNX Runtime's errors have no base of their own
-        log.warning("weights are not shared, for they cannot be kept in %s: %s", cache_dir, error)
-        return model_dir
+        what = "weights of 8 bits are not used" if int8 else "weights are not shared"
+        log.warning("%s, for they cannot be kept in %s: %s", what, cache_dir, error)
+        return None
     return target
 
 
-def _write(model_dir: Path, target: Path, given: DeviceOptions) -> None:
+def _write(model_dir: Path, target: Path, given: DeviceOptions, *, int8: bool) -> None:
     """Pack beside the target, and put it in its place when it is whole."""
-    log.info("packing the weights of %s once, into %s", model_dir, target)
+    log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8 else "", target)
     decoder = str(read_config(model_dir)["model"]["decoder"]["filename"])
     left_out = {decoder, *external_files(model_dir / decoder)}
     prefix = f".making-{target.name}-"
@@ -76,7 +87,12 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions) -> None:
             ("session.save_external_prepacked_constant_initializers", "1"),
         ):
             options.add_session_config_entry(name, value)
-        onnxruntime.InferenceSession(str(model_dir / decoder), options, providers=["CPUExecutionProvider"])
+        source = model_dir / decoder
+        if int8:
+            source = Path(making) / "int8" / decoder
+            source.parent.mkdir()
+            write_int8_model(model_dir / decoder, source)
+        onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
         fresh.replace(target)
 

@@ -70,7 +70,7 @@ class Runner(Protocol):
         ...
 
     def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        """Run a pass: at most `max_rows` that decode, or one other, by `decode` or `prefill`.
+        """Run a pass: at most `max_rows` that decode, or one other; both where a batch mixes them.
 
         Of a sequence whose scores are pending the tokens were not read, and are to be given again. The arrays may be
         overwritten by the next pass. Raises Terminated, if it is one sequence, and Interrupted.
@@ -147,6 +147,16 @@ class Batch(Runner, Protocol):
         ...
 
     @property
+    def mixes(self) -> bool:
+        """Whether a pass may decode and read a chunk of one prompt; only sequences that need not be exact."""
+        ...
+
+    @property
+    def int8_from(self) -> int | None:
+        """From how many tokens on a pass has weights of 8 bits; None if none has."""
+        ...
+
+    @property
     def takes_past(self) -> bool:
         """Whether `adopt` can be used."""
         ...
@@ -171,6 +181,12 @@ class Batch(Runner, Protocol):
         salt: str | None = None,
     ) -> None:
         """Go on with a sequence whose keys and values [1, kv_heads, …, head_size] another runner has made."""
+        ...
+
+    def match_again(self, sequence: int, prompt: list[int]) -> int:
+        """Find more of a prompt of which nothing has been read yet, for others go on meanwhile; returns what `open`
+        does.
+        """
         ...
 
     def forget(self) -> int:

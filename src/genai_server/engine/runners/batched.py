@@ -5,6 +5,8 @@ Runtime's contrib operator com.microsoft.GroupQueryAttention), and takes each ro
 one pass over a contiguous range of slots takes sequences of different lengths one token further.
 """
 
+import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,20 +18,28 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
-from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, FIRST_POSITION, NUM_BEST
+from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners.base import Interrupted, Opening, Row
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
+from genai_server.engine.runners.decoder_session import DecoderSession, MixedSession
 from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest, ModelInfo
 
+log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
 # Prompt and rows of the trial at the start.
 _TRIED_TOKENS = 8
 _TRIED_ROWS = 8
+# Weights of 8 bits are tried with chunks of so many tokens, twice each: the first reads the weights from their file.
+_TIMED_TOKENS = (4, 16, 64)
+# They are used if they make the longest of these chunks so many times faster, and if its logits differ by no more than
+# this share of their standard deviation: rounding to 8 bits costs about 0.02, 4 bits have cost about 0.1.
+_LEAST_GAIN = 1.2
+_MOST_DIFFERENCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,13 +50,28 @@ class BatchLimits:
     max_length: int
 
 
+@dataclass(frozen=True)
+class MoreSessions:
+    """ONNX Runtime sessions of the same model for steps that are not exact, None where there is none."""
+
+    # For steps that decode and read a chunk of a prompt.
+    mixed: Any = None
+    # With matrices of 8 bits in place of 4.
+    int8: Any = None
+    mixed_int8: Any = None
+
+
+NO_MORE = MoreSessions()
+
+
 class BatchedRunner:
-    """One ONNX Runtime session, and slots in one set of key-value buffers, which lie where the session runs.
+    """Sessions of one model, and slots in one set of key-value buffers, which lie where the sessions run.
 
     `run_entries` are options of every pass.
 
-    Some kernels take the rows of a pass in groups, such as pairs, and round those otherwise that are left at its end.
-    How large the groups are is tried at the start; a pass with an exact sequence has whole groups of rows.
+    Some kernels take the rows of a pass in groups, such as pairs, and give those that are left at its end other bits.
+    How large the groups are is tried at the start. A pass with an exact sequence has whole groups of rows, decodes or
+    reads a chunk, and has the model's own weights.
     """
 
     name = "batched"
@@ -59,23 +84,29 @@ class BatchedRunner:
         model: ModelInfo,
         limits: BatchLimits,
         *,
+        more: MoreSessions = NO_MORE,
         run_entries: Mapping[str, str] = MappingProxyType({}),
         make_buffers: MakeBuffers = CpuBuffers,
     ) -> None:
         self._graph = graph
         self._make_buffers = make_buffers
         self._run_entries = dict(run_entries)
-        self._session = session
+        self._own = DecoderSession(graph, session)
+        self._int8 = None if more.int8 is None else DecoderSession(graph, more.int8)
+        self._mixed = None if more.mixed is None else MixedSession(graph, more.mixed)
+        self._mixed_int8 = None if more.mixed_int8 is None else MixedSession(graph, more.mixed_int8)
         self._model = model
         self._exact: set[int] = set()
         self._max_rows = limits.num_slots
-        self._chooses_positions = FIRST_POSITION in {value.name for value in session.get_inputs()}
-        self._offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
+        self._int8_from: int | None = None
         self._take_memory(_TRIED_ROWS, _TRIED_TOKENS + 1)
         row_group = self._try_row_groups()
+        if self._int8 is not None:
+            self._take_memory(1, max(_TIMED_TOKENS))
+            self._int8_from = self._try_int8()
         # Whole groups, for exact rows may need companions; beyond the slots these keep nothing.
         self._take_memory(limits.num_slots + -limits.num_slots % row_group, limits.max_length)
         self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
@@ -88,7 +119,7 @@ class BatchedRunner:
     @property
     def nodes(self) -> dict[str, int | None]:
         """How many nodes of the graph each provider runs."""
-        return dict(node_shares(self._session))
+        return dict(node_shares(self._own.session))
 
     @property
     def model(self) -> ModelInfo:
@@ -103,17 +134,33 @@ class BatchedRunner:
             self._exact.add(sequence)
         return self.slots.acquire(sequence, prompt, reuse=how.reuse, exact=how.exact, salt=how.salt)
 
+    def match_again(self, sequence: int, prompt: list[int]) -> int:
+        return self.slots.match_again(sequence, prompt, exact=sequence in self._exact)
+
     def check(self, request: GenerationRequest) -> None:
         """There is nothing that a request cannot have here."""
 
     def forget(self) -> int:
         return self.slots.forget()
 
+    @property
+    def mixes(self) -> bool:
+        """Whether a step may decode and read a chunk of a prompt."""
+        return self._mixed is not None
+
+    @property
+    def int8_from(self) -> int | None:
+        """From how many tokens on a step has weights of 8 bits; None if none has."""
+        return self._int8_from
+
     def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        if all(row.decodes for row in rows):
-            ids, tokens = [row.sequence for row in rows], [row.tokens[0] for row in rows]
+        decoding, reading = [row for row in rows if row.decodes], [row for row in rows if not row.decodes]
+        ids, tokens = [row.sequence for row in decoding], [row.tokens[0] for row in decoding]
+        if not reading:
             return self.advance(ids, tokens, (row.num_choices for row in rows))
-        (row,) = rows
+        (row,) = reading
+        if decoding:
+            return self._advance_and_read(ids, tokens, row)
         logits = self.prefill(row.sequence, row.tokens, positions=row.positions)
         return [Scores(np.atleast_2d(logits))]
 
@@ -122,28 +169,51 @@ class BatchedRunner:
             raise RunnerFailed(f"the model's graph gives logits for 1 of {len(tokens)} tokens of a prompt")
         index = self.slots.index(sequence)
         length = len(self.slots.slots[index].tokens) + len(tokens)
-        logits = self._run(np.array([tokens], np.int64), index, np.array([length]), all_positions=positions)
-        # One token alone is read by the kernel that decodes, which rounds otherwise.
-        self.slots.append(sequence, list(tokens), prefilled=len(tokens) > 1)
+        on = self._session_for(len(tokens), [sequence])
+        logits = self._run(np.array([tokens], np.int64), index, np.array([length]), all_positions=positions, on=on)
+        # One token alone is read by the kernel that decodes, which has other bits, and so have other weights.
+        self.slots.append(sequence, list(tokens), prefilled=len(tokens) > 1 and on is self._own)
         wanted: Logits = logits[0] if positions else logits[0, -1]
         return wanted
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
         ids, lengths, indices = self._next_rows(sequences, tokens)
-        logits = self._run(ids, 0, lengths)
+        logits = self._run(ids, 0, lengths, on=self._session_for(len(ids), sequences))
         self._append(sequences, tokens)
         return logits[indices, -1]
 
     def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
         """As `decode`; where the logits are on a device, the best alone leave it if nobody needs others."""
-        if not (self._offers_best and all(0 < number <= NUM_BEST for number in num_choices)):
+        if not (self._own.offers_best and all(0 < number <= NUM_BEST for number in num_choices)):
             return [Scores(row[np.newaxis]) for row in self.decode(sequences, tokens)]
         ids, lengths, indices = self._next_rows(sequences, tokens)
         shape = (len(ids), 1, NUM_BEST)
         logits, best = np.empty(shape, np.float32), np.empty(shape, np.int64)
-        self._pass(ids, 0, lengths, 1, {BEST_LOGITS: logits, BEST_TOKENS: best})
+        self._pass(self._own, ids, 0, lengths, 1, {BEST_LOGITS: logits, BEST_TOKENS: best})
         self._append(sequences, tokens)
         return [Scores(logits[index], best[index, 0]) for index in indices]
+
+    def _advance_and_read(self, sequences: Sequence[int], tokens: Sequence[int], chunk: Row) -> list[Scores]:
+        """One more token of each sequence, and a chunk of another's prompt, in one pass."""
+        assert self._mixed is not None
+        ids, lengths, indices = self._next_rows(sequences, tokens)
+        slot = self.slots.index(chunk.sequence)  # known now, for the rows may have changed places
+        num_tokens = len(ids) + len(chunk.tokens)
+        is_int8 = self._mixed_int8 is not None and self._int8_from is not None and num_tokens >= self._int8_from
+        mixed = self._mixed_int8 if is_int8 and self._mixed_int8 is not None else self._mixed
+        logits = np.empty((1, len(indices) + 1, self._model.vocab_size), self._graph.logits_type)
+        before = len(self.slots.slots[slot].tokens)
+        binding = mixed.bind(ids, lengths, slot, chunk.tokens, before, indices, logits)
+        self._execute(mixed.session, binding, may_interrupt=False)
+        self._append([*sequences], tokens)
+        self.slots.append(chunk.sequence, list(chunk.tokens), prefilled=False)
+        return [Scores(row[np.newaxis]) for row in logits[0].astype(np.float32, copy=False)]
+
+    def _session_for(self, num_tokens: int, sequences: Sequence[int]) -> DecoderSession:
+        """The session for a step of so many tokens: exact sequences always have the same."""
+        if self._int8 is None or self._int8_from is None or num_tokens < self._int8_from:
+            return self._own
+        return self._int8 if self._exact.isdisjoint(sequences) else self._own
 
     def _next_rows(
         self, sequences: Sequence[int], tokens: Sequence[int]
@@ -206,7 +276,7 @@ class BatchedRunner:
             reading.terminate = True
 
     def end_session(self) -> None:
-        self._session.end_profiling()
+        self._own.session.end_profiling()
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         raise RunnerFailed(f"the batched runner has no runtime option {option}")
@@ -219,9 +289,12 @@ class BatchedRunner:
     def _take_memory(self, num_rows: int, max_length: int) -> None:
         """Have so many rows of so many tokens, and nothing in them."""
         self._buffers = self._make_buffers(self._graph, num_rows, max_length)
-        self._bindings: dict[tuple[int, int], Any] = {}
-        # One for all passes: every binding would keep its own last mask.
-        self._mask = np.empty(num_rows * self._graph.slot_length(max_length), np.int64)
+        for session in (self._own, self._int8):
+            if session is not None:
+                session.use(self._buffers, num_rows, max_length)
+        for mixed in (self._mixed, self._mixed_int8):
+            if mixed is not None:
+                mixed.use(self._buffers)
 
     def _try_row_groups(self) -> int:
         """The smallest groups of rows that give the same logits whatever other groups are in a pass."""
@@ -240,8 +313,37 @@ class BatchedRunner:
 
         return next(group for group in (1, 2, 4, _TRIED_ROWS) if is_whole(group))
 
+    def _try_int8(self) -> int | None:
+        """From how many tokens on weights of 8 bits are faster; None if they are not, or differ too much."""
+        assert self._int8 is not None
+        seconds = np.zeros((2, len(_TIMED_TOKENS)))
+        logits = []
+        for row, on in enumerate((self._own, self._int8)):
+            for column, num_tokens in enumerate(_TIMED_TOKENS):
+                ids = np.arange(1, num_tokens + 1, dtype=np.int64)[np.newaxis] % self._model.vocab_size
+                for _ in range(2):
+                    started = time.perf_counter()
+                    found = self._run(ids, 0, np.array([num_tokens]), all_positions=True, on=on)
+                    seconds[row, column] = time.perf_counter() - started
+            logits.append(found)
+        gains = seconds[0] / seconds[1]
+        difference = float(np.sqrt(np.square(logits[0] - logits[1]).mean()) / logits[0].std())
+        figures = f"{gains[-1]:.2f} times as fast, logits differ by {difference:.3f} of their standard deviation"
+        if gains[-1] < _LEAST_GAIN or not difference <= _MOST_DIFFERENCE:
+            log.info("weights of 8 bits are not used: %s", figures)
+            return None
+        first = next(n for n, gain in zip(_TIMED_TOKENS, gains, strict=True) if gain > 1 or n == _TIMED_TOKENS[-1])
+        log.info("weights of 8 bits are used from %d tokens a step on: %s", first, figures)
+        return first
+
     def _run(
-        self, ids: NDArray[np.int64], first: int, lengths: NDArray[np.int64], *, all_positions: bool = False
+        self,
+        ids: NDArray[np.int64],
+        first: int,
+        lengths: NDArray[np.int64],
+        *,
+        all_positions: bool = False,
+        on: DecoderSession | None = None,
     ) -> Logits:
         """One pass of `ids` [rows, new] over the slots from `first` on, whose rows are `lengths` long after it.
 
@@ -250,11 +352,12 @@ class BatchedRunner:
         rows, new = ids.shape
         told = self._positions(new, every=all_positions)
         logits = np.empty((rows, told, self._model.vocab_size), self._graph.logits_type)
-        self._pass(ids, first, lengths, told, {self._graph.logits: logits})
+        self._pass(on or self._own, ids, first, lengths, told, {self._graph.logits: logits})
         return logits.astype(np.float32, copy=False)
 
     def _pass(
         self,
+        on: DecoderSession,
         ids: NDArray[np.int64],
         first: int,
         lengths: NDArray[np.int64],
@@ -262,53 +365,34 @@ class BatchedRunner:
         wanted: Mapping[str, NDArray[Any]],
     ) -> None:
         """Run a pass whose head tells so many positions, and have it write the wanted outputs."""
-        rows, new = ids.shape
-        binding = self._binding(first, rows)
-        width = int(lengths.max())
-        mask = self._mask[: rows * width].reshape(rows, width)
-        np.less(np.arange(width), lengths[:, None], out=mask)
-        binding.bind_cpu_input(self._graph.input_ids, ids)
-        binding.bind_cpu_input(self._graph.attention_mask, mask)
-        if self._graph.position_ids is not None:
-            binding.bind_cpu_input(self._graph.position_ids, lengths[:, None] - new + np.arange(new))
-        if self._chooses_positions:
-            binding.bind_cpu_input(FIRST_POSITION, np.array([-told]))
-        # All of them each time, for a binding that is left as it was would be written to.
-        unread = {self._graph.logits, *((BEST_LOGITS, BEST_TOKENS) if self._offers_best else ())} - wanted.keys()
-        for name, array in wanted.items():
-            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for name in unread:
-            self._buffers.keep(binding, name)
+        binding = on.bind(ids, first, lengths, told, wanted)
+        try:
+            self._execute(on.session, binding, may_interrupt=ids.shape[1] > 1)
+        finally:
+            on.keep_unread(binding, wanted)
+
+    def _execute(self, session: Any, binding: Any, *, may_interrupt: bool) -> None:
+        """Run what is bound; `interrupt` ends a chunk, but no two in a row."""
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
-        self._reading = options if new > 1 and self._may_interrupt else None
+        self._reading = options if may_interrupt and self._may_interrupt else None
         try:
-            self._session.run_with_iobinding(binding, options)
-            self._may_interrupt |= new > 1
+            session.run_with_iobinding(binding, options)
+            self._may_interrupt |= may_interrupt
         except RuntimeError as error:
             if _INTERRUPTED_MESSAGE in str(error):
-                # No two chunks in a row: else a prompt would never be read beside somebody who asks often.
+                # Else a prompt would never be read beside somebody who asks often.
                 self._may_interrupt = False
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
         finally:
             self._reading = None
-            for name in unread:
-                self._buffers.keep(binding, name)  # anew, for a binding keeps what it was given as long as it lives
 
     def _positions(self, new: int, *, every: bool) -> int:
         """Of how many positions a pass over `new` ones tells the logits: all, or the last with its group."""
         if self._graph.gives_last_logits_only:
             return 1
-        if every or not self._chooses_positions:
+        if every or not self._own.chooses_positions:
             return new
         return new % self.slots.row_group or self.slots.row_group
-
-    def _binding(self, first: int, rows: int) -> Any:
-        """The binding of a range of slots: binding two names for each layer anew would cost 0.7 ms a pass."""
-        if (first, rows) not in self._bindings:
-            binding = self._session.io_binding()
-            self._buffers.bind(binding, first, rows)
-            self._bindings[first, rows] = binding
-        return self._bindings[first, rows]

@@ -20,8 +20,8 @@ _COPIES = {"cuda": "cuda"}
 class BatchBuffers(Buffers, Protocol):
     """What the batched runner needs of them, beside what the slots do."""
 
-    def bind(self, binding: Any, first: int, rows: int) -> None:
-        """Bind the slots `first` to `first + rows` as past and as present."""
+    def bind(self, binding: Any, first: int, rows: int, part: str = "") -> None:
+        """Bind the slots `first` to `first + rows` as past and as present, whose names begin with `part`."""
         ...
 
     def keep(self, binding: Any, output: str) -> None:

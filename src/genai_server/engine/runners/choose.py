@@ -4,6 +4,7 @@ What imports ONNX Runtime is imported in the functions, for a scripted device do
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,12 @@ from genai_server.options.providers import CPU
 from genai_server.options.table import Reach
 
 if TYPE_CHECKING:
-    from genai_server.engine.runners.batched import BatchedRunner
+    from genai_server.engine.model.graph import DecoderGraph
+    from genai_server.engine.runners.batched import BatchedRunner, MoreSessions
 
 log = logging.getLogger(__name__)
+# The share of the free memory that weights of 8 bits may have without having been asked for.
+INT8_SHARE = 0.25
 
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
@@ -123,11 +127,40 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
             session,
             model,
             BatchLimits(num_slots, max_length),
+            more=_more_sessions(spec, graph, model_dir),
             run_entries=spec.options.run,
             make_buffers=buffers_on(spec.device, spec.options),
         )
     except RunnerFailed as error:
         raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
+
+
+def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> "MoreSessions":
+    """The sessions for steps that are not exact: of packed weights, which all sessions of a model share."""
+    from genai_server.engine.model.int8_matrices import int8_bytes
+    from genai_server.engine.model.session import open_mixed_session, open_session
+    from genai_server.engine.model.weights import int8_model
+    from genai_server.engine.runners.batched import NO_MORE, MoreSessions
+
+    own_dir, settings = Path(spec.model_dir), spec.settings
+    if not _on_cpu(spec) or model_dir == own_dir or _session_profile(spec):
+        return NO_MORE
+    mixed = open_mixed_session(graph, settings.threads, optimized=True, options=spec.options)
+    needed, allowed = int8_bytes(graph.path), int(INT8_SHARE * free_memory())
+    if settings.prefill_weights == "int4" or not needed:
+        return MoreSessions(mixed)
+    if settings.prefill_weights == "auto" and needed > allowed:
+        log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
+        return MoreSessions(mixed)
+    int8_dir = int8_model(own_dir, Path(settings.cache_dir), spec.options)
+    if int8_dir is None:
+        return MoreSessions(mixed)
+    int8_graph = replace(graph, path=int8_dir / graph.path.name)
+    return MoreSessions(
+        mixed,
+        open_session(int8_graph, settings.threads, optimized=True, options=spec.options),
+        mixed and open_mixed_session(int8_graph, settings.threads, optimized=True, options=spec.options),
+    )
 
 
 def profile_folder(spec: EngineSpec) -> ProfileFolder:

@@ -48,12 +48,12 @@ class CpuBuffers:
             array[one, :, :length] = array[other, :, :length]
             array[other, :, :length] = kept
 
-    def bind(self, binding: Any, first: int, rows: int) -> None:
-        """Bind the slots `first` to `first + rows` as past and as present."""
+    def bind(self, binding: Any, first: int, rows: int, part: str = "") -> None:
+        """Bind the slots `first` to `first + rows` as past and as present, whose names begin with `part`."""
         for (past, present), array in zip(self._names, self._arrays, strict=True):
             view = array[first : first + rows]
-            binding.bind_input(past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
-            binding.bind_output(present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
+            binding.bind_input(part + past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
+            binding.bind_output(part + present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
 
     def keep(self, binding: Any, output: str) -> None:
         """Have an output of a pass stay where it is made."""

@@ -63,11 +63,11 @@ class DeviceBuffers:
         self.copy(other, one, length)
         self.copy(self._spare, other, length)
 
-    def bind(self, binding: Any, first: int, rows: int) -> None:
-        """Bind the slots `first` to `first + rows` as past and as present."""
+    def bind(self, binding: Any, first: int, rows: int, part: str = "") -> None:
+        """Bind the slots `first` to `first + rows` as past and as present, whose names begin with `part`."""
         for (past, present), value in zip(self._names, self._values, strict=True):
-            binding.bind_input(past, *self._part(value, first, rows))
-            binding.bind_output(present, *self._part(value, first, rows))
+            binding.bind_input(part + past, *self._part(value, first, rows))
+            binding.bind_output(part + present, *self._part(value, first, rows))
 
     def keep(self, binding: Any, output: str) -> None:
         """Have an output of a pass stay on the device."""

@@ -104,6 +104,19 @@ class KvSlots:
         self.num_running += 1
         return length
 
+    def match_again(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
+        """Copy more of a prompt's beginning, if another slot has it by now; returns how many tokens lie in the slot.
+
+        Nothing but what `acquire` found may have been read of the prompt.
+        """
+        slot = self._running[sequence]
+        source, length = self._longest_past(prompt, slot.salt, exact=exact)
+        if source is None or source is slot or length <= len(slot.tokens):
+            return len(slot.tokens)
+        self._buffers.copy(source.index, slot.index, length)
+        slot.tokens, slot.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
+        return length
+
     def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
         """The keys and values of these tokens lie in the sequence's slot now, behind what was there.
 
@@ -176,5 +189,11 @@ class KvSlots:
 
 def _common_length(one: list[int], other: list[int]) -> int:
     """How many tokens two sequences begin with in common."""
-    pairs = zip(one, other, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    same, different = 0, min(len(one), len(other)) + 1
+    while different - same > 1:
+        middle = (same + different) // 2
+        if one[same:middle] == other[same:middle]:  # lists are compared much faster than in a loop of Python
+            same = middle
+        else:
+            different = middle
+    return same

@@ -64,6 +64,8 @@ class OgEngineRunner:
     # What of its rows rounds otherwise in company, the library does not tell.
     lone_row_is_exact = False
     takes_past = False
+    mixes = False  # it does so by itself
+    int8_from = None
     present_names: tuple[str, ...] = ()
 
     def __init__(self, generator: OgGeneratorRunner, max_rows: int) -> None:
@@ -163,6 +165,10 @@ class OgEngineRunner:
         if not any(turn.is_ready for turn in turns):
             self._run()
         return [self._scores(turn) for turn in turns]
+
+    def match_again(self, sequence: int, prompt: list[int]) -> int:
+        """It reads prompts by itself, and is not asked."""
+        raise NotImplementedError
 
     def forget(self) -> int:
         """Nothing: a past that the library may keep is out of reach."""

@@ -51,7 +51,15 @@ class RunnerPair:
         """What the API processes tell of it."""
         if self.batched is None:
             return Batching(reason=self._reason, nodes=self._nodes)
-        return Batching(self.batched.name, None, self.batched.max_rows, self.batched.lone_row_is_exact, self._nodes)
+        return Batching(
+            self.batched.name,
+            None,
+            self.batched.max_rows,
+            self.batched.lone_row_is_exact,
+            self._nodes,
+            self.batched.mixes,
+            self.batched.int8_from,
+        )
 
     def forget(self) -> int:
         """Forget the past of all sequences that have ended; returns how many slots had one."""
@@ -61,6 +69,20 @@ class RunnerPair:
         """Begin a sequence. Raises RunnerFailed."""
         fits_the_batch = not sequence.profile.is_on and sequence.adapter is None
         self._open_on(sequence, batched=self.batched is not None and fits_the_batch)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a pass may decode and read a chunk of a prompt."""
+        return self.batched is not None and self.batched.mixes
+
+    def match_again(self, sequence: Sequence) -> int:
+        """Find more of an unread prompt in the cache; returns how many tokens were found beyond those of before."""
+        if self.batched is None or not sequence.batched or not self.reuses_past(sequence.request):
+            return 0
+        found = self.batched.match_again(sequence.id, sequence.request.prompt) - sequence.num_read
+        sequence.num_read += found
+        sequence.num_cached += found
+        return found
 
     def check(self, request: GenerationRequest) -> None:
         """Raises InvalidField for what a request wants and cannot have where it would run."""

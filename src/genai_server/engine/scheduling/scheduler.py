@@ -1,13 +1,16 @@
-"""Which sequences take part in the next forward pass: pure policy, without model, thread or clock.
+"""Which sequences take part in the next forward pass: pure policy, without model or thread.
 
-A round takes every decoding sequence one token further – the batched ones in one pass together, each other one in a
-pass of its own – and then reads one chunk of prompt, by priority and then of the sequence that has waited longest for
-its first token. So a long prompt costs a running stream one chunk's time for each token, however many prompts wait; how
-large a chunk may be follows from what passes have taken up to now (engine/scheduling/step_time.py).
+A round takes every decoding sequence one token further and reads one chunk of prompt. Where the runner can, both are
+one pass; else the batched sequences have a pass together, each other one a pass of its own, and the chunk comes last.
+So a long prompt costs a running stream one chunk's time for each token, however many prompts wait. How large a chunk
+may be follows from what passes have taken up to now (engine/scheduling/step_time.py).
+
+The prompt with the fewest tokens left is read first, so that a short one does not wait for a long one. Waiting counts
+like tokens that have been read: no prompt waits for ever.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from genai_server.engine.scheduling.queue_wait import queue_wait
@@ -22,6 +25,10 @@ _QUERY_BLOCK = 16
 # Matrix kernels take the tokens of a chunk in groups, and round those otherwise that are left at its end. The sizes of
 # groups divide this.
 _ROW_GROUPS = 8
+# A prompt that waits gains on the others as if so much of the reading meanwhile had been its own.
+_AGEING = 0.5
+# Seconds of waiting which count as one step of priority.
+_SECONDS_PER_PRIORITY = 30.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,11 @@ class Step:
         return all(read.decodes for read in self.reads)
 
     @property
+    def num_decoding(self) -> int:
+        """How many sequences it takes one token further."""
+        return sum(read.decodes for read in self.reads)
+
+    @property
     def reads_more(self) -> bool:
         """Whether prompts may be read in it besides, by a runner that does so by itself."""
         return any(sequence.by_library and not sequence.num_produced for sequence in self.sequences)
@@ -68,6 +80,20 @@ class Step:
         """How many tokens the model may read in it."""
         new = [s for s in self.sequences if s.by_library and not s.num_produced]
         return self.num_tokens + sum(len(sequence.request.prompt) for sequence in new)
+
+
+@dataclass(frozen=True)
+class StepPolicy:
+    """What a step may be."""
+
+    # Whether the runner decodes and reads a chunk in one pass.
+    mixes: bool = False
+    # Seconds that a step beside running streams may take, as far as the smallest chunk allows; 0 leaves it to the share
+    # of their own time.
+    itl_target: float = 0.0
+
+
+DEFAULT_POLICY = StepPolicy()
 
 
 class Scheduler:
@@ -92,6 +118,7 @@ class Scheduler:
         prefill_chunk: int,
         idle_chunk: int | None = None,
         limited_by: str = "GENAI_MAX_BATCH_SIZE",
+        policy: StepPolicy = DEFAULT_POLICY,
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -101,6 +128,9 @@ class Scheduler:
         self._limited_by = limited_by
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
+        self._policy = policy
+        # Called before the first chunk of a prompt is chosen, when others may have read its beginning.
+        self.before_first_chunk: Callable[[Sequence], None] = lambda sequence: None
         self._step_times = StepTimeModel()
         self._round: Iterator[Step] = iter(())
 
@@ -168,7 +198,7 @@ class Scheduler:
         another waits until that has been: then it need not be read again.
         """
         admitted: list[Sequence] = []
-        for sequence in self.waiting:
+        for sequence in sorted(self.waiting, key=_priority):
             if len(self.running) == self._max_running:
                 break
             is_ready = sequence.state is SequenceState.WAITING
@@ -193,8 +223,11 @@ class Scheduler:
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a pass took."""
+        num_rows = step.num_decoding
         if step.decodes:
-            self._step_times.decoded(seconds)
+            self._step_times.decoded(num_rows, seconds)
+        elif num_rows:
+            self._step_times.mixed(num_rows, step.num_tokens - num_rows, seconds)
         else:
             self._step_times.prefilled(step.num_tokens, seconds)
 
@@ -203,21 +236,48 @@ class Scheduler:
         self._step_times.begin_round()
         batch = [sequence for sequence in self.running if sequence.batched and sequence.is_decoding]
         if batch:
-            yield Step([Read(sequence, 1) for sequence in batch])
+            reading = self._next_prompt()
+            chunk = [self._next_chunk(reading, batch)] if reading is not None and self._may_mix(reading, batch) else []
+            yield Step([*(Read(sequence, 1) for sequence in batch), *chunk])
         for sequence in [sequence for sequence in self.running if not sequence.batched]:
             if sequence in self.running and not sequence.batched and sequence.is_decoding:
                 yield Step([Read(sequence, 1)])
-        prompts = [sequence for sequence in self.running if not sequence.is_decoding]
-        if prompts:
-            reading = min(prompts, key=lambda sequence: (sequence.request.priority, sequence.id))
-            yield Step([Read(reading, self._chunk(reading))])
+        reading = self._next_prompt()
+        if reading is not None and not self._may_mix(reading, [s for s in batch if s in self.running]):
+            yield Step([self._next_chunk(reading)])
 
-    def _chunk(self, sequence: Sequence) -> int:
+    def _may_mix(self, reading: Sequence, batch: list[Sequence]) -> bool:
+        """Whether a prompt's chunk may be read in the pass of a batch, which is not bitwise equal to two passes."""
+        able = (s.batched and not s.request.exact and not s.wants_positions for s in (reading, *batch))
+        return self._policy.mixes and bool(batch) and all(able)
+
+    def _next_prompt(self) -> Sequence | None:
+        """The prompt to read from now."""
+        prompts = [sequence for sequence in self.running if not sequence.is_decoding]
+        return min(prompts, key=self._urgency, default=None)
+
+    def _urgency(self, sequence: Sequence) -> tuple[float, float, int]:
+        """The prompt of which it is least is read first."""
+        gained = _AGEING * self._step_times.tokens_read_in(sequence.age)
+        return _priority(sequence), sequence.num_unread - gained, sequence.id
+
+    def _next_chunk(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> Read:
+        """What to read of a prompt, in a pass with a batch or alone."""
+        if not sequence.num_produced and sequence.num_read == sequence.num_cached:
+            self.before_first_chunk(sequence)
+        return Read(sequence, self._chunk(sequence, batch))
+
+    def _chunk(self, sequence: Sequence, batch: Collection[Sequence]) -> int:
         """How many tokens of a prompt to read at once."""
-        others_decode = any(other.is_decoding for other in self.running)
+        num_decoding = sum(other.is_decoding for other in self.running)
         most = self._prefill_chunk if not sequence.batched else self._idle_chunk
-        if others_decode:
-            most = self._step_times.chunk(self._prefill_chunk)
+        if num_decoding:
+            most = self._step_times.chunk(
+                self._prefill_chunk,
+                decoding=self._step_times.seconds_to_step(len(batch)) if batch else None,
+                crowd=(len(self.running) - num_decoding) / num_decoding,
+                target=self._policy.itl_target,
+            )
         # What was produced last is left to a pass of its own: from there on the sequence goes on as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
         if sequence.request.exact and sequence.num_produced:
@@ -230,3 +290,8 @@ class Scheduler:
             return (chunk == left or chunk % group == 0) and chunk % _QUERY_BLOCK != 1 and left - chunk != 1
 
         return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)
+
+
+def _priority(sequence: Sequence) -> float:
+    """The lower, the sooner it has its turn: its own, and one less for so many seconds of waiting."""
+    return sequence.request.priority - sequence.age // _SECONDS_PER_PRIORITY

@@ -1,0 +1,220 @@
+"""Makes 8-bit matrices from a decoder's 4-bit ones, for steps of many tokens.
+
+ONNX Runtime's 4-bit product (MatMulNBits) unpacks its weights anew for each few tokens. Its 8-bit product
+(MatMulIntegerToFloat) does not, and on x86 it is fastest with unsigned activations and signed weights: on one of two
+machines signed activations made it five times slower. So activations are quantized for each token as they come, around
+128, and weights have one scale for each output column.
+
+An 8-bit matrix is the rounding of the 4-bit one, not of the weights that this was made from.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+from genai_server.engine.model.output_head import EIGHT_BITS
+
+log = logging.getLogger(__name__)
+# A matrix stays in 4 bits if a step of its 8-bit values is, in the median block, more than this share of a step of the
+# 4-bit ones: rounding would add as much again. Columns without outliers have about 0.08.
+MOST_COARSE = 0.25
+_FOUR_BITS = "MatMulNBits"
+# Inputs of a MatMulNBits behind the activations.
+_WEIGHTS, _SCALES, _ZEROS, _ORDER, _BIAS = range(1, 6)
+_ROWS_AT_ONCE = 4096
+_ALIGNMENT = 4096  # of what is mapped into memory
+_LEAST_EXTERNAL = 1024
+# Constants of the graph.
+_NAMES = ("axis", "inverse", "least", "one", "middle")
+_AXIS, _INVERSE, _LEAST, _ONE, _MIDDLE = (f"genai_server.int8.{name}" for name in _NAMES)
+
+
+def write_int8_model(source: Path, target: Path) -> int:
+    """Write a graph like the one at `source` whose 4-bit matrices have 8 bits; returns how many these are.
+
+    Its weights go beside it. Only one matrix at a time is in memory. Raises OSError.
+    """
+    model = onnx.load(str(source), load_external_data=False)
+    graph = model.graph
+    weights = _Weights(graph, source.parent)
+    nodes: list[onnx.NodeProto] = []
+    activations: dict[str, tuple[str, str]] = {}
+    num_matrices, dropped = 0, set[str]()
+    with target.with_name(target.name + ".data").open("wb") as file:
+        data = _DataFile(file, target.name + ".data")
+        for node in graph.node:
+            matrix = _int8_matrix(node, weights) if node.op_type == _FOUR_BITS else None
+            if matrix is None:
+                nodes.append(node)
+                continue
+            num_matrices += 1
+            dropped.update(node.input[_WEIGHTS:_BIAS])
+            if node.input[0] not in activations:  # once for all matrices that read them
+                activations[node.input[0]] = _quantized(node.input[0], nodes)
+            nodes += _product(node, activations[node.input[0]], data.add(matrix))
+        read = {name for node in nodes for name in node.input}
+        kept = [tensor for tensor in graph.initializer if tensor.name not in dropped or tensor.name in read]
+        for tensor in kept:
+            weights.load(tensor)
+            data.move(tensor)
+        del graph.node[:], graph.initializer[:]
+        graph.node.extend(nodes)
+        graph.initializer.extend([*kept, *data.tensors, *_constants()])
+    target.write_bytes(model.SerializeToString())
+    return num_matrices
+
+
+def int8_bytes(source: Path) -> int:
+    """How many bytes a graph's 4-bit matrices take in 8 bits; 0 if it has none."""
+    graph = onnx.load(str(source), load_external_data=False).graph
+    sizes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == _FOUR_BITS]
+    return sum(size["N"] * size["K"] for size in sizes if size["bits"] == 4)
+
+
+class _Weights:
+    """The initializers of a graph by name, read from their file one at a time."""
+
+    def __init__(self, graph: onnx.GraphProto, folder: Path) -> None:
+        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
+        self._folder = folder
+
+    def load(self, tensor: TensorProto) -> None:
+        """Have the values of a tensor in memory."""
+        if uses_external_data(tensor):
+            load_external_data_for_tensor(tensor, str(self._folder))
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+    def array(self, name: str) -> NDArray[Any] | None:
+        """The values under a name; None if no initializer has it."""
+        if name not in self._tensors:
+            return None
+        tensor = TensorProto()
+        tensor.CopyFrom(self._tensors[name])
+        self.load(tensor)
+        return numpy_helper.to_array(tensor)
+
+
+class _DataFile:
+    """The file of a new graph's weights; `tensors` are those that were added."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self.tensors: list[TensorProto] = []
+        self._file = file
+        self._name = name
+
+    def add(self, arrays: dict[str, NDArray[Any]]) -> list[str]:
+        """Write arrays; returns their names."""
+        for name, array in arrays.items():
+            tensor = numpy_helper.from_array(array, name)
+            self.move(tensor)
+            self.tensors.append(tensor)
+        return list(arrays)
+
+    def move(self, tensor: TensorProto) -> None:
+        """Move a tensor's values to the file, unless they are few."""
+        if len(tensor.raw_data) < _LEAST_EXTERNAL:
+            return
+        self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
+        told = {"location": self._name, "offset": self._file.tell(), "length": len(tensor.raw_data)}
+        self._file.write(tensor.raw_data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in told.items():
+            tensor.external_data.add(key=key, value=str(value))
+
+
+def _int8_matrix(node: onnx.NodeProto, weights: _Weights) -> dict[str, NDArray[Any]] | None:
+    """The weights [inputs, outputs] and scales [outputs] for a MatMulNBits; None if it stays as it is."""
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    optional = [*node.input, "", "", ""]
+    packed, scales = weights.array(node.input[_WEIGHTS]), weights.array(node.input[_SCALES])
+    zeros = weights.array(optional[_ZEROS])
+    is_known = attributes["bits"] == 4 and not optional[_ORDER] and (zeros is not None) == bool(optional[_ZEROS])
+    if packed is None or scales is None or not is_known or scales.dtype != np.float32:
+        return None
+    if zeros is not None and zeros.dtype != np.uint8:
+        return None
+    num_outputs, num_inputs = attributes["N"], attributes["K"]
+    eight = np.empty((num_inputs, num_outputs), np.int8)
+    scale = np.empty(num_outputs, np.float32)
+    for first, values in _dequantized(packed, scales, zeros, attributes):
+        here = slice(first, first + len(values))
+        scale[here] = np.maximum(np.abs(values).max(1) / 127, np.finfo(np.float32).tiny)
+        eight[:, here] = np.rint(values / scale[here, None]).T
+    steps = scales.reshape(num_outputs, -1)
+    if np.median(scale[:, None] / np.maximum(np.abs(steps), np.finfo(np.float32).tiny)) > MOST_COARSE:
+        log.info("matrix %s stays in 4 bits: 8 bits with one scale for a column are too coarse", node.name)
+        return None
+    return {f"{node.output[0]}.int8": eight, f"{node.output[0]}.int8_scales": scale}
+
+
+def _dequantized(
+    packed: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any] | None, attributes: dict[str, int]
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Some outputs [outputs, inputs] of a MatMulNBits at a time, and the first of them.
+
+    Layout: com.microsoft.MatMulNBits, two weights in a byte, the first in its lower half; so are the zero points, each
+    output's beginning a byte.
+    """
+    num_outputs, num_inputs, block = attributes["N"], attributes["K"], attributes["block_size"]
+    blocks = -(-num_inputs // block)
+    packed = packed.reshape(num_outputs, blocks, block // 2)
+    scales = scales.reshape(num_outputs, blocks, 1)
+    for first in range(0, num_outputs, _ROWS_AT_ONCE):
+        here = slice(first, first + _ROWS_AT_ONCE)
+        values = np.empty((*packed[here].shape[:2], block), np.float32)
+        values[..., 0::2], values[..., 1::2] = packed[here] & 15, packed[here] >> 4
+        if zeros is None:
+            values -= 8
+        else:
+            pairs = zeros.reshape(num_outputs, -1)[here]
+            values -= np.stack([pairs & 15, pairs >> 4], -1).reshape(len(pairs), -1)[:, :blocks, None]
+        values *= scales[here]
+        yield first, values.reshape(len(values), -1)[:, :num_inputs]
+
+
+def _quantized(name: str, nodes: list[onnx.NodeProto]) -> tuple[str, str]:
+    """Add nodes that quantize activations; returns the names of these and of their scales, one for each token."""
+    at = f"{name}.int8"
+    nodes += [
+        helper.make_node("Abs", [name], [f"{at}.abs"]),
+        helper.make_node("ReduceMax", [f"{at}.abs", _AXIS], [f"{at}.max"], keepdims=1),
+        helper.make_node("Mul", [f"{at}.max", _INVERSE], [f"{at}.share"]),
+        helper.make_node("Max", [f"{at}.share", _LEAST], [f"{at}.scale"]),
+        helper.make_node("Div", [name, f"{at}.scale"], [f"{at}.scaled"]),
+        helper.make_node("QuantizeLinear", [f"{at}.scaled", _ONE, _MIDDLE], [at]),
+    ]
+    return at, f"{at}.scale"
+
+
+def _product(node: onnx.NodeProto, activations: tuple[str, str], matrix: list[str]) -> list[onnx.NodeProto]:
+    """What stands for a MatMulNBits."""
+    (read, token_scales), (weights, scales), out = activations, matrix, node.output[0]
+    bias = node.input[_BIAS] if len(node.input) > _BIAS else ""
+    inputs = [read, weights, _ONE, scales, _MIDDLE]
+    made = [
+        helper.make_node(EIGHT_BITS, inputs, [f"{out}.int8_product"], node.name, domain="com.microsoft"),
+        helper.make_node("Mul", [f"{out}.int8_product", token_scales], [f"{out}.int8_sum" if bias else out]),
+    ]
+    if bias:
+        made.append(helper.make_node("Add", [f"{out}.int8_sum", bias], [out]))
+    return made
+
+
+def _constants() -> list[TensorProto]:
+    values: dict[str, Any] = {
+        _AXIS: np.array([-1], np.int64),
+        _INVERSE: np.array(1 / 127, np.float32),
+        _LEAST: np.array(1e-9, np.float32),
+        _ONE: np.array(1, np.float32),
+        _MIDDLE: np.array(128, np.uint8),
+    }
+    return [numpy_helper.from_array(value, name) for name, value in values.items()]

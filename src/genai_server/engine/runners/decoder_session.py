@@ -1,0 +1,116 @@
+"""ONNX Runtime's sessions of a decoder, bound to slots of the key-value buffers for one pass after another.
+
+Binding two names for each layer anew would cost 0.7 ms a pass, so a binding is kept for each range of slots.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.mixed_step import CHUNK, DECODE, LAST, LONGEST, ROWS, SPLIT
+from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, FIRST_POSITION
+from genai_server.engine.runners.buffers import BatchBuffers
+
+Ids = NDArray[np.int64]
+
+
+class DecoderSession:
+    """Passes over a range of slots: one new token of each, or several of one."""
+
+    def __init__(self, graph: DecoderGraph, session: Any) -> None:
+        self.session = session
+        self.chooses_positions = FIRST_POSITION in {value.name for value in session.get_inputs()}
+        self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
+        self._graph = graph
+
+    def use(self, buffers: BatchBuffers, num_rows: int, max_length: int) -> None:
+        """Have the slots of these buffers from now on."""
+        self._buffers = buffers
+        self._bindings: dict[tuple[int, int], Any] = {}
+        # One for all passes: every binding would keep its own last mask.
+        self._mask = np.empty(num_rows * self._graph.slot_length(max_length), np.int64)
+
+    def bind(self, ids: Ids, first: int, lengths: Ids, told: int, wanted: Mapping[str, NDArray[Any]]) -> Any:
+        """The binding for a pass of `ids` [rows, new] over the slots from `first` on, `lengths` [rows] long after it.
+
+        The head tells `told` positions; `wanted` are the arrays that the outputs of these names are written to.
+        """
+        rows, new = ids.shape
+        if (first, rows) not in self._bindings:
+            self._bindings[first, rows] = self.session.io_binding()
+            self._buffers.bind(self._bindings[first, rows], first, rows)
+        binding = self._bindings[first, rows]
+        width = int(lengths.max())
+        mask = self._mask[: rows * width].reshape(rows, width)
+        np.less(np.arange(width), lengths[:, None], out=mask)
+        binding.bind_cpu_input(self._graph.input_ids, ids)
+        binding.bind_cpu_input(self._graph.attention_mask, mask)
+        if self._graph.position_ids is not None:
+            binding.bind_cpu_input(self._graph.position_ids, lengths[:, None] - new + np.arange(new))
+        if self.chooses_positions:
+            binding.bind_cpu_input(FIRST_POSITION, np.array([-told]))
+        # All of them each time, for a binding that is left as it was would be written to.
+        for name, array in wanted.items():
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        self.keep_unread(binding, wanted)
+        return binding
+
+    def keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
+        """Have the outputs which are not wanted stay where they are made, before a pass, and anew after it: a binding
+        keeps what it was given as long as it lives.
+        """
+        offered = (BEST_LOGITS, BEST_TOKENS) if self.offers_best else ()
+        for name in {self._graph.logits, *offered} - wanted.keys():
+            self._buffers.keep(binding, name)
+
+
+class MixedSession:
+    """Passes that take rows from slot 0 on one token further and read a chunk of another slot's prompt
+    (engine/model/mixed_step.py).
+    """
+
+    def __init__(self, graph: DecoderGraph, session: Any) -> None:
+        self.session = session
+        self._graph = graph
+
+    def use(self, buffers: BatchBuffers) -> None:
+        """Have the slots of these buffers from now on."""
+        self._buffers = buffers
+        self._bindings: dict[tuple[int, int], Any] = {}
+
+    def bind(
+        self,
+        ids: Ids,
+        lengths: Ids,
+        slot: int,
+        chunk: Sequence[int],
+        before: int,
+        rows: list[int],
+        logits: NDArray[Any],
+    ) -> Any:
+        """The binding for a pass of `ids` [rows, 1], `lengths` [rows] long after it, and of a chunk for a slot that is
+        `before` tokens long.
+
+        The `logits` [1, wanted rows and one, vocab_size] are those of the rows that are wanted, and of the chunk's end.
+        """
+        num_rows, num_read = len(ids), len(chunk)
+        if (num_rows, slot) not in self._bindings:
+            binding = self._bindings[num_rows, slot] = self.session.io_binding()
+            self._buffers.bind(binding, 0, num_rows, DECODE)
+            self._buffers.bind(binding, slot, 1, CHUNK)
+        binding = self._bindings[num_rows, slot]
+        flat = np.concatenate([ids[:, 0], np.array(chunk, np.int64)])[np.newaxis]
+        binding.bind_cpu_input(self._graph.input_ids, flat)
+        binding.bind_cpu_input(SPLIT, np.array([num_rows, num_read]))
+        binding.bind_cpu_input(ROWS, np.array([*rows, num_rows + num_read - 1]))
+        if self._graph.position_ids is not None:
+            positions = np.concatenate([lengths - 1, np.arange(before, before + num_read)])
+            binding.bind_cpu_input(self._graph.position_ids, positions[np.newaxis])
+        for part, after in ((DECODE, lengths), (CHUNK, np.array([before + num_read]))):
+            binding.bind_cpu_input(part + LAST, (after - 1).astype(np.int32))
+            binding.bind_cpu_input(part + LONGEST, np.array(after.max(), np.int32))
+        binding.bind_output(self._graph.logits, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
+        return binding

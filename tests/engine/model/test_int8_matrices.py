@@ -1,0 +1,108 @@
+"""Matrices of 8 bits made from those of 4: the same products but for rounding, whatever form the 4 bits have."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
+from tests.requantized import write_requantized
+from tests.running_server import DEMO
+
+INPUTS, OUTPUTS = 96, 40
+
+
+def _model(path: Path, weights: NDArray[Any], block: int, *, zeros: bool = False, bias: bool = False) -> None:
+    """One MatMulNBits of these weights [outputs, inputs], with its values in a file of their own."""
+    blocks = -(-weights.shape[1] // block)
+    padded = np.zeros((len(weights), blocks * block), np.float32)
+    padded[:, : weights.shape[1]] = weights
+    padded = padded.reshape(len(weights), blocks, block)
+    least = padded.min(2, keepdims=True) if zeros else -np.abs(padded).max(2, keepdims=True)
+    most = padded.max(2, keepdims=True) if zeros else np.abs(padded).max(2, keepdims=True)
+    scale = np.maximum((most - least) / 15, 1e-9)
+    zero = np.clip(np.rint(-least / scale), 0, 15) if zeros else np.full_like(scale, 8)
+    quantized = np.clip(np.rint(padded / scale) + zero, 0, 15).astype(np.uint8)
+    values = {"b": quantized[..., 0::2] | quantized[..., 1::2] << 4, "s": scale[..., 0].astype(np.float32)}
+    if zeros:
+        pairs = np.zeros((len(weights), blocks + blocks % 2), np.uint8)
+        pairs[:, :blocks] = zero[..., 0]
+        values["z"] = pairs[:, 0::2] | pairs[:, 1::2] << 4
+    if bias:
+        values["c"] = np.linspace(-1, 1, len(weights)).astype(np.float32)
+    names = ["x", "b", "s", "z" if zeros else "", "", "c" if bias else ""]
+    while not names[-1]:
+        names.pop()
+    sizes = {"K": weights.shape[1], "N": len(weights), "bits": 4, "block_size": block}
+    node = helper.make_node("MatMulNBits", names, ["y"], "product", domain="com.microsoft", **sizes)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "tokens", weights.shape[1]])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "tokens", len(weights)])],
+        [numpy_helper.from_array(value, name) for name, value in values.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    onnx.save(model, str(path), save_as_external_data=True, location=path.name + ".data", size_threshold=0)
+
+
+def _run(path: Path, x: NDArray[Any]) -> NDArray[Any]:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(["y"], {"x": x})[0])
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_is_the_same_but_for_rounding(tmp_path: Path, block: int, zeros: bool, bias: bool) -> None:
+    chance = np.random.default_rng(block)
+    weights = chance.normal(0.1, 1, (OUTPUTS, INPUTS - block // 2)).astype(np.float32)
+    _model(tmp_path / "four.onnx", weights, block, zeros=zeros, bias=bias)
+    assert write_int8_model(tmp_path / "four.onnx", tmp_path / "eight.onnx") == 1
+    x = chance.normal(0, 3, (1, 7, weights.shape[1])).astype(np.float32)
+    four, eight = (_run(tmp_path / f"{name}.onnx", x) for name in ("four", "eight"))
+    assert np.sqrt(np.square(four - eight).mean()) < 0.02 * four.std()
+
+
+def test_a_token_of_zeros_and_one_of_huge_values_harm_no_other(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    _model(tmp_path / "four.onnx", chance.normal(0, 1, (OUTPUTS, INPUTS)).astype(np.float32), 32)
+    write_int8_model(tmp_path / "four.onnx", tmp_path / "eight.onnx")
+    x = chance.normal(0, 1, (1, 3, INPUTS)).astype(np.float32)
+    alone = _run(tmp_path / "eight.onnx", x)
+    x[0, 0], x[0, 2] = 0, x[0, 2] * 1e6
+    beside = _run(tmp_path / "eight.onnx", x)
+    assert np.array_equal(alone[0, 1], beside[0, 1])
+    assert np.all(beside[0, 0] == 0)
+
+
+def test_a_matrix_whose_columns_have_outliers_stays_in_four_bits(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).normal(0, 1, (OUTPUTS, INPUTS)).astype(np.float32)
+    weights[:, 0] = 100
+    _model(tmp_path / "four.onnx", weights, 32)
+    assert write_int8_model(tmp_path / "four.onnx", tmp_path / "same.onnx") == 0
+    x = np.ones((1, 2, INPUTS), np.float32)
+    assert np.array_equal(_run(tmp_path / "four.onnx", x), _run(tmp_path / "same.onnx", x))
+
+
+def test_all_matrices_of_a_model_are_made_and_its_other_weights_kept(tmp_path: Path) -> None:
+    model = write_requantized(tmp_path / "model")
+    nodes = onnx.load(str(model / "model.onnx")).graph.node
+    sizes = [{a.name: a.i for a in node.attribute} for node in nodes if node.op_type == "MatMulNBits"]
+    (tmp_path / "int8").mkdir()
+    assert write_int8_model(model / "model.onnx", tmp_path / "int8" / "model.onnx") == len(sizes)
+    assert int8_bytes(model / "model.onnx") == sum(size["K"] * size["N"] for size in sizes)
+    written = onnx.load(str(tmp_path / "int8" / "model.onnx"))
+    assert "MatMulNBits" not in {node.op_type for node in written.graph.node}
+    onnxruntime.InferenceSession(str(tmp_path / "int8" / "model.onnx"), providers=["CPUExecutionProvider"])
+
+
+def test_a_model_of_other_bits_has_none(tmp_path: Path) -> None:
+    assert int8_bytes(DEMO / "model.onnx") == 0
+    assert write_int8_model(DEMO / "model.onnx", tmp_path / "model.onnx") == 0

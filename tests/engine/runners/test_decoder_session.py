@@ -1,0 +1,171 @@
+"""Steps that decode and read a chunk, and steps with weights of 8 bits, against separate steps with the model's own."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.int8_matrices import write_int8_model
+from genai_server.engine.model.session import open_mixed_session, open_session
+from genai_server.engine.runners.base import Opening, Row
+from genai_server.engine.runners.batched import NO_MORE, BatchedRunner, BatchLimits, MoreSessions
+from genai_server.engine.runners.scores import Logits
+from tests.requantized import write_requantized
+from tests.running_server import DEMO
+from tests.tokens import text
+
+MAX_LENGTH, SLOTS = 256, 6
+MODEL = check_model_directory(DEMO)
+
+
+class Sessions:
+    """Sessions of one model directory, and runners that share them."""
+
+    def __init__(self, model_dir: Path, int8_dir: Path | None = None) -> None:
+        self.graph = read_decoder_graph(model_dir)
+        self.own = open_session(self.graph, 2, optimized=False)
+        mixed = open_mixed_session(self.graph, 2, optimized=False)
+        int8 = mixed_int8 = None
+        if int8_dir is not None:
+            graph = read_decoder_graph(int8_dir)
+            int8 = open_session(graph, 2, optimized=False)
+            mixed_int8 = open_mixed_session(graph, 2, optimized=False)
+        self.all = MoreSessions(mixed, int8, mixed_int8)
+
+    def runner(self, more: MoreSessions = NO_MORE) -> BatchedRunner:
+        return BatchedRunner(self.graph, self.own, MODEL, BatchLimits(SLOTS, MAX_LENGTH), more=more)
+
+
+@pytest.fixture(scope="module")
+def demo_sessions() -> Sessions:
+    return Sessions(DEMO)
+
+
+@pytest.fixture(scope="module")
+def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
+    folder = tmp_path_factory.mktemp("int8")
+    own, eight = write_requantized(folder / "own"), write_requantized(folder / "eight")
+    write_int8_model(own / "model.onnx", eight / "model.onnx")
+    yield Sessions(own, eight)
+
+
+def begin(runner: BatchedRunner, sequence: int, prompt: list[int], **how: Any) -> Logits:
+    cached = runner.open(sequence, prompt, Opening(MAX_LENGTH, **how))
+    return runner.prefill(sequence, prompt[cached:])
+
+
+def rows(tokens: dict[int, int]) -> list[Row]:
+    return [Row(sequence, [token], decodes=True) for sequence, token in tokens.items()]
+
+
+def chunk(sequence: int, tokens: Sequence[int]) -> Row:
+    return Row(sequence, tokens, decodes=False)
+
+
+def logits_of(runner: BatchedRunner, step: list[Row]) -> list[Logits]:
+    return [scores.logits[-1] for scores in runner.forward(step)]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+def test_a_mixed_step_gives_the_bits_of_two_steps(demo_sessions: Sessions, num_rows: int) -> None:
+    prompt, found = text(80, 9), []
+    for runner in (demo_sessions.runner(), demo_sessions.runner(demo_sessions.all)):
+        for sequence in range(num_rows):
+            begin(runner, sequence, text(20 + 7 * sequence), reuse=False)
+        decoding = rows({sequence: 100 + sequence for sequence in range(num_rows)})
+        runner.open(9, prompt, Opening(MAX_LENGTH, reuse=False))
+        given: list[Logits] = []
+        for start in range(0, len(prompt), 16):
+            reading = chunk(9, prompt[start : start + 16])
+            steps = [[*decoding, reading]] if runner.mixes else [decoding, [reading]]
+            for step in steps:
+                given += logits_of(runner, step)
+        given += logits_of(runner, rows({9: 7}))
+        found.append(given)
+    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_row_that_is_not_in_a_mixed_step_goes_on_as_if_there_had_been_none(demo_sessions: Sessions) -> None:
+    runner, alone = demo_sessions.runner(demo_sessions.all), demo_sessions.runner()
+    for each in (runner, alone):
+        begin(each, 1, text(30))
+        each.decode([1], [5])
+    begin(runner, 2, text(40, 2))
+    runner.decode([1, 2], [6, 6])
+    alone.decode([1], [6])
+    runner.open(3, text(50, 3), Opening(MAX_LENGTH))
+    logits_of(runner, [*rows({2: 8}), chunk(3, text(50, 3)[:24])])
+    assert np.array_equal(runner.decode([1], [7]), alone.decode([1], [7]))
+
+
+def test_weights_of_eight_bits_answer_nearly_as_those_of_four(four_bits: Sessions) -> None:
+    own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
+    runner._int8_from = 1
+    for each in (own, runner):
+        begin(each, 2, text(30, 2), reuse=False)
+        each.open(3, text(60, 3), Opening(MAX_LENGTH, reuse=False))
+    given = []
+    for each in (own, runner):
+        decoded = logits_of(each, rows({2: 5}))
+        reading = chunk(3, text(60, 3)[:40])
+        both = (
+            logits_of(each, [*rows({2: 6}), reading])
+            if each.mixes
+            else [
+                *logits_of(each, rows({2: 6})),
+                *logits_of(each, [reading]),
+            ]
+        )
+        given.append([*decoded, *both])
+    for one, other in zip(*given, strict=True):
+        assert not np.array_equal(one, other)
+        assert np.sqrt(np.square(one - other).mean()) < 0.15 * one.std()
+
+
+def test_steps_of_few_tokens_have_the_models_own_weights(four_bits: Sessions) -> None:
+    own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
+    runner._int8_from = 16
+    prompt = text(64, 4)
+    for tokens, is_own in ((prompt[:15], True), (prompt[:16], False)):
+        first, second = (begin(each, 1, tokens, reuse=False) for each in (own, runner))
+        assert np.array_equal(first, second) is is_own
+        own.close(1)
+        runner.close(1)
+
+
+def test_an_exact_sequence_has_the_models_own_weights_and_nothing_of_what_others_were_read_with(
+    four_bits: Sessions,
+) -> None:
+    own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
+    runner._int8_from = 1
+    prompt = text(64, 5)
+    begin(runner, 1, prompt)
+    assert runner.open(2, prompt, Opening(MAX_LENGTH, exact=True)) == 0
+    expected = begin(own, 2, prompt, exact=True)
+    assert np.array_equal(runner.prefill(2, prompt), expected)
+    assert np.array_equal(runner.decode([2], [5]), own.decode([2], [5]))
+    assert runner.open(3, prompt, Opening(MAX_LENGTH)) > 0
+
+
+def test_weights_of_eight_bits_are_tried_at_the_start(
+    four_bits: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("genai_server.engine.runners.batched._LEAST_GAIN", 0.0)
+    caplog.set_level("INFO")
+    assert four_bits.runner(four_bits.all).int8_from in (4, 16, 64)
+    assert "weights of 8 bits are used from" in caplog.text
+    monkeypatch.setattr("genai_server.engine.runners.batched._LEAST_GAIN", 1000.0)
+    assert four_bits.runner(four_bits.all).int8_from is None
+    assert "weights of 8 bits are not used" in caplog.text
+    monkeypatch.setattr("genai_server.engine.runners.batched._LEAST_GAIN", 0.0)
+    monkeypatch.setattr("genai_server.engine.runners.batched._MOST_DIFFERENCE", 0.0)
+    assert four_bits.runner(four_bits.all).int8_from is None
+
+
+def test_without_those_sessions_nothing_is_mixed_or_of_eight_bits(demo_sessions: Sessions) -> None:
+    runner = demo_sessions.runner()
+    assert (runner.mixes, runner.int8_from) == (False, None)

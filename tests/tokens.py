@@ -1,0 +1,9 @@
+"""Prompts of the demo model."""
+
+import random
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    """Tokens without sense."""
+    chance = random.Random(f"{seed} {length}")
+    return [chance.randrange(10, 1900) for _ in range(length)]
