@@ -11,6 +11,8 @@ class Capacity(Struct, frozen=True):
     waiting: int
     # Tokens of the prompts that wait, together; None for any number.
     waiting_tokens: int | None = None
+    # What `running` comes from, such as the name of a setting.
+    limited_by: str = "GENAI_MAX_BATCH_SIZE"
 
     @property
     def requests(self) -> int:

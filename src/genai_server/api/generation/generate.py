@@ -13,7 +13,6 @@ from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec
 from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prompts
 from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.services import Services
-from genai_server.engine_client.capacity import require_capacity
 from genai_server.errors import InvalidField
 from genai_server.generation import GenerationRequest
 from genai_server.openai_api.schemas.chat import ChatParameters
@@ -53,7 +52,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     num_per_prompt = body.n or 1
     num_answers = num_per_prompt * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
-    require_capacity(engine.load, engine.device, num_answers, param=multiplier)
+    engine.require_capacity(num_answers, param=multiplier)
 
     # Render and encode; resolve all defaults.
     prompts = await encode_prompts(body, codec)
@@ -70,7 +69,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         for prompt in prompts
     ]
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
-    require_capacity(engine.load, engine.device, num_answers, lengths, param=multiplier)
+    engine.require_capacity(num_answers, lengths, param=multiplier)
 
     # The output spec, with a grammar that compiles.
     if isinstance(body, CompletionRequest):
