@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from genai_server import __version__
 from genai_server.api.admin import adapters, profiles, requests, runtime_options
 from genai_server.api.admin import models as model_admin
-from genai_server.api.catalog import Catalog
+from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import ResponseStore
@@ -40,7 +40,6 @@ from genai_server.api.routes import (
     responses,
     tokens,
 )
-from genai_server.api.served_model import LoadText
 from genai_server.api.services import Services
 from genai_server.api.telemetry.engine_metrics import EngineMetrics
 from genai_server.api.telemetry.request_record import Observer, RequestRecords

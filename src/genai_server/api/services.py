@@ -9,10 +9,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
-from genai_server.api.catalog import Catalog
+from genai_server.api.catalog import Catalog, ServedModel
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.drain import Drain
-from genai_server.api.served_model import ServedModel
 from genai_server.config import Settings
 from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.timing import Clock

@@ -5,9 +5,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from genai_server.api.catalog import ServedModel
 from genai_server.api.generation.json_response import json_response
 from genai_server.api.middleware.body import BodyRoute
-from genai_server.api.served_model import ServedModel
 from genai_server.api.services import Services, TheServices
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatMessage, Tool
