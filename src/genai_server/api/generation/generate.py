@@ -7,8 +7,7 @@ import asyncio
 
 from msgspec import structs
 
-from genai_server.api.generation.answer import RunningAnswer
-from genai_server.api.generation.generation import Generation
+from genai_server.api.generation.answers import Generation, RunningAnswer
 from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec, plain_output_spec
 from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prompts
 from genai_server.api.generation.request_context import RequestContext

@@ -72,27 +72,23 @@ class RequestContext:
         return salt.hexdigest()
 
     async def waits_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result. Cancels it and raises ClientLeft as soon as the client has gone."""
-        return await while_there(self.receive, work)
+        """The work's result.
 
-
-async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result. Cancels it and raises ClientLeft as soon as `receive` reports a disconnect.
-
-    Raises ServerStopping when the server does not wait any longer, which cancels the work as well.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientLeft
-        return working.result()
-    except asyncio.CancelledError:
-        raise ServerStopping from None  # nothing else cancels what a client waits for
-    finally:
-        working.cancel()
-        leaving.cancel()
+        Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server does not wait any
+        longer. Both cancel the work, possibly before its first step.
+        """
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(_disconnected(self.receive))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientLeft
+            return working.result()
+        except asyncio.CancelledError:
+            raise ServerStopping from None  # nothing else cancels what a client waits for
+        finally:
+            working.cancel()
+            leaving.cancel()
 
 
 async def context(request: Request, services: TheServices) -> RequestContext:

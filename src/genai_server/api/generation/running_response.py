@@ -4,9 +4,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.types import Receive
-
-from genai_server.api.generation.generation import Generation
+from genai_server.api.generation.answers import Generation
+from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.generation.response_store import EndedResponse, ResponseStore
 from genai_server.errors import GenaiServerError
 from genai_server.openai_api.response_builder import ResponseBuilder
@@ -68,13 +67,13 @@ class RunningResponse:
         for event in self._last_events:
             yield event
 
-    async def whole(self, receive: Receive) -> JsonObject:
+    async def whole(self, context: RequestContext) -> JsonObject:
         """Read the answer to its end, and return the response, which is kept only if this succeeds.
 
-        Raises ClientLeft as soon as `receive` reports a disconnect, and GenerationFailed.
+        Raises ClientLeft as soon as the client has disconnected, and GenerationFailed.
         """
         try:
-            await self._generation.read(receive, self._read())
+            await context.waits_for(self._read())
         except BaseException:
             if self._store is not None:
                 self._store.abandon(self.response["id"])

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.generate import generate
-from genai_server.api.generation.generation import Generation
 from genai_server.api.generation.json_response import built_response, written
 from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import STREAMS, EventStream
@@ -41,7 +42,8 @@ async def create_chat_completion(
     )
     if body.stream:
         return EventStream(generation, _chunks(generation, build, body))
-    answers = await generation.whole(context.receive)
+    with closing(generation):
+        answers = await context.waits_for(generation.whole())
 
     def completion() -> JsonObject:
         found = [

@@ -52,7 +52,7 @@ async def create_response(
     if body.stream:
         return EventStream(running, running.events(), named=True, tell_error=running.fail)
     try:
-        whole = await running.whole(context.receive)
+        whole = await running.whole(context)
         return await built_response(lambda: whole, is_long=True)
     finally:
         running.close()

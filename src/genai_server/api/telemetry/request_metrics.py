@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from genai_server.api.generation.answer import ABORT, RunningAnswer
+from genai_server.api.generation.answers import ABORT, RunningAnswer
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.generation import FinishReason
 from genai_server.grammar_checker.pool import RESULTS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.api.generation.answer import RunningAnswer, usage_of
+from genai_server.api.generation.answers import RunningAnswer, usage_of
 from genai_server.generation import GenerationRequest, Sampling
 from genai_server.openai_api.usage import Usage
 from genai_server.timing import Clock

@@ -12,7 +12,7 @@ from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers
 
 from genai_server import __version__
-from genai_server.api.generation.answer import RunningAnswer
+from genai_server.api.generation.answers import RunningAnswer
 from genai_server.api.telemetry.request_record import RequestRecord
 
 _NANO = 1_000_000_000

@@ -1,13 +1,18 @@
-"""One running answer: its pieces as they come, why it ended, and what it took."""
+"""The running answers of one request: their pieces as they come, why each ended, and what they took."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+
+from genai_server.api.generation.prompts import EchoedPrompt
 from genai_server.engine_client.stream import PromptProgress, TokenStream
-from genai_server.generation import FinishReason, Phases
+from genai_server.generation import FinishReason, Phases, Sampling
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import Part, ScoredToken, ToolCallStart
+from genai_server.parts import Part, ScoredToken, ToolCallStart, WholeAnswer
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.timing import Stopwatch, Timings
 
@@ -164,3 +169,91 @@ def usage_of(answers: Sequence[RunningAnswer], num_per_prompt: int) -> Usage:
         cached=sum(usage.cached for usage in usages[::num_per_prompt]),
         reasoning=sum(usage.reasoning for usage in usages),
     )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All answers of one request. Must be closed, which ends those that still run."""
+
+    # The request's id.
+    id: str
+    # The model's name in answers, with its adapter if it has one.
+    model: str
+    # Answers to the same prompt stand side by side.
+    answers: Sequence[RunningAnswer]
+    num_per_prompt: int
+    # One for each prompt.
+    prompts: Sequence[EchoedPrompt]
+    # How tokens are chosen, every default resolved.
+    sampling: Sampling
+
+    async def pieces(self) -> AsyncIterator[tuple[int, RunningAnswer, Piece | None]]:
+        """The pieces of all answers as they come, each with its answer's index; None when that answer has ended.
+
+        Raises GenerationFailed as soon as one of them fails.
+        """
+        if len(self.answers) == 1:
+            async for only in self.answers[0].pieces():
+                yield 0, self.answers[0], only
+            yield 0, self.answers[0], None
+            return
+        arrived: asyncio.Queue[tuple[int, Piece | None | Exception]] = asyncio.Queue()
+        readers = [asyncio.ensure_future(_read(index, answer, arrived)) for index, answer in enumerate(self.answers)]
+        try:
+            running = len(readers)
+            while running:
+                index, piece = await arrived.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                running -= piece is None
+                yield index, self.answers[index], piece
+        finally:
+            for reader in readers:
+                reader.cancel()
+
+    async def whole(self) -> list[WholeAnswer]:
+        """All answers, read to their ends. Raises GenerationFailed."""
+        found = [WholeAnswer() for _ in self.answers]
+        async for index, _, piece in self.pieces():
+            if piece is not None:
+                for part in piece.parts:
+                    found[index].add(part)
+                found[index].tokens.extend(piece.tokens)
+        return found
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Tokens of all prompts that have been read, and of how many; None once all have been."""
+        unread = sum(answer.num_unread for answer in self.answers)
+        total = sum(answer.usage.prompt for answer in self.answers)
+        return (total - unread, total) if unread else None
+
+    def usage(self) -> Usage:
+        """Tokens of all answers together."""
+        return usage_of(self.answers, self.num_per_prompt)
+
+    def metrics(self) -> dict[str, Any]:
+        """The first answer's figures, in the form of openai_api.schemas.base.Metrics, to six digits."""
+        answer = self.answers[0]
+        figures = msgspec.structs.asdict(answer.timings())
+        rounded = {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()
+        }
+        profiled = {"profiled_tokens": answer.num_profiled} if answer.num_profiled else {}
+        return {**rounded, "model": self.model, **profiled}
+
+    def close(self) -> None:
+        """Close all answers."""
+        for answer in self.answers:
+            answer.close()
+
+
+async def _read(
+    index: int, answer: RunningAnswer, arrived: "asyncio.Queue[tuple[int, Piece | None | Exception]]"
+) -> None:
+    try:
+        async for piece in answer.pieces():
+            arrived.put_nowait((index, piece))
+        arrived.put_nowait((index, None))
+    except Exception as error:  # pieces() of the Generation raises it again
+        arrived.put_nowait((index, error))
