@@ -19,7 +19,6 @@ from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.openai_api.schemas.sampling import StreamFields
 from genai_server.openai_api.translate import Policy, nth_choice, to_generation_request
 from genai_server.text.answers.answer_text import AnswerText
-from genai_server.text.answers.stop import StopStrings
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import CONTINUE
 from genai_server.timing import Stopwatch
@@ -122,7 +121,7 @@ def _answer_text(body: Body, codec: TextCodec, output_spec: OutputSpec, *, offse
     """The reader of one answer's tokens, which begins after `offset` characters of text."""
     return AnswerText(
         codec.decoder(output_spec.shown_tokens, continues=continues),
-        StopStrings(body.stop_strings),
+        body.stop_strings,
         output_spec.parser(),
         codec.token_bytes,
         offset=offset,
