@@ -14,8 +14,7 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import FinishReason, GenerationRequest, TokenLogprob
-from genai_server.messages.frames import ToApi
-from genai_server.messages.generation import Failed, Finished, PromptLogprobs, Submit, Tokens
+from genai_server.messages.protocol import Failed, Finished, PromptLogprobs, Submit, ToApi, Tokens
 from genai_server.text.codec import load_text_codec
 from tests.running_server import DEMO
 

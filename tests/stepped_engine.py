@@ -27,8 +27,7 @@ from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler, Step
 from genai_server.generation import GenerationRequest
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
-from genai_server.messages.frames import ToApi
-from genai_server.messages.generation import Cancel, Failed, Finished, Refused, Submit, Tokens
+from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from tests.crowd import MAX_LENGTH, Answer, Asked
 

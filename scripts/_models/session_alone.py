@@ -28,8 +28,8 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import GenerationRequest
-from genai_server.messages.generation import Submit
 from genai_server.messages.launch import EngineSpec
+from genai_server.messages.protocol import Submit
 
 
 def main() -> None:

@@ -27,8 +27,7 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import GenerationRequest
-from genai_server.messages.frames import ToApi, encode_frame
-from genai_server.messages.generation import Submit
+from genai_server.messages.protocol import Submit, ToApi, encode_frame
 
 from .equality import prompt
 

@@ -11,8 +11,7 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, ModelUnloaded, QueueFull
 from genai_server.generation import FinishReason, GenerationRequest, Phases
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.frames import ToEngine
-from genai_server.messages.generation import Accepted, Cancel, Finished, Refused, Stop, Submit, Tokens
+from genai_server.messages.protocol import Accepted, Cancel, Finished, Refused, Stop, Submit, ToEngine, Tokens
 
 REQUEST = GenerationRequest("r", [1, 2], 5, 9)
 DEATH = EngineDied("it died")

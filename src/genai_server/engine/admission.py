@@ -10,7 +10,7 @@ from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, InvalidField, SessionTerminated
 from genai_server.generation import GenerationRequest
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation import Refused, Submit
+from genai_server.messages.protocol import Refused, Submit
 from genai_server.timing import Clock
 
 

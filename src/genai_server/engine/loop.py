@@ -29,7 +29,7 @@ from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
 from genai_server.heartbeat import Heartbeat
 from genai_server.malloc import give_back_free_memory
-from genai_server.messages.generation import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens
+from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError
 from genai_server.generation import FinishReason
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation import Accepted, Failed, Finished
+from genai_server.messages.protocol import Accepted, Failed, Finished
 
 log = logging.getLogger(__name__)
 

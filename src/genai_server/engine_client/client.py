@@ -22,8 +22,7 @@ from genai_server.errors import (
 from genai_server.generation import Batching, ModelInfo
 from genai_server.messages.admin import AdapterReply, CacheReset, OpenProfiles, Reply, RequestList
 from genai_server.messages.figures import Capacity, Figures, Load
-from genai_server.messages.frames import ToApi, ToEngine, api_decoder, encode_frame
-from genai_server.messages.handshake import Hello, Welcome
+from genai_server.messages.protocol import Hello, ToApi, ToEngine, Welcome, api_decoder, encode_frame
 from genai_server.messages.status_file import EngineState, EngineStatus, ServerStatus, StatusFileReader
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from msgspec import Struct
 from genai_server.engine_client.stream import PromptProgress, TokenStream
 from genai_server.errors import GenaiServerError, GenerationFailed, ModelUnloaded
 from genai_server.generation import FinishReason, GenerationRequest, Phases
-from genai_server.messages.frames import ToEngine
-from genai_server.messages.generation import (
+from genai_server.messages.protocol import (
     Accepted,
     Cancel,
     Event,
@@ -23,6 +22,7 @@ from genai_server.messages.generation import (
     Refused,
     Stop,
     Submit,
+    ToEngine,
     Tokens,
 )
 

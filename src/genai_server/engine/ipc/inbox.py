@@ -7,7 +7,7 @@ from msgspec import Struct
 from genai_server.engine.sampling.grammar import Compiled
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import AdminCall
-from genai_server.messages.generation import Cancel, Stop, Submit
+from genai_server.messages.protocol import Cancel, Stop, Submit
 
 
 class Connected(Struct, frozen=True):

@@ -8,7 +8,7 @@ from msgspec import structs
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.figures import Figures, Load
-from genai_server.messages.frames import ToApi
+from genai_server.messages.protocol import ToApi
 
 # Gives messages to a connection; must not block.
 Send = Callable[[int, list[ToApi]], None]
