@@ -1,13 +1,13 @@
 """A request's prompts: rendered and encoded for the engine, and kept as text where the answer repeats them (`echo`)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genai_server.api.generation.output_spec import offered_tools
 from genai_server.errors import InvalidField
-from genai_server.openai_api.schemas.chat import ChatParameters
+from genai_server.openai_api.schemas.chat import ChatParameters, Tool
 from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.parts import ScoredToken
 from genai_server.quoted import quoted
@@ -56,6 +56,24 @@ async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
 
     messages, tools = await asyncio.to_thread(plain)
     return await codec.encode_chat(messages, tools, _template_variables(body, codec))
+
+
+def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
+    """The tools for the chat template. Raises InvalidField if the model cannot be given tools."""
+    if not body.tools or body.tool_choice == "none":
+        return []
+    if not codec.takes_tools or codec.dialect.tool_format is None:
+        raise InvalidField(
+            "tools cannot be used: the model's chat template knows none, or none in a format that this server knows "
+            "(GENAI_TOOL_PARSER names one)",
+            param="tools",
+        )
+    names = Counter(tool.function.name for tool in body.tools)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise InvalidField(
+            f"tools must not have two functions of one name, given {quoted(twice[0])} twice", param="tools"
+        )
+    return body.tools
 
 
 def echoed_prompts(
