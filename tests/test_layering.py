@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "gc_policy",
         "generation",
         "malloc",
-        "parts",
+        "answer_parts",
         "timing",
         "options",
         "messages",

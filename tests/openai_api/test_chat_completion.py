@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from genai_server.answer_parts import ScoredToken, WholeAnswer
 from genai_server.generation import FinishReason
 from genai_server.openai_api.chat_completion import ChatCompletionBuilder
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import ScoredToken, WholeAnswer
 from tests.answer_parts import PARTS, whole
 
 SCORED = ScoredToken(b"\xc3", -0.5, [ScoredToken(b"\xc3", -0.5), ScoredToken(b"e", -1.0)])

@@ -2,10 +2,10 @@
 
 from openai.types import Completion
 
+from genai_server.answer_parts import ScoredToken
 from genai_server.generation import FinishReason
 from genai_server.openai_api.completion import CompletionBuilder
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import ScoredToken
 
 TOKENS = [
     ScoredToken(b"The", None, offset=0),

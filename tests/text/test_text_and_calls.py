@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from genai_server.parts import Content, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats import ANY_OBJECT, TOOL_FORMATS, Tool

@@ -4,10 +4,10 @@
 
 from pydantic_core import from_json
 
+from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
 
 # Clients drop thoughts without a signature. Here nothing depends on it: clients may change thoughts they send back.
 _SIGNATURE = "unsigned"

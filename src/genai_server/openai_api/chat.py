@@ -1,10 +1,18 @@
 """The answers of the server's own chat endpoints: /v1/chat whole, /v1/chat/stream as events."""
 
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallStart,
+    WholeAnswer,
+)
 from genai_server.generation import FinishReason
 from genai_server.openai_api.chat_completion import logprobs, message
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import finish_reason
-from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 
 
 class ChatBuilder:

@@ -2,10 +2,18 @@
 (https://platform.openai.com/docs/api-reference/chat).
 """
 
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallStart,
+    WholeAnswer,
+)
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage, openai_reason
-from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 
 
 class ChatCompletionBuilder:

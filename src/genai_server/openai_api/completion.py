@@ -2,10 +2,10 @@
 (https://platform.openai.com/docs/api-reference/completions).
 """
 
+from genai_server.answer_parts import ScoredToken
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage, openai_reason
-from genai_server.parts import ScoredToken
 
 
 class CompletionBuilder:

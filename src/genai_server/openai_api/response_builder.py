@@ -5,14 +5,14 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Reasoning as Thought
 from genai_server.errors import GenaiServerError
 from genai_server.generation import FinishReason
 from genai_server.openai_api.response_output import FunctionCall, Message, OutputItem, Reasoning, Told
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.schemas.response_items import Status
 from genai_server.openai_api.usage import Usage, openai_reason
-from genai_server.parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart
-from genai_server.parts import Reasoning as Thought
 
 
 class ResponseBuilder:

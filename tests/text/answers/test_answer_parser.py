@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genai_server.parts import Content, Part, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.reasoning import THINK
 from genai_server.text.tool_formats import TOOL_FORMATS
 from tests.text.parsing import NAMES, merged, parser, stream

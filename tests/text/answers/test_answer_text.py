@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 from genai_server.generation import TokenLogprob
-from genai_server.parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 from genai_server.text.answers.answer_text import AnswerText, Parser, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
+from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
 from genai_server.errors import InvalidField
-from genai_server.parts import Content, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats import TOOL_FORMATS, Tool

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.parts import ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import ToolCallArguments, ToolCallStart
 from genai_server.text.tool_formats import TOOL_FORMATS, Call
 from tests.text.parsing import NAMES, parse
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from genai_server.answer_parts import Part, ScoredToken, ToolCallStart, WholeAnswer
 from genai_server.api.generation.prompts import EchoedPrompt
 from genai_server.engine_client.stream import PromptProgress, TokenStream
 from genai_server.generation import FinishReason, Phases, Sampling
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import Part, ScoredToken, ToolCallStart, WholeAnswer
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.timing import Stopwatch, Timings
 

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from genai_server.answer_parts import ScoredToken, WholeAnswer
 from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.generate import generate
 from genai_server.api.generation.json_response import built_response, written
@@ -20,7 +21,6 @@ from genai_server.generation import FinishReason
 from genai_server.openai_api.completion import CompletionBuilder
 from genai_server.openai_api.schemas.base import ErrorResponse, JsonObject
 from genai_server.openai_api.schemas.completions import CompletionRequest
-from genai_server.parts import ScoredToken, WholeAnswer
 
 router = APIRouter(
     route_class=BodyRoute, tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from genai_server.answer_parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
 from genai_server.generation import TokenLogprob
-from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
 from genai_server.text.tokenizer import Decoder
 
 # OpenAI's word for a token that cannot come: JSON has no infinity.

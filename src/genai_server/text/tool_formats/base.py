@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from genai_server.parts import Part, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Part, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.lookahead import Lookahead, Reader
 
 # With these a schema says more about its properties than "properties" does.
