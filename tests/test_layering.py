@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "heartbeat",
         "profile_plan",
         "installation",
-        "quoted",
+        "quoted_values",
     ),
     ("config", "logs"),
     ("text", "openai_api", "profiles", "hub", "grammar_checker"),

@@ -15,7 +15,7 @@ from genai_server.anthropic_api.schemas import (
 )
 from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.base import JsonObject
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 def chat_messages(body: CountTokensRequest) -> Iterator[tuple[str, JsonObject]]:

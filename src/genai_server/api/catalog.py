@@ -17,7 +17,7 @@ from genai_server.errors import ConfigurationError, ModelNotFound, ModelsBusy, N
 from genai_server.generation import Adapter
 from genai_server.messages.commands import Command, WantModel
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus, StatusFileReader
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from starlette.types import Scope
 from genai_server import errors
 from genai_server.anthropic_api.error import error_object
 from genai_server.errors import GenaiServerError
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 

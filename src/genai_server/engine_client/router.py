@@ -8,7 +8,7 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, NoEngineReady
 from genai_server.generation import ModelInfo
 from genai_server.messages.status_file import EngineStatus, StatusFileReader
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 class Router:

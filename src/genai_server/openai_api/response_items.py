@@ -19,7 +19,7 @@ from genai_server.openai_api.schemas.response_items import (
     ReasoningItem,
     Status,
 )
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 def new_id(prefix: str) -> str:

@@ -19,7 +19,7 @@ from genai_server.messages.commands import AddAdapter, RemoveAdapter
 from genai_server.messages.status_file import ModelStatus
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.models import LoadAdapterRequest, UnloadAdapterRequest
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 router = APIRouter(
     tags=["admin"],

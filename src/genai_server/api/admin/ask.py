@@ -8,7 +8,7 @@ from genai_server.engine_client.admin import EngineAdmin
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import AmbiguousRequest, NoEngineReady, RequestNotFound
 from genai_server.messages.admin import RequestState
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 T = TypeVar("T")
 

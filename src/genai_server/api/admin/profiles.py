@@ -34,7 +34,7 @@ from genai_server.profiles.page import as_page
 from genai_server.profiles.retention import is_open, remove
 from genai_server.profiles.text import as_text
 from genai_server.profiles.trace import write_trace
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 # The id that means the last session.
 LATEST = "latest"

@@ -14,7 +14,7 @@ from genai_server.errors import RequestNotFound
 from genai_server.messages.admin import RequestState
 from genai_server.openai_api.schemas.admin import CancelledRequest, NoFields, RequestsResponse
 from genai_server.openai_api.schemas.base import ErrorResponse
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 router = APIRouter(
     tags=["admin"],

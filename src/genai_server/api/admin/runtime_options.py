@@ -13,7 +13,7 @@ from genai_server.errors import InvalidField, RequestNotFound
 from genai_server.messages.admin import Reply
 from genai_server.openai_api.schemas.admin import RuntimeOptionsRequest
 from genai_server.openai_api.schemas.base import ErrorResponse
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 router = APIRouter(
     tags=["admin"],

@@ -15,7 +15,7 @@ from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.openai_api.schemas.chat import ChatParameters, NamedTool
 from genai_server.openai_api.schemas.chat import Tool as GivenTool
 from genai_server.openai_api.schemas.sampling import SamplingFields, StructuredOutputs
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.answer_text import Parser, PlainParser
 from genai_server.text.answers.dialect import Dialect

@@ -10,7 +10,7 @@ from genai_server.answer_parts import ScoredToken
 from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.chat import ChatParameters, Tool
 from genai_server.openai_api.schemas.completions import CompletionRequest
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 
 

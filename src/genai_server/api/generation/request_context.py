@@ -12,7 +12,7 @@ from starlette.types import Receive
 from genai_server.api.services import TheServices
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.errors import InvalidField, ServerStopping
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.timing import Clock
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from genai_server.errors import InvalidField, ResponseNotFound
 from genai_server.openai_api.schemas.base import JsonObject
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 class KeptResponse(Protocol):

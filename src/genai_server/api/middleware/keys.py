@@ -15,7 +15,7 @@ from pathlib import Path
 
 from genai_server.config import Settings, environment_variable
 from genai_server.errors import ConfigurationError
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from genai_server.openai_api.schemas.responses import (
     ResponsesRequest,
     RetrieveParameters,
 )
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 router = APIRouter(
     route_class=BodyRoute, tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}

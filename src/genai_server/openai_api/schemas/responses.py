@@ -8,7 +8,7 @@ from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, eleme
 from genai_server.openai_api.schemas.chat import MOST_TOOLS, FunctionName, ReasoningEffort
 from genai_server.openai_api.schemas.response_items import Input
 from genai_server.openai_api.schemas.sampling import GenerationFields
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"

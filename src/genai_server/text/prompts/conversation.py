@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from genai_server.errors import InvalidField
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.text.tool_formats import Call, ToolFormat
 
 Message = Mapping[str, Any]

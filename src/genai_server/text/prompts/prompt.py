@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from genai_server.errors import InvalidField, NoChatTemplate
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.text.prompts.chat_template import ChatTemplate, refused
 from genai_server.text.prompts.conversation import Message, Tool, conversation_forms, with_calls_as_content, with_tools
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard
