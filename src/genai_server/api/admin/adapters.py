@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from genai_server.api.admin.ask import ask
+from genai_server.api.admin.engine_calls import ask
 from genai_server.api.catalog import ChosenModel
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.routes.models import adapter_entry

@@ -17,7 +17,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from genai_server.api.admin.ask import ask
+from genai_server.api.admin.engine_calls import ask
 from genai_server.api.admin.runtime_options import set_runtime_options
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.services import Services, services

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Depends
 
-from genai_server.api.admin.ask import ask, find_request
+from genai_server.api.admin.engine_calls import ask, find_request
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.services import TheServices
 from genai_server.engine_client.admin import EngineAdmin

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends
 
-from genai_server.api.admin.ask import ask, by_device, find_request
+from genai_server.api.admin.engine_calls import ask, by_device, find_request
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.services import Services, services
 from genai_server.engine_client.admin import EngineAdmin
