@@ -21,7 +21,7 @@ from genai_server.text.answers.answer_text import Parser, PlainParser
 from genai_server.text.answers.dialect import Dialect
 from genai_server.text.codec import TextCodec
 from genai_server.text.grammars import grammar
-from genai_server.text.tool_formats import ANY_OBJECT, Tool
+from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool
 
 _STRUCTURE, _FORMAT = "structured_outputs", "response_format"
 _SCHEMA = "must be a JSON schema that can be followed"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments
 from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
 from genai_server.text.answers.reasoning import ReasoningFormat, read_reasoning
-from genai_server.text.tool_formats.base import Calls, ToolFormat
+from genai_server.text.tool_formats.tool_format import Calls, ToolFormat
 
 
 class AnswerParser:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from genai_server.errors import ConfigurationError
 from genai_server.text.answers.reasoning import ReasoningFormat, detect_reasoning
-from genai_server.text.tool_formats import TOOL_FORMATS, ToolFormat, detect
+from genai_server.text.tool_formats.registry import TOOL_FORMATS, detect
+from genai_server.text.tool_formats.tool_format import ToolFormat
 
 AUTOMATIC, NO_TOOLS = "auto", "none"
 

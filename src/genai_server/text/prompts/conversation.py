@@ -6,7 +6,7 @@ from typing import Any
 
 from genai_server.errors import InvalidField
 from genai_server.quoted_values import quoted
-from genai_server.text.tool_formats import Call, ToolFormat
+from genai_server.text.tool_formats.tool_format import Call, ToolFormat
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]

@@ -9,7 +9,7 @@ from genai_server.text.prompts.chat_template import ChatTemplate, refused
 from genai_server.text.prompts.conversation import Message, Tool, conversation_forms, with_calls_as_content, with_tools
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard
 from genai_server.text.prompts.template_files import DEFAULT
-from genai_server.text.tool_formats import ToolFormat
+from genai_server.text.tool_formats.tool_format import ToolFormat
 
 _WITH_TOOLS = "tool_use"
 _KWARGS = "chat_template_kwargs"

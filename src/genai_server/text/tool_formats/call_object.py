@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from genai_server.text.answers.json_text import is_json, read_colon, read_string, read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import any_of, fits, quoted
-from genai_server.text.tool_formats.base import Call, Calls, Tool, write_json
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, write_json
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("type", "id")

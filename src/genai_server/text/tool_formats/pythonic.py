@@ -14,7 +14,15 @@ from typing import Any
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.answers.python_literal import read_literal, to_json
 from genai_server.text.grammars.lark import SPACES, any_of, fits, quoted, to_text
-from genai_server.text.tool_formats.base import (
+from genai_server.text.tool_formats.llama3_json import (
+    PYTHON_END,
+    PYTHON_START,
+    PYTHON_TAG,
+    lark_line_or_tag,
+    lark_python_tag,
+    read_python_tag,
+)
+from genai_server.text.tool_formats.tool_format import (
     ANY_OBJECT,
     Call,
     Calls,
@@ -23,14 +31,6 @@ from genai_server.text.tool_formats.base import (
     random_id,
     read_closing,
     write_json,
-)
-from genai_server.text.tool_formats.llama3_json import (
-    PYTHON_END,
-    PYTHON_START,
-    PYTHON_TAG,
-    lark_line_or_tag,
-    lark_python_tag,
-    read_python_tag,
 )
 
 _NAME = re.compile(r"[\w.-]*")
