@@ -2,6 +2,9 @@
 (https://platform.openai.com/docs/api-reference/chat).
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from genai_server.answer_parts import (
     Content,
     Part,
@@ -29,14 +32,13 @@ class ChatCompletionBuilder:
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs
 
-    def complete(self, answers: list[tuple[WholeAnswer, FinishReason]], usage: Usage) -> JsonObject:
-        """The object with all answers."""
-        choices = [self.choice(index, answer, reason) for index, (answer, reason) in enumerate(answers)]
+    def complete(self, choices: Sequence[Any], usage: Usage) -> JsonObject:
+        """The object with all answers, each as `choice` builds it."""
         return {**self._common, "object": "chat.completion", "choices": choices, "usage": usage.to_json()}
 
-    def first(self, index: int) -> JsonObject:
-        """The first chunk of an answer, which has the role only."""
-        return self._chunk(index, {"role": "assistant", "content": ""}, [])
+    def first(self, num_answers: int) -> list[JsonObject]:
+        """The first chunk of each answer, which has the role only."""
+        return [self._chunk(index, {"role": "assistant", "content": ""}, []) for index in range(num_answers)]
 
     def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
         """The chunk with more of one answer, and the log probabilities of its tokens."""
@@ -46,7 +48,7 @@ class ChatCompletionBuilder:
         return self._chunk(index, delta, tokens, usage=usage)
 
     def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
-        """The chunk that says why one answer ended."""
+        """The chunk with the finish reason of one answer."""
         return self._chunk(index, {}, [], reason=openai_reason(reason, calls_tools=calls_tools), usage=usage)
 
     def usage(self, usage: Usage) -> JsonObject:
@@ -54,7 +56,7 @@ class ChatCompletionBuilder:
         return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": usage.to_json()}
 
     def choice(self, index: int, answer: WholeAnswer, reason: FinishReason) -> JsonObject:
-        """One answer."""
+        """One whole answer."""
         return {
             "index": index,
             "message": message(answer),

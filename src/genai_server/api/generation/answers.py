@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from genai_server.answer_parts import Part, ScoredToken, ToolCallStart, WholeAnswer
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallStart, WholeAnswer
 from genai_server.api.generation.prompts import EchoedPrompt
 from genai_server.engine_client.stream import PromptProgress, TokenStream
 from genai_server.generation import FinishReason, Phases, Sampling
@@ -32,19 +32,27 @@ class Piece:
 
 
 class RunningAnswer:
-    """Reads one TokenStream and gives the answer's pieces. Must be closed, which ends the answer if it still runs.
-
-    With `tells_progress` there is a piece each time that more of the prompt has been read.
-    """
+    """Reads one TokenStream and makes the answer's pieces. Must be closed, which ends the answer if it still runs."""
 
     def __init__(
-        self, stream: TokenStream, text: AnswerText, stopwatch: Stopwatch, *, tells_progress: bool = False
+        self,
+        stream: TokenStream,
+        text: AnswerText,
+        stopwatch: Stopwatch,
+        *,
+        echo: EchoedPrompt | None = None,
+        tells_progress: bool = False,
     ) -> None:
+        # Whether there has been a tool call.
         self.calls_tools = False
+        # Comes before the first token; None once it has come.
+        self._echo = echo
         self._stream = stream
         self._text = text
         self._stopwatch = stopwatch
+        # Whether there is a piece each time that more of the prompt has been read.
         self._tells_progress = tells_progress
+        # Tokens of the prompt.
         self._num_read = 0
 
     async def pieces(self) -> AsyncIterator[Piece]:
@@ -61,7 +69,7 @@ class RunningAnswer:
                 self._stopwatch.count(1)
                 parts, tokens = self._text.feed(token, batch.logprobs[index] if batch.logprobs else None)
                 if parts or tokens:
-                    yield self._piece(parts, tokens)
+                    yield await self._piece(parts, tokens)
                 if self._text.is_stopped:
                     break
             if self._text.is_stopped:
@@ -70,8 +78,8 @@ class RunningAnswer:
                 break
         self._stopwatch.stop()
         parts, tokens = self._text.finish()
-        if parts or tokens:
-            yield self._piece(parts, tokens)
+        if parts or tokens or self._echo is not None:
+            yield await self._piece(parts, tokens)
 
     @property
     def reason(self) -> FinishReason:
@@ -107,14 +115,6 @@ class RunningAnswer:
     def stop_string(self) -> str | None:
         """The stop string that ended the answer, if one did."""
         return self._text.stop_string
-
-    @property
-    def prompt_tokens(self) -> list[ScoredToken]:
-        """The prompt's tokens from the second on with their log probabilities, if the request wants them.
-
-        Complete with the first piece. Their offsets are not known.
-        """
-        return [self._text.scored(logprob, 0) for logprob in self._stream.prompt_logprobs]
 
     @property
     def num_unread(self) -> int:
@@ -155,9 +155,16 @@ class RunningAnswer:
             "time_ms": int(self._stopwatch.elapsed * 1000),
         }
 
-    def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
+    async def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
+        """A piece, the first one after the echoed prompt."""
         self.calls_tools = self.calls_tools or any(isinstance(part, ToolCallStart) for part in parts)
-        return Piece(parts, tokens)
+        if self._echo is None:
+            return Piece(parts, tokens)
+        echo, self._echo = self._echo, None
+        scored = await asyncio.to_thread(
+            lambda: echo.scored([self._text.scored(logprob, 0) for logprob in self._stream.prompt_logprobs])
+        )
+        return Piece([Content(echo.text), *parts], scored + tokens)
 
 
 def usage_of(answers: Sequence[RunningAnswer], num_per_prompt: int) -> Usage:
@@ -182,8 +189,6 @@ class Generation:
     # Answers to the same prompt stand side by side.
     answers: Sequence[RunningAnswer]
     num_per_prompt: int
-    # One for each prompt.
-    prompts: Sequence[EchoedPrompt]
     # How tokens are chosen, every default resolved.
     sampling: Sampling
 

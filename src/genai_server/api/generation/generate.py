@@ -4,6 +4,8 @@ Every refusal is raised here, before any header of the response.
 """
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from msgspec import structs
 
@@ -12,6 +14,7 @@ from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec
 from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prompts
 from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.services import Services
+from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
 from genai_server.generation import GenerationRequest
 from genai_server.openai_api.schemas.chat import ChatParameters
@@ -70,25 +73,31 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     engine.require_capacity(num_answers, lengths, param=multiplier)
 
     # The output spec, with a grammar that compiles.
+    echoed: list[EchoedPrompt | None] = [None]
     if isinstance(body, CompletionRequest):
         echoed = await asyncio.to_thread(echoed_prompts, body, prompts, codec, model.vocab_size)
         output_spec = await asyncio.to_thread(plain_output_spec, body)
         continues = True
     else:
-        echoed = [EchoedPrompt()]
         output_spec = await asyncio.to_thread(chat_output_spec, body, codec, prompts[0])
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
     if output_spec.constraint is not None:
         await output_spec.constraint.check(services.grammars)
 
-    # One engine request for each answer.
+    # One engine request, and one reader, for each answer.
     asked: list[GenerationRequest] = []
-    stopwatches: list[Stopwatch] = []
-    texts: list[AnswerText] = []
+    readers: list[Callable[[TokenStream], RunningAnswer]] = []
     for request, echo in zip(requests, echoed, strict=True):
         for index in range(num_per_prompt):
-            stopwatches.append(Stopwatch(services.clock, len(request.prompt)))
-            texts.append(_answer_text(body, codec, output_spec, offset=len(echo.text), continues=continues))
+            readers.append(
+                partial(
+                    RunningAnswer,
+                    text=_answer_text(body, codec, output_spec, echo, continues=continues),
+                    stopwatch=Stopwatch(services.clock, len(request.prompt)),
+                    echo=echo,
+                    tells_progress=isinstance(body, StreamFields) and bool(body.return_progress),
+                )
+            )
             asked.append(
                 structs.replace(
                     nth_choice(request, index),
@@ -108,22 +117,20 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         raise
 
     # Read.
-    tells_progress = isinstance(body, StreamFields) and bool(body.return_progress)
-    answers = [
-        RunningAnswer(stream, text, stopwatch, tells_progress=tells_progress)
-        for stream, text, stopwatch in zip(streams, texts, stopwatches, strict=True)
-    ]
+    answers = [read(stream) for read, stream in zip(readers, streams, strict=True)]
     context.record.answered(answers, num_per_prompt, requests[0])
-    return Generation(context.request_id, chosen.id, answers, num_per_prompt, echoed, requests[0].sampling)
+    return Generation(context.request_id, chosen.id, answers, num_per_prompt, requests[0].sampling)
 
 
-def _answer_text(body: Body, codec: TextCodec, output_spec: OutputSpec, *, offset: int, continues: bool) -> AnswerText:
-    """The reader of one answer's tokens, which begins after `offset` characters of text."""
+def _answer_text(
+    body: Body, codec: TextCodec, output_spec: OutputSpec, echo: EchoedPrompt | None, *, continues: bool
+) -> AnswerText:
+    """The text of one answer, which comes after `echo`."""
     return AnswerText(
         codec.decoder(output_spec.shown_tokens, continues=continues),
         body.stop_strings,
         output_spec.parser(),
         codec.token_bytes,
-        offset=offset,
+        offset=len(echo.text) if echo else 0,
         most_calls=output_spec.most_calls,
     )

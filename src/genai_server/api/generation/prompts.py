@@ -16,11 +16,11 @@ from genai_server.text.codec import TextCodec
 
 @dataclass(frozen=True)
 class EchoedPrompt:
-    """What of a prompt stands before its answers; empty without `echo`."""
+    """A prompt that its answers begin with."""
 
-    text: str = ""
+    text: str
     # The bytes of each token.
-    tokens: Sequence[bytes] = ()
+    tokens: Sequence[bytes]
 
     def scored(self, following: list[ScoredToken]) -> list[ScoredToken]:
         """All tokens with log probabilities, of which `following` are the second to the last; [] without them."""
@@ -78,8 +78,11 @@ def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
 
 def echoed_prompts(
     body: CompletionRequest, encoded: Sequence[list[int]], codec: TextCodec, vocab_size: int
-) -> list[EchoedPrompt]:
-    """What of each prompt is repeated. Raises InvalidField for tokens that the model does not have. Takes long."""
+) -> list[EchoedPrompt | None]:
+    """What the answers to each prompt begin with; None without `echo`. Takes long.
+
+    Raises InvalidField for tokens that the model does not have.
+    """
     found = []
     for given, tokens in zip(body.prompts, encoded, strict=True):
         strange = next((token for token in tokens if token >= vocab_size), None)
@@ -88,8 +91,7 @@ def echoed_prompts(
                 f"prompt must have ids below {vocab_size}, the model's vocabulary, given {strange}", param="prompt"
             )
         text = given if isinstance(given, str) else codec.decode(tokens, param="prompt")
-        echoed = EchoedPrompt(text, [codec.token_bytes(token) for token in tokens]) if body.echo else EchoedPrompt()
-        found.append(echoed)
+        found.append(EchoedPrompt(text, [codec.token_bytes(token) for token in tokens]) if body.echo else None)
     return found
 
 
