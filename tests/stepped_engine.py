@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.ipc.inbox import Connected
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session

@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 from _load.footprint import footprint
 
-from genai_server.engine.ipc.inbox import Connected
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.weights import prepacked_model

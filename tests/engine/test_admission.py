@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.ipc.inbox import Disconnected
+from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.generation import FinishReason, GenerationRequest, Sampling, TokenLogprob
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.error import ErrorInfo

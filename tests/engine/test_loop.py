@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.ipc.inbox import Connected, Disconnected
+from genai_server.engine.ipc.mailbox import Connected, Disconnected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.ipc.inbox import Disconnected
+from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed

@@ -1,7 +1,6 @@
 """Takes requests in, or refuses them: what is against one is said before it is accepted."""
 
-from genai_server.engine.ipc.inbox import GrammarCompiled, Inbox
-from genai_server.engine.ipc.outbox import Outbox
+from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, Outbox
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.pair import RunnerPair

@@ -19,7 +19,7 @@ from typing import cast
 
 import msgspec
 
-from genai_server.engine.ipc.inbox import Connected, Disconnected, Inbox
+from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
 from genai_server.generation import Batching, ModelInfo
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption
 from genai_server.messages.protocol import (

@@ -1,14 +1,41 @@
-"""What the engine's loop says to the API processes, gathered for each of them."""
+"""What reaches the engine's loop from any thread, and what it sends to the API processes."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from queue import SimpleQueue
 
-from msgspec import structs
+from msgspec import Struct, structs
 
+from genai_server.engine.sampling.grammar import Compiled
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
+from genai_server.messages.admin import AdminCall
 from genai_server.messages.figures import Figures, Load
-from genai_server.messages.protocol import ToApi
+from genai_server.messages.protocol import Cancel, Stop, Submit, ToApi
+
+
+class Connected(Struct, frozen=True):
+    """An API process has connected."""
+
+
+class Disconnected(Struct, frozen=True):
+    """An API process has disconnected; its requests end."""
+
+
+class Leave(Struct, frozen=True):
+    """The engine is to end. Running requests are lost."""
+
+
+class GrammarCompiled(Struct, frozen=True):
+    """The grammar that a sequence waits for is compiled, or cannot be."""
+
+    sequence: Sequence
+    compiled: Compiled
+
+
+Message = Submit | Cancel | Stop | AdminCall | Connected | Disconnected | GrammarCompiled | Leave
+# Each with the number of the connection that it concerns.
+Inbox = SimpleQueue[tuple[int, Message]]
 
 # Gives messages to a connection; must not block.
 Send = Callable[[int, list[ToApi]], None]
