@@ -28,7 +28,7 @@ def prompt(text: str) -> list[int]:
 
 
 def decoded(tokens: list[int]) -> str:
-    return load_text_codec(DEMO, "cpu").decoder().decode(tokens)
+    return load_text_codec(DEMO, "cpu").tokenizer.decoder().decode(tokens)
 
 
 class DemoDevice:

@@ -127,10 +127,10 @@ def _answer_text(
 ) -> AnswerText:
     """The text of one answer, which comes after `echo`."""
     return AnswerText(
-        codec.decoder(output_spec.shown_tokens, continues=continues),
+        codec.tokenizer.decoder(output_spec.shown_tokens, continues=continues),
         body.stop_strings,
         output_spec.parser(),
-        codec.token_bytes,
+        codec.tokenizer.token_bytes,
         offset=len(echo.text) if echo else 0,
         most_calls=output_spec.most_calls,
     )

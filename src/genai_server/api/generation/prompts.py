@@ -48,7 +48,7 @@ async def encode_prompts(body: ChatParameters | CompletionRequest, codec: TextCo
 
 async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
     """The token ids of a chat's prompt. Raises NoChatTemplate before all else, and InvalidField."""
-    codec.require_chat_template()
+    codec.writer.require_template()
 
     def plain() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         messages = [message.for_template() for message in body.messages]
@@ -62,7 +62,7 @@ def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
     """The tools for the chat template. Raises InvalidField if the model cannot be given tools."""
     if not body.tools or body.tool_choice == "none":
         return []
-    if not codec.takes_tools or codec.dialect.tool_format is None:
+    if not codec.writer.takes_tools or codec.dialect.tool_format is None:
         raise InvalidField(
             "tools cannot be used: the model's chat template knows none, or none in a format that this server knows "
             "(GENAI_TOOL_PARSER names one)",
@@ -91,7 +91,9 @@ def echoed_prompts(
                 f"prompt must have ids below {vocab_size}, the model's vocabulary, given {strange}", param="prompt"
             )
         text = given if isinstance(given, str) else codec.decode(tokens, param="prompt")
-        found.append(EchoedPrompt(text, [codec.token_bytes(token) for token in tokens]) if body.echo else None)
+        found.append(
+            EchoedPrompt(text, [codec.tokenizer.token_bytes(token) for token in tokens]) if body.echo else None
+        )
     return found
 
 
@@ -101,9 +103,9 @@ def _template_variables(body: ChatParameters, codec: TextCodec) -> dict[str, Any
     effort = body.reasoning_effort
     if effort is None:
         return variables
-    if codec.reads("reasoning_effort"):
+    if codec.writer.reads("reasoning_effort"):
         variables.setdefault("reasoning_effort", effort)
-    elif codec.reads("enable_thinking"):
+    elif codec.writer.reads("enable_thinking"):
         variables.setdefault("enable_thinking", effort != "none")
     elif effort != "none":
         raise InvalidField(

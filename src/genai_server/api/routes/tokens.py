@@ -36,7 +36,9 @@ async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
     max_model_len = _max_model_len(services, served)
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
     if body.with_pieces:
-        found["pieces"] = await asyncio.to_thread(lambda: [_piece(codec.token_bytes(token)) for token in tokens])
+        found["pieces"] = await asyncio.to_thread(
+            lambda: [_piece(codec.tokenizer.token_bytes(token)) for token in tokens]
+        )
     return json_response(found)
 
 
