@@ -115,7 +115,7 @@ class EngineClient:
                     await self._attend(status.address, server_status.secret)
             except (OSError, msgspec.DecodeError) as error:
                 log.debug("connection to the engine of device %s: %s", self.device, error)
-            except Exception:  # whatever it was, the next try may succeed, and without one nobody is served
+            except Exception:  # the next try may succeed, whatever it was
                 log.exception("connection to the engine of device %s", self.device)
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -167,7 +167,7 @@ class EngineClient:
     def _death(self, server_status: ServerStatus) -> GenerationFailed:
         """Why requests are lost: the model was unloaded, or the engine hung or died."""
         mine = [status for status in server_status.engines if self._is_mine(status)]
-        # Without a secret the supervisor has left.
+        # Without a secret the supervisor has ended.
         if server_status.secret and (not mine or any(status.state == EngineState.UNLOADING for status in mine)):
             return ModelUnloaded(f"the model {self.model_name} was unloaded")
         if any(status.hung for status in mine):

@@ -128,13 +128,11 @@ class Retry(Struct, frozen=True):
 
 
 class Retries:
-    """The requests which the engine's death has cost nothing yet: each is sent to the next engine, once.
-
-    By the key under which the engine knows them. Owned by the event loop.
-    """
+    """Requests that lost nothing by the engine's death. Each is sent to the next engine, once. Owned by the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # By the key under which the engine knows them.
         self._waiting: dict[int, Retry] = {}
 
     def __len__(self) -> int:
