@@ -114,7 +114,7 @@ class FinishReason(StrEnum):
 class Phases(Struct, frozen=True):
     """Where a request's time went in the engine, in seconds."""
 
-    # From acceptance to the first step.
+    # Waiting, before the first step.
     queue: float = 0.0
     # From there to the first token.
     prefill: float = 0.0

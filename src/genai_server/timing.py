@@ -57,7 +57,7 @@ class Stopwatch:
         self._ended = self._clock()
 
     def timings(self, decode_seconds: float) -> Timings:
-        """The figures at the end, or up to now; `decode_seconds` is the engine's time from the first token to the last."""
+        """The figures at the end, or up to now; `decode_seconds` is the engine's time from first to last token."""
         total = (self._clock() if self._ended is None else self._ended) - self._started
         tpot = decode_seconds / (self.output_tokens - 1) if self.output_tokens > 1 else None
         return Timings(

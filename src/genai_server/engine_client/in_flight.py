@@ -128,7 +128,10 @@ class Retry(Struct, frozen=True):
 
 
 class Retries:
-    """Requests that lost nothing by the engine's death. Each is sent to the next engine, once. Owned by the event loop."""
+    """Requests that lost nothing by the engine's death: each is sent to the next engine, once.
+
+    Owned by the event loop.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
