@@ -193,7 +193,7 @@ async def delete_profile(
 
 
 def _is_open(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> bool:
-    """Whether an engine may still write to a session; of those with a plan it tells itself."""
+    """Whether an engine may still write to a session. Engines report sessions with a plan themselves."""
     if manifest.session.plan is not None:
         return manifest.session.id in open_sessions
     return is_open(manifest, time.time())

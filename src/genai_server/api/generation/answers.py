@@ -1,4 +1,4 @@
-"""The running answers of one request: their pieces as they come, why each ended, and what they took."""
+"""The running answers of one request: their pieces, why each ended, and what it took."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -22,12 +22,12 @@ ABORT = "abort"
 
 @dataclass(frozen=True)
 class Piece:
-    """The next piece of an answer: never empty; one with `progress` has nothing else."""
+    """The next piece of an answer; never empty."""
 
     parts: list[Part]
-    # Only if the request wants log probabilities.
+    # Empty unless the request asks for log probabilities.
     tokens: list[ScoredToken]
-    # How much of the prompt has been read, in the form of llama.cpp's `prompt_progress`.
+    # Of reading the prompt, in the form of llama.cpp's `prompt_progress`; then all else is empty.
     progress: JsonObject | None = None
 
 
@@ -52,13 +52,13 @@ class RunningAnswer:
         self._stopwatch = stopwatch
         # Whether there is a piece each time that more of the prompt has been read.
         self._tells_progress = tells_progress
-        # Tokens of the prompt.
+        # Tokens of the prompt that have been read.
         self._num_read = 0
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The answer, token by token. An incomplete character, stop string or marker comes with what completes it.
+        """The answer, token by token. An incomplete character, stop string or marker comes with its last token.
 
-        Raises GenerationFailed after the pieces that came before the failure, but not after a stop string.
+        Raises GenerationFailed after the pieces before the failure, but never after a stop string.
         """
         async for batch in self._stream:
             if batch.progress is not None:
@@ -73,7 +73,7 @@ class RunningAnswer:
                 if self._text.is_stopped:
                     break
             if self._text.is_stopped:
-                # Nothing is read after this: an engine that dies now does not fail an answer that is complete.
+                # Nothing is read after this: a complete answer does not fail if its engine dies now.
                 await self._stream.stop()
                 break
         self._stopwatch.stop()
@@ -91,12 +91,12 @@ class RunningAnswer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the engine has ended the answer."""
         return self._stream.is_ended
 
     @property
     def outcome(self) -> str:
-        """How it ended: its finish reason, the code of its error, or `abort` if its client left first."""
+        """How the answer ended: its finish reason, its error's code, or `abort` if the client left first."""
         if self._text.is_stopped or self._stream.reason is not None:
             return self.reason.value
         return self._stream.error_code or ABORT
@@ -108,7 +108,7 @@ class RunningAnswer:
 
     @property
     def first_token(self) -> float | None:
-        """The clock's time of the first token, in seconds; None before it."""
+        """When the first token came, by the clock; None before it."""
         return self._stopwatch.first
 
     @property
@@ -118,7 +118,7 @@ class RunningAnswer:
 
     @property
     def num_unread(self) -> int:
-        """Tokens of the prompt that the engine has still to read, as last reported; 0 once a token came."""
+        """Tokens of the prompt that the engine has not read, as last reported; 0 from the first token on."""
         has_begun = self._stopwatch.first is not None or self.is_ended
         return 0 if has_begun else self._stopwatch.input_tokens - self._num_read
 
@@ -138,16 +138,16 @@ class RunningAnswer:
         return self._stopwatch.timings(self._stream.phases.decode)
 
     def end(self) -> None:
-        """End the answer at once, from outside: its reader gets what has come, and no more."""
+        """End the answer at once, from outside. Its reader receives the partial answer."""
         self._stream.finish(FinishReason.STOP, Phases())
         self._stream.close()
 
     def close(self) -> None:
-        """Free it, and cancel what still runs in the engine."""
+        """Cancel the answer in the engine if it still runs."""
         self._stream.close()
 
     def _progress(self, progress: PromptProgress) -> JsonObject:
-        """How much of the prompt has been read, in the words of llama.cpp's server."""
+        """The form of llama.cpp's `prompt_progress`."""
         return {
             "total": self._stopwatch.input_tokens,
             "cache": progress.num_cached,
@@ -156,7 +156,7 @@ class RunningAnswer:
         }
 
     async def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
-        """A piece, the first one after the echoed prompt."""
+        """A piece; the first one begins with the echoed prompt."""
         self.calls_tools = self.calls_tools or any(isinstance(part, ToolCallStart) for part in parts)
         if self._echo is None:
             return Piece(parts, tokens)
@@ -168,7 +168,7 @@ class RunningAnswer:
 
 
 def usage_of(answers: Sequence[RunningAnswer], num_per_prompt: int) -> Usage:
-    """The tokens of several answers, those to the same prompt side by side; each prompt counts once."""
+    """The tokens of several answers, with those to the same prompt side by side. Each prompt counts once."""
     usages = [answer.usage for answer in answers]
     return Usage(
         prompt=sum(usage.prompt for usage in usages[::num_per_prompt]),
@@ -189,13 +189,13 @@ class Generation:
     # Answers to the same prompt stand side by side.
     answers: Sequence[RunningAnswer]
     num_per_prompt: int
-    # How tokens are chosen, every default resolved.
+    # How tokens are chosen, with every default resolved.
     sampling: Sampling
 
     async def pieces(self) -> AsyncIterator[tuple[int, RunningAnswer, Piece | None]]:
-        """The pieces of all answers as they come, each with its answer's index; None when that answer has ended.
+        """The pieces of all answers as they come, each with its answer and index; None when that answer has ended.
 
-        Raises GenerationFailed as soon as one of them fails.
+        Raises GenerationFailed as soon as one answer fails.
         """
         if len(self.answers) == 1:
             async for only in self.answers[0].pieces():
@@ -228,7 +228,7 @@ class Generation:
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Tokens of all prompts that have been read, and of how many; None once all have been."""
+        """Tokens of all prompts that have been read, and of how many; None once all have been read."""
         unread = sum(answer.num_unread for answer in self.answers)
         total = sum(answer.usage.prompt for answer in self.answers)
         return (total - unread, total) if unread else None
@@ -238,7 +238,7 @@ class Generation:
         return usage_of(self.answers, self.num_per_prompt)
 
     def metrics(self) -> dict[str, Any]:
-        """The first answer's figures, in the form of openai_api.schemas.base.Metrics, to six digits."""
+        """The first answer's figures to six digits, in the form of openai_api.schemas.base.Metrics."""
         answer = self.answers[0]
         figures = msgspec.structs.asdict(answer.timings())
         rounded = {
@@ -260,5 +260,5 @@ async def _read(
         async for piece in answer.pieces():
             arrived.put_nowait((index, piece))
         arrived.put_nowait((index, None))
-    except Exception as error:  # pieces() of the Generation raises it again
+    except Exception as error:  # Generation.pieces raises it
         arrived.put_nowait((index, error))

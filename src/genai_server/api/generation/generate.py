@@ -1,4 +1,4 @@
-"""The way of a request from its body to its running answers: `generate`, read from top to bottom.
+"""A request on its way from the body to its running answers: `generate`, read from top to bottom.
 
 Every refusal is raised here, before any header of the response.
 """
@@ -30,9 +30,10 @@ Body = ChatParameters | CompletionRequest
 
 
 async def generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool = False) -> Generation:
-    """Start all answers to one request; the engine has accepted them on return.
+    """Start all answers to one request. On return the engine has accepted them.
 
-    Raises RequestError, Unavailable, and ClientLeft as soon as the client has gone; nothing is left running then.
+    Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected. Then nothing is left
+    running.
     """
     return await context.waits_for(_generate(services, body, context, is_streamed=is_streamed))
 
@@ -49,7 +50,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     context.record.model, context.record.device = chosen.id, engine.device
     codec = served.codec_of(engine.device)
 
-    # No work is done for a request that the engine has no capacity for, as far as it has told.
+    # No work is done for a request that exceeds the engine's capacity as last reported.
     num_per_prompt = body.n or 1
     num_answers = num_per_prompt * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
@@ -72,7 +73,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
     engine.require_capacity(num_answers, lengths, param=multiplier)
 
-    # The output spec, with a grammar that compiles.
+    # Decide what the answers must match, and try its grammar.
     echoed: list[EchoedPrompt | None] = [None]
     if isinstance(body, CompletionRequest):
         echoed = await asyncio.to_thread(echoed_prompts, body, prompts, codec, model.vocab_size)
@@ -84,7 +85,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     if output_spec.constraint is not None:
         await output_spec.constraint.check(services.grammars)
 
-    # One engine request, and one reader, for each answer.
+    # Make one engine request, and one reader, for each answer.
     asked: list[GenerationRequest] = []
     readers: list[Callable[[TokenStream], RunningAnswer]] = []
     for request, echo in zip(requests, echoed, strict=True):

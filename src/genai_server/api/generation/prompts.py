@@ -1,4 +1,4 @@
-"""A request's prompts: rendered and encoded for the engine, and kept as text where the answer repeats them (`echo`)."""
+"""A request's prompts: rendered and encoded, and kept as text where the answer repeats them (`echo`)."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ class EchoedPrompt:
     tokens: Sequence[bytes]
 
     def scored(self, following: list[ScoredToken]) -> list[ScoredToken]:
-        """All tokens with log probabilities, of which `following` are the second to the last; [] without them."""
+        """All tokens with log probabilities, where `following` are all but the first; [] without any."""
         if len(following) != len(self.tokens) - 1:
             return []
         found, offset = [], 0
@@ -41,13 +41,13 @@ async def encode_prompts(body: ChatParameters | CompletionRequest, codec: TextCo
     for given in body.prompts:
         if isinstance(given, str):
             given = await codec.encode_text(given, add_special=body.add_special_tokens is not False)
-            await asyncio.sleep(0)  # many short prompts take as long as a long one
+            await asyncio.sleep(0)  # many short prompts together take long
         encoded.append(given)
     return encoded
 
 
 async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
-    """The token ids of a chat's prompt. Raises NoChatTemplate before all else, and InvalidField."""
+    """The token ids of a chat's prompt. Raises InvalidField, and before all else NoChatTemplate."""
     codec.writer.require_template()
 
     def plain() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -98,7 +98,7 @@ def echoed_prompts(
 
 
 def _template_variables(body: ChatParameters, codec: TextCodec) -> dict[str, Any]:
-    """The variables for the chat template. Raises InvalidField for an effort that has no effect with it."""
+    """The variables for the chat template. Raises InvalidField for a reasoning effort without effect."""
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
     if effort is None:

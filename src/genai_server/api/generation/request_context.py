@@ -1,4 +1,4 @@
-"""The context of a request that wants an answer: its ids, its deadline, and whether its client is still there."""
+"""The context of a request for an answer: its ids, its deadline, and whether its client is still connected."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -21,20 +21,22 @@ HEADER = "X-Request-Timeout"
 
 
 class ClientLeft(Exception):
-    """The client has gone before its answer."""
+    """The client has disconnected before its answer."""
 
 
 class Deadline:
-    """When an answer must have ended: `limit` seconds (GENAI_REQUEST_TIMEOUT) from now, by a clock in seconds."""
+    """When an answer must have ended."""
 
     def __init__(self, limit: int, clock: Clock) -> None:
+        # Seconds from now (GENAI_REQUEST_TIMEOUT).
         self._limit = limit
+        # In seconds.
         self._clock = clock
         self._began = clock()
         self._seconds = float(limit)
 
     def tighten(self, seconds: float, *, param: str) -> None:
-        """Bring the deadline forward to what this field or header gives. Raises InvalidField beyond the limit."""
+        """Bring the deadline forward to the value of a field or header. Raises InvalidField beyond the limit."""
         if not 0 < seconds <= self._limit:
             raise InvalidField(
                 f"{param} must be greater than 0 and at most {self._limit} seconds (GENAI_REQUEST_TIMEOUT), "
@@ -51,9 +53,9 @@ class Deadline:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """One HTTP request that wants an answer."""
+    """One HTTP request for an answer."""
 
-    # The client's id, if it gave one; several requests may have the same.
+    # The client's id, if it gave one. Several requests may have the same.
     request_id: str
     # The server's own id.
     unique_id: str
@@ -61,11 +63,11 @@ class RequestContext:
     # Reports when the client disconnects.
     receive: Receive
     record: RequestRecord
-    # The digest of the API key: requests with different ones share no prefix cache. None where all share one.
+    # Digest of the API key: requests with different digests share no prefix cache. None where all share one.
     own_cache: bytes | None = None
 
     def cache_salt(self, given: str | None) -> str | None:
-        """What partitions the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
+        """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
         if self.own_cache is None and given is None:
             return None
         salt = blake2b((given or "").encode(), key=self.own_cache or b"", digest_size=16, person=b"prefix cache")
@@ -92,7 +94,7 @@ class RequestContext:
 
 
 async def context(request: Request, services: TheServices) -> RequestContext:
-    """The context of a request. Raises InvalidField for a timeout header that is no number of seconds."""
+    """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
     deadline = Deadline(services.settings.request_timeout, services.clock)
     given = request.headers.get(HEADER)
     if given is not None:
@@ -111,5 +113,5 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-# What routes take as a parameter.
+# The type of a route's parameter.
 TheRequestContext = Annotated[RequestContext, Depends(context)]

@@ -13,11 +13,7 @@ from genai_server.openai_api.schemas.base import JsonObject
 
 
 class RunningResponse:
-    """Makes a response from a generation. Must be closed, which ends the answer if it still runs.
-
-    `items` are those that it is made from, `owner` the name of the API key. It is in the store, if there is one, once
-    it is made.
-    """
+    """Makes a response from a generation. Must be closed, which ends the answer if it still runs."""
 
     def __init__(
         self,
@@ -29,10 +25,13 @@ class RunningResponse:
         owner: str | None,
         with_metrics: bool = False,
     ) -> None:
+        # Of the conversation up to this response.
         self.items = items
+        # The name of the API key.
         self.owner = owner
         self._generation = generation
         self._build = build
+        # Has the response from now on; None if it is not kept.
         self._store = store
         self._with_metrics = with_metrics
         self._last_events: list[JsonObject] = []
@@ -46,7 +45,7 @@ class RunningResponse:
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Tokens of the prompt that have been read, and of how many; None once all have been."""
+        """Tokens of the prompt that have been read, and of how many; None once all have been read."""
         return self._generation.progress
 
     async def events(self) -> AsyncIterator[dict[str, Any] | str]:
@@ -81,13 +80,13 @@ class RunningResponse:
         return self.response
 
     def cancel(self) -> None:
-        """End it with the partial answer; the reader of the events receives the last ones."""
+        """End the response with the partial answer. The reader of the events receives the last ones."""
         if self._build.is_ended:
             self._ended().cancel()
         self._end()
 
     def fail(self, error: GenaiServerError) -> JsonObject:
-        """End it with an error; returns the last event."""
+        """End the response with an error; returns the last event."""
         return self._build.fail(error, self._generation.usage())
 
     def close(self) -> None:
