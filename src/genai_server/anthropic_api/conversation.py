@@ -1,4 +1,4 @@
-"""Anthropic's conversation of turns and blocks as the messages of a chat, in OpenAI's form, which templates know."""
+"""Anthropic's turns and blocks as messages in OpenAI's form, which chat templates know."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -12,12 +12,13 @@ from genai_server.openai_api.usage import Usage, openai_reason
 
 
 class CompletionBuilder:
-    """Builds the objects of one request, each a `text_completion`; `created` is in seconds since 1970."""
+    """Builds the objects of one request, each a `text_completion`."""
 
     def __init__(
         self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False
     ) -> None:
         self._common = {"id": id, "object": "text_completion", "created": created, "model": model}
+        # Whether each chunk has a `usage`, which is null unless one is given.
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs
 

@@ -1,4 +1,4 @@
-"""A model's text side as one: messages or text in, token ids out; token ids in, text out."""
+"""The text side of one model: messages or text in, token ids out; token ids in, text out."""
 
 import asyncio
 import json
@@ -19,10 +19,10 @@ from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, 
 from genai_server.text.prompts.template_files import DEFAULT, load_chat_templates
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
 
-# What template and tokenizer do in a few milliseconds at most: so many characters, and so many messages.
+# Prompts of at most so many characters and messages take template and tokenizer a few milliseconds.
 SHORT_TEXT = 8_000
 FEW_MESSAGES = 50
-# Longer ones at a time; others wait.
+# Longer prompts at a time; others wait.
 _THREADS = 2
 _SLICE = 20_000
 
@@ -67,7 +67,7 @@ class TextCodec:
         """The prompt's token ids; `template_kwargs` are more variables for the template.
 
         Of these, `add_generation_prompt` false ends the prompt after the last message, and `continue_final_message`
-        true ends it within. Raises InvalidField, whose `param` names the field, if no prompt can be made of them.
+        true ends it within. Raises InvalidField, whose `param` names the field, if no prompt can be made.
         """
 
         def encode() -> list[int]:
@@ -90,9 +90,9 @@ class TextCodec:
     ) -> list[int]:
         """The token ids of a raw text.
 
-        `add_special` puts the tokens around it that the tokenizer puts around a whole text, such as the one that begins
-        it. Without `parse_special` the special tokens in the text are taken for plain text. Raises InvalidField, naming
-        `param`, if the text is not valid Unicode.
+        `add_special` adds the tokens that the tokenizer puts around a whole text, such as the one that begins it.
+        Without `parse_special`, special tokens in the text are plain text. Raises InvalidField, naming `param`, if the
+        text is not valid Unicode.
         """
         with blaming(param):
             text.encode()
@@ -128,13 +128,13 @@ class TextCodec:
 
     def _encode(self, prompt: Prompt, param: str, *, check: bool, add_special: bool = False) -> list[int]:
         tokens = self.tokenizer.encode(*prompt.pieces)
-        # A tokenizer may take for a special token what it makes alike, such as letters of full width.
+        # A tokenizer may normalise other text, such as letters of full width, to a special token.
         if check and _num_in(self._structural, tokens) > prompt.num_special:
             raise InvalidField(f"{param} has a special token in a form that cannot be encoded as text", param=param)
         return self.tokenizer.framed(tokens) if add_special else tokens
 
     async def _run(self, job: Callable[[], T], *, is_short: bool) -> T:
-        """Do it here, or in a thread if it takes longer, so that the event loop goes on meanwhile."""
+        """Do a short job here, and a long one in a thread, so that the event loop continues meanwhile."""
         if is_short:
             return job()
         return await asyncio.get_running_loop().run_in_executor(self._threads, job)
@@ -151,8 +151,8 @@ def load_text_codec(
 ) -> TextCodec:
     """The text side of the model that `device` runs, whose prompts have at most `max_characters`.
 
-    `chat_template` is a file, or the name of a known one, in place of the model's own; a scripted device has its own at
-    any rate. `tool_parser` names the format of its tool calls. Raises ModelDirectoryError if a file cannot be used,
+    `chat_template` is a file, or the name of a known template, in place of the model's own; a scripted device always
+    has its own. `tool_parser` names the format of its tool calls. Raises ModelDirectoryError if a file cannot be used,
     ChatTemplateError if the given template cannot, and ConfigurationError for an unknown format.
     """
     tokenizer: Tokenizer
@@ -173,13 +173,13 @@ def load_text_codec(
 
 
 def _num_in(wanted: Set[int], tokens: list[int]) -> int:
-    """How many tokens are among the wanted ones; counted in slices, between which other threads have their turn."""
+    """How many tokens are among the wanted ones. Counted in slices, so that other threads run in between."""
     slices = (tokens[start : start + _SLICE] for start in range(0, len(tokens), _SLICE))
     return sum(sum(map(wanted.__contains__, some)) for some in slices)
 
 
 def _are_short(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether they are few short texts, or true or false, and nothing else."""
+    """Whether the messages are few and their values are short texts, true or false."""
     values = [value for message in messages[:FEW_MESSAGES] for value in message.values() if value is not None]
     return (
         len(messages) <= FEW_MESSAGES

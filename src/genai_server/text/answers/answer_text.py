@@ -7,12 +7,12 @@ from genai_server.answer_parts import Content, Part, Reasoning, ScoredToken, Too
 from genai_server.generation import TokenLogprob
 from genai_server.text.tokenizer import Decoder
 
-# OpenAI's word for a token that cannot come: JSON has no infinity.
+# OpenAI's log probability of an impossible token: JSON has no infinity.
 _IMPOSSIBLE = -9999.0
 
 
 class Parser(Protocol):
-    """Separates what an answer is made of; see text/answers/answer_parser.py."""
+    """Separates the parts of an answer; see text/answers/answer_parser.py."""
 
     def feed(self, text: str) -> list[Part]:
         """The parts that this text completes."""
@@ -151,7 +151,7 @@ class AnswerText:
         for count, part in enumerate(parts):
             if isinstance(part, ToolCallStart) and part.index == self._most_calls:
                 self.is_stopped = True
-                self._parser = PlainParser()  # what this one still holds is of the call
+                self._parser = PlainParser()  # what the parser still holds belongs to the call
                 return parts[:count]
         return parts
 

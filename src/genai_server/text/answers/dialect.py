@@ -1,4 +1,4 @@
-"""How a model writes what is not plain content: tool calls and reasoning."""
+"""How a model writes reasoning and tool calls."""
 
 from dataclasses import dataclass
 
@@ -22,9 +22,9 @@ PLAIN = Dialect()
 
 
 def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
-    """What a chat template tells; `tool_parser` names a format of tool calls instead, or none.
+    """The dialect that a chat template shows. `tool_parser` names a format of tool calls instead, or none.
 
-    Raises ConfigurationError for a name that is not known.
+    Raises ConfigurationError for an unknown name.
     """
     if tool_parser not in (AUTOMATIC, NO_TOOLS, *TOOL_FORMATS):
         known = ", ".join((AUTOMATIC, NO_TOOLS, *TOOL_FORMATS))

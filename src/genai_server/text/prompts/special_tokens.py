@@ -20,7 +20,7 @@ _SURROGATES = range(0xDB80, 0xE000)
 
 
 class Prompt(NamedTuple):
-    """A text to be encoded piece by piece; the special tokens in it, `num_special` of them, are meant as such."""
+    """A text to be encoded piece by piece, with `num_special` special tokens that are meant as such."""
 
     pieces: list[str]
     num_special: int
@@ -32,10 +32,10 @@ class Prompt(NamedTuple):
 
 
 class SpecialTokenGuard:
-    """Tells a template's special tokens from those that a request's texts hold.
+    """Tells a template's special tokens from those in a request's texts.
 
-    `tokens` are the texts of all special tokens, `constants` the texts in the template's source. By these it sees
-    whether the template puts a special token together around a variable, as in `'<|' + name + '|>'`.
+    `tokens` are the texts of all special tokens, `constants` the texts in the template's source. The constants show
+    whether the template assembles a special token around a variable, as in `'<|' + name + '|>'`.
     """
 
     def __init__(self, tokens: Collection[str], constants: Collection[str] = ()) -> None:

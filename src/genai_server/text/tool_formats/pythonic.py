@@ -3,7 +3,7 @@
     [get_weather(city="Oslo"), add(a=1, b=2)]
 
 They begin a line, or stand after `<|python_tag|>` or between `<|python_start|>` and `<|python_end|>`. Each argument is
-told when it is complete. (Meta's prompt formats of Llama 3.2 and 4, "Zero shot function calling".)
+emitted when it is complete. (Meta's prompt formats of Llama 3.2 and 4, "Zero shot function calling".)
 """
 
 import json
