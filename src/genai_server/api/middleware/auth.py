@@ -26,7 +26,7 @@ _NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
 _WRONG_KEY = "this server does not know the API key that was given"
 _NO_KEYS = (
     "this server has no API keys and serves programs on its own machine only, which call it by a name of this machine "
-    "(Host: localhost, or its address); set GENAI_API_KEYS, or GENAI_INSECURE to serve whoever can reach it"
+    "(Host: localhost, or its address); set GENAI_API_KEYS, or GENAI_INSECURE to serve every client that can reach it"
 )
 
 

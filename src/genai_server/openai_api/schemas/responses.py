@@ -160,7 +160,7 @@ class InputTokens(BaseModel):
 
 def _is_false(value: bool) -> bool:
     if value:
-        raise ValueError("must be false: a response is streamed to whoever creates it only")
+        raise ValueError("must be false: a response is streamed only to the request that creates it")
     return value
 
 

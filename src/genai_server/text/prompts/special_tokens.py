@@ -1,4 +1,4 @@
-"""Special tokens that a request writes stay text: nobody opens a turn by typing the token that opens one.
+"""Special tokens in a request's texts stay text: a client cannot open a turn by typing the token that opens one.
 
 Before a template is rendered, a few characters without which there is no special token are exchanged, in all that comes
 from the request, for lone surrogates, which no valid text has. A special token that stands in the rendered text
@@ -119,7 +119,7 @@ class SpecialTokenGuard:
         while todo:
             start, end = todo.pop()
             spans = (match.span() for match in self._pattern.finditer(text, start, end))
-            # A token of one character cannot be cut; whoever encodes the pieces will find it.
+            # A token of one character cannot be cut; the codec finds it when it encodes the pieces.
             forged = next((span for span in spans if span not in known and span[1] - span[0] > 1), None)
             if forged is None:
                 pieces.append(text[start:end])
