@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from genai_server.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
+from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
 
 PARTS: list[Part] = [
     Reasoning("so"),

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from genai_server.engine.ipc.inbox import Connected
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
@@ -14,8 +14,7 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import FinishReason, GenerationRequest, TokenLogprob
-from genai_server.messages.frames import ToApi
-from genai_server.messages.generation import Failed, Finished, PromptLogprobs, Submit, Tokens
+from genai_server.messages.protocol import Failed, Finished, PromptLogprobs, Submit, ToApi, Tokens
 from genai_server.text.codec import load_text_codec
 from tests.running_server import DEMO
 
@@ -29,7 +28,7 @@ def prompt(text: str) -> list[int]:
 
 
 def decoded(tokens: list[int]) -> str:
-    return load_text_codec(DEMO, "cpu").decoder().decode(tokens)
+    return load_text_codec(DEMO, "cpu").tokenizer.decoder().decode(tokens)
 
 
 class DemoDevice:

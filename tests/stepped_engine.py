@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.ipc.inbox import Connected
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_mixed_session, open_session
@@ -28,8 +28,7 @@ from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler, Step, StepPolicy
 from genai_server.generation import GenerationRequest
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
-from genai_server.messages.frames import ToApi
-from genai_server.messages.generation import Cancel, Failed, Finished, Refused, Submit, Tokens
+from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from tests.crowd import MAX_LENGTH, Answer, Asked
 

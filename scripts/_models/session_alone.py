@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 from _load.footprint import footprint
 
-from genai_server.engine.ipc.inbox import Connected
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.weights import prepacked_model
@@ -28,8 +28,8 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import GenerationRequest
-from genai_server.messages.generation import Submit
 from genai_server.messages.launch import EngineSpec
+from genai_server.messages.protocol import Submit
 
 
 def main() -> None:

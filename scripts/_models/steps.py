@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from genai_server.engine.ipc.inbox import Connected
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph
@@ -27,8 +27,7 @@ from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import GenerationRequest
-from genai_server.messages.frames import ToApi, encode_frame
-from genai_server.messages.generation import Submit
+from genai_server.messages.protocol import Submit, ToApi, encode_frame
 
 from .equality import prompt
 

@@ -1,54 +1,54 @@
-"""The errors of the server, one tree; it knows no HTTP (api/errors.py maps it).
+"""The errors of the server in one tree, without HTTP: api/errors.py maps them.
 
 GenaiServerError
 ├── ConfigurationError          a setting or the installation is wrong: the start ends with one line
 │   ├── ModelDirectoryError     the model directory is missing or incomplete
 │   └── ChatTemplateError       the chat template that an operator gives cannot be used
-├── PullFailed                  a model could not be fetched; what is there of it is not taken for one
-├── ExportFailed                a model could not be built, likewise
+├── PullFailed                  a model could not be fetched; the incomplete folder is not used
+├── ExportFailed                a model could not be built; the incomplete folder is not used
 ├── ChatFailed                  there is no server to chat with, or it does not answer
-├── RequestError                the caller's to mend; raised before any work is done
-│   ├── InvalidField            a field has a value that cannot be honoured
+├── RequestError                the request is wrong; raised before any work is done
+│   ├── InvalidField            a field has a value that cannot be used
 │   │   ├── UnknownField        a field that the endpoint does not know
-│   │   ├── UnsupportedField    a field that the API has and this server cannot honour
-│   │   ├── MissingField        a field without which there is nothing to do
-│   │   ├── WrongType           a field of another JSON type than it must have
+│   │   ├── UnsupportedField    a field of the API that this server does not support
+│   │   ├── MissingField        a required field is missing
+│   │   ├── WrongType           a field has the wrong JSON type
 │   │   ├── NoChatTemplate      the model has no chat template, and so takes no messages
 │   │   ├── PromptTooLong       the prompt does not fit the length that the server allows
-│   │   └── PreviousNotFound    the response to go on from is not kept
-│   ├── MalformedHead           the head of the request is no proper HTTP
-│   ├── HeadTooLarge            it is over the size limit
+│   │   └── PreviousNotFound    the response to continue is not kept
+│   ├── MalformedHead           the head of the request is not valid HTTP
+│   ├── HeadTooLarge            the head is over the size limit
 │   ├── MalformedBody           the body is not JSON
 │   ├── BodyTooLarge            the body is over the size limit
 │   ├── ModelNotFound           no such model is served
 │   ├── ModelLoadFailed         the model that an operator wants to serve cannot be loaded
-│   ├── AdapterLoadFailed       likewise an adapter
+│   ├── AdapterLoadFailed       the adapter that an operator wants to load cannot be loaded
 │   ├── RequestNotFound         no such request is running or waiting
-│   ├── AmbiguousRequest        several requests are running or waiting by this name
-│   ├── ThreadUnsupported       the request wants its conversation to be kept
+│   ├── AmbiguousRequest        several running or waiting requests have this name
+│   ├── ThreadUnsupported       the request asks the server to keep its conversation
 │   ├── ResponseNotFound        no such response is kept
-│   ├── BodyTooSlow             the body did not come in time
+│   ├── BodyTooSlow             the body did not arrive in time
 │   ├── TooManyValues           the body has too many lists and objects
-│   ├── NestedTooDeep           lists and objects of the body lie within each other by too many
-│   ├── InvalidApiKey           the caller has no key, or a wrong one
-│   ├── RateLimitExceeded       the caller's key has no more requests for now
+│   ├── NestedTooDeep           the body's lists and objects are nested too deeply
+│   ├── InvalidApiKey           the request has no key, or a wrong one
+│   ├── RateLimitExceeded       the key is over its limit of requests for now
 │   ├── ProfileNotFound         there is no such profile, or nothing of it can be read
-│   └── AdminForbidden          the caller may not use the admin endpoints
-├── Unavailable                 nobody's fault; the same request may succeed later
-│   ├── QueueFull               as many requests, or tokens of prompts, wait as are allowed to
+│   └── AdminForbidden          the request may not use the admin endpoints
+├── Unavailable                 the same request may succeed later
+│   ├── QueueFull               the limit of waiting requests, or of their tokens, is reached
 │   ├── SessionTerminated       the operator has terminated the device's session
 │   ├── BodiesTooLarge          the bodies of all requests together are over the size limit
 │   ├── NoEngineReady           no engine process can take work now
-│   ├── TooManyConnections      as many connections are open as there are files for
-│   ├── ModelsBusy              as many models as may be loaded are in use
+│   ├── TooManyConnections      the limit of open connections is reached
+│   ├── ModelsBusy              all models that may be loaded at once are in use
 │   ├── CheckerUnavailable      no process that checks grammars can be started
-│   └── ServerDraining          the server was told to stop and takes no new work
+│   └── ServerDraining          the server is stopping and accepts no new requests
 └── GenerationFailed            accepted, then failed
-    ├── GrammarFailed           the answer's grammar cannot be followed any further
+    ├── GrammarFailed           the answer's grammar cannot be followed further
     ├── ModelUnloaded           the model was unloaded while the request ran
     ├── EngineDied              the engine process ended while the request was in it
     │   └── EngineHung          it hung in a step, and was killed
-    ├── ServerStopping          the server was told to stop and has waited for as long as it may
+    ├── ServerStopping          the server is stopping, and its time to wait is over
     └── RunnerFailed            the library raised while it ran this request
 """
 
@@ -112,13 +112,13 @@ class ChatFailed(GenaiServerError):
 
 
 class RequestError(GenaiServerError):
-    """The caller's request is at fault; no work was done for it."""
+    """The request is at fault; no work was done for it."""
 
     code = "invalid_request"
 
 
 class InvalidField(RequestError):
-    """A field has a value that cannot be honoured; `param` names it."""
+    """A field has a value that cannot be used; `param` names it."""
 
     code = "invalid_value"
 
@@ -130,43 +130,43 @@ class UnknownField(InvalidField):
 
 
 class UnsupportedField(InvalidField):
-    """The API has this field, and this server cannot honour it."""
+    """The API has this field, and this server does not support it."""
 
     code = "unsupported_parameter"
 
 
 class MissingField(InvalidField):
-    """A field is missing without which there is nothing to do."""
+    """A required field is missing."""
 
     code = "missing_required_parameter"
 
 
 class WrongType(InvalidField):
-    """A field is of another JSON type than it must have."""
+    """A field has the wrong JSON type."""
 
     code = "invalid_type"
 
 
 class NoChatTemplate(InvalidField):
-    """The model has no chat template, so that no prompt can be made of messages; raw prompts it takes."""
+    """The model has no chat template, so it takes raw prompts but no messages."""
 
     code = "no_chat_template"
 
 
 class PromptTooLong(InvalidField):
-    """The prompt does not leave room for one token of answer."""
+    """The prompt leaves no token for the answer."""
 
     code = "context_length_exceeded"
 
 
 class PreviousNotFound(InvalidField):
-    """The response that a request goes on from is not kept, or no more."""
+    """The response that a request continues is not kept, or not any more."""
 
     code = "previous_response_not_found"
 
 
 class MalformedHead(RequestError):
-    """The head of the request is no proper HTTP, or can be read in more than one way."""
+    """The head of the request is not valid HTTP, or can be read in more than one way."""
 
     code = "invalid_http"
 
@@ -214,25 +214,25 @@ class RequestNotFound(RequestError):
 
 
 class AmbiguousRequest(RequestError):
-    """Several requests are running or waiting by this name; the message has the unique id of each."""
+    """Several running or waiting requests have this name; the message has the unique id of each."""
 
     code = "request_ambiguous"
 
 
 class ThreadUnsupported(RequestError):
-    """The server shall keep the conversation; Anthropic's client goes on without if it gets this code."""
+    """The request asks the server to keep the conversation. With this code Anthropic's client continues without."""
 
     code = "thread_unsupported_request"
 
 
 class ResponseNotFound(RequestError):
-    """No such response is kept, or no more."""
+    """No such response is kept, or not any more."""
 
     code = "response_not_found"
 
 
 class BodyTooSlow(RequestError):
-    """The body did not come in time."""
+    """The body did not arrive in time."""
 
     code = "body_too_slow"
 
@@ -244,19 +244,19 @@ class TooManyValues(RequestError):
 
 
 class NestedTooDeep(RequestError):
-    """The lists and objects of the body lie within each other by more than is allowed."""
+    """The body's lists and objects are nested too deeply."""
 
     code = "nested_too_deep"
 
 
 class InvalidApiKey(RequestError):
-    """The caller has no key, or one that this server does not know."""
+    """The request has no key, or an unknown one."""
 
     code = "invalid_api_key"
 
 
 class RateLimitExceeded(RequestError):
-    """The caller's key has as many requests running, or has begun as many within a minute, as it may."""
+    """The key has reached its limit of running requests, or of requests within a minute."""
 
     code = "rate_limit_exceeded"
 
@@ -268,7 +268,7 @@ class ProfileNotFound(RequestError):
 
 
 class AdminForbidden(RequestError):
-    """The caller may not use the admin endpoints; the message says what would allow it."""
+    """The request may not use the admin endpoints; the message says what would allow it."""
 
     code = "admin_forbidden"
 
@@ -284,13 +284,13 @@ class Unavailable(GenaiServerError):
 
 
 class QueueFull(Unavailable):
-    """As many requests, or tokens of their prompts, wait for the device as are allowed to."""
+    """The limit of requests that wait for the device, or of their prompts' tokens, is reached."""
 
     code = "queue_full"
 
 
 class BodiesTooLarge(Unavailable):
-    """The bodies of the requests that are there take all the memory that they may."""
+    """The bodies of all requests together use all the memory that they may."""
 
     code = "bodies_too_large"
 
@@ -308,13 +308,13 @@ class NoEngineReady(Unavailable):
 
 
 class TooManyConnections(Unavailable):
-    """As many connections are open as the process has files for, but for those that it needs itself."""
+    """All files that the process may open for connections are in use."""
 
     code = "too_many_connections"
 
 
 class ModelsBusy(Unavailable):
-    """As many models as may be loaded (GENAI_MAX_MODELS) have requests, so that none makes room for another."""
+    """All models that may be loaded at once (GENAI_MAX_MODELS) have requests, so none can be unloaded."""
 
     code = "models_busy"
 
@@ -326,7 +326,7 @@ class CheckerUnavailable(Unavailable):
 
 
 class ServerDraining(Unavailable):
-    """The server was told to stop: it ends what runs and takes no new work."""
+    """The server is stopping: running requests continue, and new ones are refused."""
 
     code = "server_draining"
 
@@ -347,13 +347,13 @@ class GenerationFailed(GenaiServerError):
 
 
 class GrammarFailed(GenerationFailed):
-    """The grammar that the request brought cannot be followed any further, which only shows on the way."""
+    """The grammar of the request cannot be followed further, which shows only during the answer."""
 
     code = "grammar_failed"
 
 
 class ModelUnloaded(GenerationFailed):
-    """An operator has unloaded the model, and running answers had their time; or a new one came too late."""
+    """The model was unloaded, and its time for running answers is over; or the request came too late."""
 
     code = "model_unloaded"
 
@@ -365,13 +365,13 @@ class EngineDied(GenerationFailed):
 
 
 class EngineHung(EngineDied):
-    """The engine process did not end a step in time, and was killed with the request in it."""
+    """The engine process did not end a step in time, and was killed."""
 
     code = "engine_hung"
 
 
 class ServerStopping(GenerationFailed):
-    """The server was told to stop, and has waited for running answers for as long as it may."""
+    """The server is stopping, and its time to wait for running answers is over."""
 
     code = "server_stopping"
 
@@ -383,7 +383,7 @@ class ServerStopping(GenerationFailed):
 
 
 class RunnerFailed(GenerationFailed):
-    """The library raised while it ran this request; the others go on."""
+    """The library raised while it ran this request. Other requests continue."""
 
     code = "runner_failed"
 

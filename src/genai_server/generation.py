@@ -1,4 +1,4 @@
-"""The vocabulary of generation that every process shares; it knows no HTTP, no model and no socket."""
+"""The vocabulary of generation that all processes share. It knows no HTTP, no model and no socket."""
 
 from enum import StrEnum
 
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 
 class Sampling(Struct, frozen=True):
-    """How the next token is chosen from the logits; each default but the temperature's switches its filter off."""
+    """How the next token is chosen from the logits. Each default except the temperature's switches its filter off."""
 
     # 0 is greedy; `top_k`, `top_p`, `min_p` and `seed` then have no effect.
     temperature: float = 0.0
@@ -15,22 +15,22 @@ class Sampling(Struct, frozen=True):
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    # Without one the request draws its own.
+    # None draws a random one.
     seed: int | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    # Added to the logits of these token ids, all of the vocabulary; at least 100 selects, at most -100 bans.
+    # Added to the logits of these token ids; 100 or more selects a token, -100 or less bans it.
     logit_bias: dict[int, float] = {}
 
 
 class Adapter(Struct, frozen=True):
     """A LoRA adapter of a model."""
 
-    # Requests choose it by this.
+    # By which requests choose it.
     name: str
-    # A file in onnxruntime-genai's form.
+    # A file in the format of onnxruntime-genai.
     path: str
-    # New whenever a file is loaded, so that two of the same name are told apart.
+    # New for each load, so that two adapters of one name differ.
     id: str
 
 
@@ -39,46 +39,45 @@ class GenerationRequest(Struct, frozen=True):
 
     # The client's name for the request; need not be unique.
     request_id: str
-    # Token ids, at least one.
+    # Token ids; at least one.
     prompt: list[int]
     # Tokens of the answer, at most.
     max_tokens: int
     # Tokens of prompt and answer together, at most.
     max_length: int
     sampling: Sampling = Sampling()
-    # A token that ends answers does not end this one.
+    # Whether the answer continues after a token that ends answers.
     ignore_eos: bool = False
-    # Whether a cached prefix may be used, one of the same `cache_salt`.
+    # Whether a cached prefix of the same `cache_salt` may be used.
     cache_prompt: bool = True
     cache_salt: str | None = None
-    # A lower one is served earlier.
+    # Lower values are served earlier.
     priority: int = 0
-    # The answer is bitwise equal, whatever else runs.
+    # Whether the answer must be bitwise equal whatever else runs.
     exact: bool = False
-    # Before so many tokens nothing that ends an answer is chosen.
+    # No token that ends an answer is chosen before so many tokens.
     min_tokens: int = 0
-    # Each token comes with its log probability and those of so many likeliest ones, perhaps 0; None for without.
+    # How many of the likeliest tokens come with each token's log probability; None for no log probabilities.
     top_logprobs: int | None = None
-    # So do the tokens of the prompt, which then is not taken from the cache.
+    # Whether the prompt's tokens have them, too. Such a prompt is not taken from the cache.
     prompt_logprobs: bool = False
-    # What the answer must fit, in one of llguidance's two forms.
+    # What the answer must match, in one of llguidance's two forms.
     grammar: str | None = None
-    # Seconds after which the answer ends as it is.
+    # Seconds after which the answer ends with what it has.
     timeout: float | None = None
-    # Whether the engine reports how far the prompt is read.
+    # Whether the engine reports the progress of reading the prompt.
     progress: bool = False
-    # The one that the model answers with.
     adapter: Adapter | None = None
     # The server's own name for the request, where `request_id` is not unique.
     unique_id: str = ""
 
     @property
     def own_id(self) -> str:
-        """The name that no other request has."""
+        """The id that no other request has."""
         return self.unique_id or self.request_id
 
     def after(self, seconds: float) -> "GenerationRequest":
-        """The same request as one that is taken so much later: its deadline stays where it is."""
+        """The same request as it is so many seconds later: its deadline does not move."""
         if self.timeout is None:
             return self
         return msgspec.structs.replace(self, timeout=max(0.0, self.timeout - seconds))
@@ -88,14 +87,14 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     """A token with its log probability."""
 
     token: int
-    # Natural, as the model gave it before any option of sampling.
+    # Natural logarithm, from the model's logits before sampling options.
     logprob: float
-    # The likeliest tokens at its place with theirs, likeliest first.
+    # The likeliest tokens at its place with their log probabilities, likeliest first.
     top: list[tuple[int, float]] = []
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended that did not fail."""
+    """Why a generation ended without an error."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -108,14 +107,14 @@ class FinishReason(StrEnum):
 
     @property
     def is_interruption(self) -> bool:
-        """Whether the answer was ended from outside, for which other servers' APIs have no word."""
+        """Whether the answer was ended from outside. Other servers' APIs have no word for this."""
         return self in (FinishReason.TERMINATED, FinishReason.TIMEOUT, FinishReason.CANCELLED)
 
 
 class Phases(Struct, frozen=True):
     """Where a request's time went in the engine, in seconds."""
 
-    # Before the first step.
+    # Waiting, before the first step.
     queue: float = 0.0
     # From there to the first token.
     prefill: float = 0.0
@@ -134,7 +133,7 @@ class Batching(Struct, frozen=True):
     num_slots: int = 0
     # Whether a sequence alone is bitwise equal to the same in a batch; None where nothing is batched.
     exact: bool | None = None
-    # Nodes of the graph that each execution provider runs, most first; None where the library does not tell.
+    # Nodes of the graph by execution provider, most first; None where the library does not report it.
     nodes: dict[str, int | None] = {}
     # Whether one step decodes and reads a chunk of a prompt.
     mixes: bool = False
@@ -143,14 +142,14 @@ class Batching(Struct, frozen=True):
 
 
 class ModelInfo(Struct, frozen=True):
-    """What the API process must know of an engine's model."""
+    """What an API process must know of an engine's model."""
 
     # Tokens of prompt and answer together.
     context_length: int
     vocab_size: int
-    # Each ends an answer.
+    # Tokens that end an answer.
     eos_token_ids: list[int]
-    # For fields that a request leaves out.
+    # For sampling fields that a request leaves out.
     defaults: Sampling
-    # Whether it gives the log probabilities of a prompt's tokens.
+    # Whether it can compute the log probabilities of a prompt's tokens.
     scores_prompts: bool = True

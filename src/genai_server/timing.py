@@ -1,4 +1,4 @@
-"""How long an answer takes; pure, the clock is passed in."""
+"""How long an answer takes. The clock is passed in."""
 
 from collections.abc import Callable
 
@@ -8,35 +8,36 @@ Clock = Callable[[], float]
 
 
 class Timings(Struct, frozen=True):
-    """The figures of one answer: times in seconds, rates in tokens per second, None where they cannot be known.
+    """The figures of one answer: times in seconds, rates in tokens per second, None where unknown."""
 
-    `ttft` and `total_latency` are measured where the request arrived. `tpot` is the time per output token without the
-    first one, (last − first) / (output_tokens − 1), as the engine made them, and `output_tokens_per_second` its
-    inverse. `tokens_per_second` counts input and output over the total latency.
-    """
-
+    # Time to first token, measured where the request arrived.
     ttft: float | None
+    # Measured there as well.
     total_latency: float
+    # Of input and output, over the total latency.
     tokens_per_second: float | None
+    # The inverse of `tpot`.
     output_tokens_per_second: float | None
     input_tokens: int
     output_tokens: int
+    # Time per output token without the first one, (last − first) / (output_tokens − 1), measured in the engine.
     tpot: float | None
 
 
 class Stopwatch:
-    """Times one answer, from its making on. `clock` gives seconds and never goes back."""
+    """Times one answer from the creation of the stopwatch on."""
 
     def __init__(self, clock: Clock, input_tokens: int = 0) -> None:
         self.input_tokens = input_tokens
         self.output_tokens = 0
+        # In seconds; never goes back.
         self._clock = clock
         self._started = clock()
         self._first: float | None = None
         self._ended: float | None = None
 
     def count(self, tokens: int) -> None:
-        """So many tokens have arrived now."""
+        """Note that so many tokens arrive now."""
         if self._first is None:
             self._first = self._clock()
         self.output_tokens += tokens
@@ -52,13 +53,11 @@ class Stopwatch:
         return self._clock() - self._started
 
     def stop(self) -> None:
-        """The answer has ended now."""
+        """Note that the answer ends now."""
         self._ended = self._clock()
 
     def timings(self, decode_seconds: float) -> Timings:
-        """The figures at the end, or now if that is still to come; `decode_seconds` is the time from the first token to
-        the last in the engine.
-        """
+        """The figures at the end, or up to now; `decode_seconds` is the engine's time from first to last token."""
         total = (self._clock() if self._ended is None else self._ended) - self._started
         tpot = decode_seconds / (self.output_tokens - 1) if self.output_tokens > 1 else None
         return Timings(

@@ -14,11 +14,11 @@ from anthropic.types import (
 )
 from pydantic import TypeAdapter
 
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallStart
 from genai_server.anthropic_api.message import MessageBuilder
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import Content, Part, ToolCallArguments, ToolCallStart
 from tests.answer_parts import PARTS, whole
 
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from genai_server.config import Settings, load_settings, option
 from genai_server.errors import ConfigurationError
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 def _load(**options: str | None) -> Settings:

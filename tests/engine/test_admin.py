@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.ipc.inbox import Connected
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.generation import Adapter, FinishReason
 from genai_server.messages.admin import (
     AdapterReply,
@@ -20,7 +20,7 @@ from genai_server.messages.admin import (
     UnloadAdapter,
 )
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation import Accepted, Finished, Refused
+from genai_server.messages.protocol import Accepted, Finished, Refused
 from genai_server.profile_plan import ProfilePlan
 from tests.engine.test_admission import nothing_compiles
 from tests.engine.test_loop import OTHER_API, Bench

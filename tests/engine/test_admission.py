@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.ipc.inbox import Disconnected
+from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.generation import FinishReason, GenerationRequest, Sampling, TokenLogprob
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Load
-from genai_server.messages.generation import Accepted, Cancel, Failed, Finished, PromptLogprobs, Refused, Submit, Tokens
+from genai_server.messages.protocol import Accepted, Cancel, Failed, Finished, PromptLogprobs, Refused, Submit, Tokens
 from tests.engine.test_loop import API, OTHER_API, Bench
 
 # A rule that can be read in ever more ways the longer the answer is.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.ipc.inbox import Connected, Disconnected
+from genai_server.engine.ipc.mailbox import Connected, Disconnected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
@@ -21,8 +21,7 @@ from genai_server.generation import FinishReason, GenerationRequest
 from genai_server.messages.admin import CacheReset, GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Capacity, Load
-from genai_server.messages.frames import ToApi
-from genai_server.messages.generation import Accepted, Cancel, Failed, Finished, Progress, Refused, Submit, Tokens
+from genai_server.messages.protocol import Accepted, Cancel, Failed, Finished, Progress, Refused, Submit, ToApi, Tokens
 
 API = 1
 OTHER_API = 2

@@ -21,7 +21,7 @@ from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.scheduler import Step
 from genai_server.generation import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.admin import SetRuntimeOption, StartProfile
-from genai_server.messages.generation import Finished, PromptLogprobs, Submit
+from genai_server.messages.protocol import Finished, PromptLogprobs, Submit
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
 from tests.running_server import DEMO

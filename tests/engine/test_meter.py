@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.ipc.inbox import Connected
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.meter import Tally
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.figures import Figures, Histogram

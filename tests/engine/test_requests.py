@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.ipc.inbox import Disconnected
+from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.generation import FinishReason
-from genai_server.messages.generation import Accepted, Finished, Refused, Tokens
+from genai_server.messages.protocol import Accepted, Finished, Refused, Tokens
 from tests.engine.test_admission import nothing_compiles, step_until
 from tests.engine.test_loop import API, Bench
 from tests.engine.test_sequence import HandClock

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from genai_server.config import load_settings
-from genai_server.engine_client.capacity import require_capacity
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.router import Router
 from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, SessionTerminated
@@ -175,18 +174,18 @@ def test_a_full_engine_is_known_to_be_full_without_asking_it() -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         await until(lambda: engine.load.room == 2)
-        require_capacity(engine.load, engine.device, 2, [10**6, 100], param="n")
+        engine.require_capacity(2, [10**6, 100], param="n")
         with pytest.raises(InvalidField, match="n may make 2 answers .* given 3"):
-            require_capacity(engine.load, engine.device, 3, param="n")  # however long it waits
+            engine.require_capacity(3, param="n")  # however long it waits
         (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
         await until(lambda: engine.load.room == 1)
-        require_capacity(engine.load, engine.device, 1, [100], param="n")
-        with pytest.raises(QueueFull, match=r"100 more tokens of prompts .*GENAI_MAX_QUEUE_TOKENS.*given 101"):
-            require_capacity(engine.load, engine.device, 1, [101], param="n")
+        engine.require_capacity(1, [100], param="n")
+        with pytest.raises(QueueFull, match=r"would have 101 tokens .*: GENAI_MAX_QUEUE_TOKENS lets 100 wait"):
+            engine.require_capacity(1, [101], param="n")
         (waiting,) = await engine.in_flight.submit(request("say x"))
         await until(lambda: engine.load.room == 0)
-        with pytest.raises(QueueFull, match="0 more requests") as full:
-            require_capacity(engine.load, engine.device, 1, param="n")
+        with pytest.raises(QueueFull, match=r"2 requests are on device scripted:0 already: .* lets 1 run") as full:
+            engine.require_capacity(1, param="n")
         assert full.value.retry_after == engine.load.retry_after >= 1
         assert router.pick(None)[0] is router.engines["scripted:1"]
         waiting.close()

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from genai_server.answer_parts import ScoredToken, WholeAnswer
 from genai_server.generation import FinishReason
 from genai_server.openai_api.chat import ChatBuilder
-from genai_server.parts import ScoredToken, WholeAnswer
 from tests.answer_parts import PARTS, whole
 
 METRICS = {"ttft": 0.5, "model": "m"}

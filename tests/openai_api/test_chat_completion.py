@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from genai_server.answer_parts import ScoredToken, WholeAnswer
 from genai_server.generation import FinishReason
 from genai_server.openai_api.chat_completion import ChatCompletionBuilder
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import ScoredToken, WholeAnswer
 from tests.answer_parts import PARTS, whole
 
 SCORED = ScoredToken(b"\xc3", -0.5, (ScoredToken(b"\xc3", -0.5), ScoredToken(b"e", -1.0)))
@@ -18,9 +18,14 @@ def _build(**options: bool) -> ChatCompletionBuilder:
     return ChatCompletionBuilder("id1", "m", 1234, **options)
 
 
+def _complete(answer: WholeAnswer, reason: FinishReason = FinishReason.STOP, **options: bool) -> dict[str, Any]:
+    build = _build(**options)
+    return build.complete([build.choice(0, answer, reason)], Usage(3, 4))
+
+
 @pytest.mark.parametrize("reason", FinishReason)
 def test_a_whole_answer_is_one_of_openais(reason: FinishReason) -> None:
-    read = ChatCompletion.model_validate(_build().complete([(WholeAnswer("text"), reason)], Usage(3, 4)))
+    read = ChatCompletion.model_validate(_complete(WholeAnswer("text"), reason))
     assert (read.id, read.model, read.created, read.object) == ("id1", "m", 1234, "chat.completion")
     assert [choice.message.content for choice in read.choices] == ["text"]
     assert read.choices[0].finish_reason in ("stop", "length")
@@ -29,7 +34,7 @@ def test_a_whole_answer_is_one_of_openais(reason: FinishReason) -> None:
 
 
 def test_calls_and_reasoning_stand_beside_the_content() -> None:
-    read = ChatCompletion.model_validate(_build().complete([(whole(PARTS), FinishReason.STOP)], Usage(3, 4)))
+    read = ChatCompletion.model_validate(_complete(whole(PARTS)))
     message = read.choices[0].message
     assert message.content == "Hello"
     assert message.model_extra == {"reasoning_content": "so be it"}
@@ -41,24 +46,24 @@ def test_calls_and_reasoning_stand_beside_the_content() -> None:
 
 
 def test_an_answer_of_calls_alone_has_no_content() -> None:
-    built = _build().complete([(whole(PARTS[4:]), FinishReason.STOP)], Usage(3, 4))
+    built = _complete(whole(PARTS[4:]))
     assert built["choices"][0]["message"]["content"] is None
 
 
 def test_log_probabilities_have_each_tokens_bytes_even_if_they_are_no_text() -> None:
     answer = WholeAnswer("x", tokens=[SCORED])
-    read = ChatCompletion.model_validate(_build(has_logprobs=True).complete([(answer, FinishReason.STOP)], Usage(1)))
+    read = ChatCompletion.model_validate(_complete(answer, has_logprobs=True))
     assert read.choices[0].logprobs is not None
     (token,) = read.choices[0].logprobs.content or []
     assert (token.token, token.bytes, token.logprob) == ("\ufffd", [0xC3], -0.5)
     assert [(other.token, other.logprob) for other in token.top_logprobs] == [("\ufffd", -0.5), ("e", -1.0)]
-    assert _build().complete([(answer, FinishReason.STOP)], Usage(1))["choices"][0]["logprobs"] is None
+    assert _complete(answer)["choices"][0]["logprobs"] is None
 
 
 def _stream(**options: bool) -> list[dict[str, Any]]:
     build = _build(**options)
     parts = [build.part(0, [part], [SCORED]) for part in PARTS]
-    return [build.first(0), *parts, build.last(0, FinishReason.STOP, calls_tools=True)]
+    return [*build.first(1), *parts, build.last(0, FinishReason.STOP, calls_tools=True)]
 
 
 def test_the_chunks_of_a_stream_are_openais_and_make_up_the_answer() -> None:

@@ -2,10 +2,10 @@
 
 from openai.types import Completion
 
+from genai_server.answer_parts import Content, ScoredToken, WholeAnswer
 from genai_server.generation import FinishReason
 from genai_server.openai_api.completion import CompletionBuilder
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import ScoredToken
 
 TOKENS = [
     ScoredToken(b"The", None, offset=0),
@@ -15,7 +15,7 @@ TOKENS = [
 
 def test_a_whole_answer_is_one_of_openais() -> None:
     build = CompletionBuilder("id1", "m", 1234, has_logprobs=True)
-    choice = build.choice(0, "The end", TOKENS, FinishReason.LENGTH)
+    choice = build.choice(0, WholeAnswer("The end", tokens=TOKENS), FinishReason.LENGTH)
     # As the client itself does it: OpenAI sends null for the first token though its own types have no room for it.
     read = Completion.construct(**build.complete([choice], Usage(1, 1)))
     assert (read.id, read.model, read.created, read.object) == ("id1", "m", 1234, "text_completion")
@@ -28,18 +28,18 @@ def test_a_whole_answer_is_one_of_openais() -> None:
 
 def test_without_log_probabilities_there_are_none() -> None:
     build = CompletionBuilder("id1", "m", 1234)
-    assert build.choice(0, "x", TOKENS)["logprobs"] is None
+    assert build.choice(0, WholeAnswer("x", tokens=TOKENS), None)["logprobs"] is None
 
 
 def test_of_two_tokens_with_one_text_the_likelier_is_told() -> None:
     top = (ScoredToken(b"\xc3", -0.1), ScoredToken(b"\xc4", -3.0))
     build = CompletionBuilder("id1", "m", 1234, has_logprobs=True)
-    choice = build.choice(0, "x", [ScoredToken(b"\xc3", -0.1, top)])
+    choice = build.choice(0, WholeAnswer("x", tokens=[ScoredToken(b"\xc3", -0.1, top)]), None)
     assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.1}]
 
 
 def test_chunks_have_their_usage_where_it_is_wanted() -> None:
     build = CompletionBuilder("id1", "m", 1234, has_usage=True)
-    assert build.chunk(build.choice(0, "x", []))["usage"] is None
+    assert build.part(0, [Content("x")], [])["usage"] is None
     assert build.usage(Usage(1, 2))["usage"]["total_tokens"] == 3
-    assert "usage" not in CompletionBuilder("id1", "m", 1234).chunk(build.choice(0, "x", []))
+    assert "usage" not in CompletionBuilder("id1", "m", 1234).part(0, [Content("x")], [])

@@ -6,13 +6,13 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from genai_server.answer_parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
 from genai_server.errors import RunnerFailed
 from genai_server.generation import FinishReason, Sampling
 from genai_server.openai_api.response_builder import ResponseBuilder
 from genai_server.openai_api.responses import new_response
 from genai_server.openai_api.schemas.responses import ResponsesRequest
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
 from tests.answer_parts import PARTS
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterable, Iterator
 from itertools import count
 
-from genai_server.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.reasoning import ReasoningFormat
-from genai_server.text.tool_formats import TOOL_FORMATS
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
 
 NAMES = ("get_weather", "now")
 

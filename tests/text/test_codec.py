@@ -82,8 +82,8 @@ def test_a_refusal_of_the_template_reaches_the_caller() -> None:
 
 
 def test_the_template_can_be_asked_what_it_knows(demo: TextCodec) -> None:
-    assert demo.takes_tools
-    assert not demo.reads("enable_thinking")
+    assert demo.writer.takes_tools
+    assert not demo.writer.reads("enable_thinking")
 
 
 # special tokens in what a request says
@@ -214,23 +214,23 @@ def test_a_prompt_has_the_same_tokens_wherever_it_is_encoded(demo: TextCodec, me
 
 def test_each_answer_has_a_decoder_of_its_own() -> None:
     codec = _codec("")
-    first, second = codec.decoder(), codec.decoder()
+    first, second = codec.tokenizer.decoder(), codec.tokenizer.decoder()
     first.decode([0xC3])
     assert second.decode([97]) == "a"
     assert first.decode([0xA9]) == "é"
 
 
 def test_special_tokens_are_shown_to_those_who_want_to_see_them(demo: TextCodec) -> None:
-    assert demo.special_tokens["<|im_end|>"] == END
-    assert demo.decoder().decode([END]) == ""
-    assert demo.decoder(show=["<|im_end|>"]).decode([END]) == "<|im_end|>"
+    assert demo.tokenizer.special_tokens["<|im_end|>"] == END
+    assert demo.tokenizer.decoder().decode([END]) == ""
+    assert demo.tokenizer.decoder(show=["<|im_end|>"]).decode([END]) == "<|im_end|>"
 
 
 def test_one_token_has_bytes(demo: TextCodec) -> None:
     first = asyncio.run(demo.encode_text("é"))[0]
-    assert demo.token_bytes(first) == b"\xc3"
-    assert demo.token_bytes(END) == b"<|im_end|>"
-    assert demo.token_bytes(demo.vocab_size) == b""
+    assert demo.tokenizer.token_bytes(first) == b"\xc3"
+    assert demo.tokenizer.token_bytes(END) == b"<|im_end|>"
+    assert demo.tokenizer.token_bytes(demo.tokenizer.vocab_size) == b""
 
 
 @pytest.mark.parametrize("token", [-1, 1920])
@@ -259,9 +259,9 @@ def test_any_other_device_needs_the_models_tokenizer(tmp_path: Path) -> None:
 def test_a_model_without_a_template_encodes_texts_and_no_messages(tmp_path: Path) -> None:
     codec = load_text_codec(base_model(tmp_path / "base"), "cpu")
     assert not codec.has_chat_template
-    assert not codec.takes_tools
+    assert not codec.writer.takes_tools
     assert asyncio.run(codec.encode_text("Hello"))
-    for refused in (codec.require_chat_template, lambda: codec.render_chat(_user("x"))):
+    for refused in (codec.writer.require_template, lambda: codec.render_chat(_user("x"))):
         with pytest.raises(NoChatTemplate):
             refused()
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from genai_server.parts import Content, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
 from genai_server.text.grammars import grammar
-from genai_server.text.tool_formats import ANY_OBJECT, TOOL_FORMATS, Tool
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
+from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool
 from tests.running_server import DEMO
 from tests.text.guided import byte_tokenizer, fits, matcher, tokenizer_with, validate
 from tests.text.parsing import merged, parser, stream

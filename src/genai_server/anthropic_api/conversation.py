@@ -1,4 +1,4 @@
-"""Anthropic's conversation of turns and blocks as the messages of a chat, in OpenAI's form, which templates know."""
+"""Anthropic's turns and blocks as messages in OpenAI's form, which chat templates know."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from genai_server.anthropic_api.schemas import (
 )
 from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.base import JsonObject
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 def chat_messages(body: CountTokensRequest) -> Iterator[tuple[str, JsonObject]]:

@@ -4,24 +4,22 @@
 
 from pydantic_core import from_json
 
+from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
-from genai_server.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
 
-# Clients drop thoughts without a signature. Here nothing depends on it: clients may change thoughts they send back.
+# Clients drop thinking without a signature. This server checks none: clients may change the thinking they send back.
 _SIGNATURE = "unsigned"
 
 
 class MessageBuilder:
-    """Builds the message of one request, or the events of its stream, in the order `first`, `parts`, `last`.
-
-    `max_tokens` is the request's. Without `shows_thinking` the blocks of thoughts are empty.
-    """
+    """Builds the message of one request, or the events of its stream, in the order `first`, `parts`, `last`."""
 
     def __init__(self, id: str, model: str, max_tokens: int, *, shows_thinking: bool = True) -> None:
         self._message = {"id": id, "type": "message", "role": "assistant", "model": model}
         self._max_tokens = max_tokens
+        # Whether blocks of thinking have their text.
         self._shows_thinking = shows_thinking
         self._index = -1
         self._open: str | None = None
@@ -40,7 +38,7 @@ class MessageBuilder:
         }
 
     def first(self, usage: Usage) -> JsonObject:
-        """The event before anything has come."""
+        """The first event."""
         end = {"stop_reason": None, "stop_sequence": None}
         return {"type": "message_start", "message": {**self._message, "content": [], **end, "usage": _usage(usage)}}
 
@@ -65,7 +63,7 @@ class MessageBuilder:
         return events
 
     def last(self, reason: FinishReason, usage: Usage, *, stop_string: str | None = None) -> list[JsonObject]:
-        """The events that end the stream."""
+        """The last events."""
         end = {"type": "message_delta", "delta": self._end(reason, usage, stop_string), "usage": _usage(usage)}
         return [*self._close(), end, {"type": "message_stop"}]
 

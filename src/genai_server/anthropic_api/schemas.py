@@ -18,7 +18,7 @@ from genai_server.openai_api.schemas.base import (
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, FunctionName
 from genai_server.openai_api.schemas.response_items import DirectCaller
 from genai_server.openai_api.schemas.sampling import MOST_STOP_STRINGS, SamplingFields, StopText
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 _BLOCKS_OF_ROLE = {
     "user": ("text", "tool_result"),

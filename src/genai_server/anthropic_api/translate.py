@@ -1,4 +1,4 @@
-"""From Anthropic's bodies to the chat parameters that the server answers; errors go the other way."""
+"""Anthropic's bodies to chat parameters, and errors back."""
 
 import re
 
@@ -14,7 +14,7 @@ _FORMAT = "response_format"
 _SCHEMA = f"{_FORMAT}.json_schema"
 _PARALLEL = "parallel_tool_calls"
 _EFFORT = "reasoning_effort"
-# The name of a field, with its value if it is given, or a message.
+# The name of a field, with its value if given, or a message.
 _INNER_NAME = re.compile(
     rf"\b(?P<field>chat_template_kwargs\.{_CONTINUE}|chat_template_kwargs|{_CONTINUE}|{_SCHEMA}|{_FORMAT}|{_PARALLEL}|{_EFFORT})\b"
     r"(?P<value> '\w+')?|\bmessages\[(?P<index>\d+)\]"

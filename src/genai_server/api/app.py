@@ -1,4 +1,4 @@
-"""Puts the API together; all state is passed in, so that two apps can live in one process."""
+"""Puts the API together. All state is passed in, so that two apps can live in one process."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from genai_server import __version__
 from genai_server.api.admin import adapters, profiles, requests, runtime_options
 from genai_server.api.admin import models as model_admin
-from genai_server.api.catalog import Catalog
+from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import ResponseStore
@@ -40,7 +40,6 @@ from genai_server.api.routes import (
     responses,
     tokens,
 )
-from genai_server.api.served_model import LoadText
 from genai_server.api.services import Services
 from genai_server.api.telemetry.engine_metrics import EngineMetrics
 from genai_server.api.telemetry.request_record import Observer, RequestRecords
@@ -60,9 +59,9 @@ class Engines(Protocol):
 class Telemetry:
     """What observes the app's requests."""
 
-    # Of the metrics.
+    # Holds the metrics.
     registry: CollectorRegistry
-    # Get each request when it has ended.
+    # Receive each request when it has ended.
     observers: Sequence[Observer]
     # Times requests, in seconds.
     clock: Clock = time.perf_counter
@@ -82,10 +81,10 @@ def create_app(
     *,
     on_loopback: bool,
 ) -> FastAPI:
-    """The ASGI app; its lifespan attaches to the engines.
+    """The ASGI app. Its lifespan connects to the engines.
 
-    `load_text` reads the text side of a model. `drain` is begun from outside. `keys` are the API keys. `on_loopback`
-    says whether only this machine can reach the server, as far as is known.
+    `load_text` reads the text side of a model. `drain` is started from outside. `on_loopback` says whether only this
+    machine can reach the server, as far as is known.
     """
 
     @asynccontextmanager
@@ -140,7 +139,7 @@ def create_app(
 def _add_middleware(
     app: FastAPI, settings: Settings, drain: Drain, keys: ApiKeys, telemetry: Telemetry, *, on_loopback: bool
 ) -> None:
-    """Add what a request passes before its route; the last one added here is passed first."""
+    """Add what a request passes before its route. The middleware that is added last is passed first."""
     app.add_middleware(HeadRequests)
     app.add_middleware(Drained, drain=drain)
     app.add_middleware(

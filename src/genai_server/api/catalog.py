@@ -1,23 +1,24 @@
-"""The models of the server as this API process knows them, from the status file of the supervisor."""
+"""The models as an API process knows them: which there are, by the status file, and those that it serves."""
 
 import asyncio
 import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from genai_server.api.served_model import LoadText, ServedModel
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.commands import send_command
-from genai_server.errors import ModelNotFound, ModelsBusy, NoEngineReady, QueueFull
+from genai_server.engine_client.router import Router
+from genai_server.errors import ConfigurationError, ModelNotFound, ModelsBusy, NoEngineReady, QueueFull
 from genai_server.generation import Adapter
 from genai_server.messages.commands import Command, WantModel
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus, StatusFileReader
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
+from genai_server.text.codec import TextCodec
 
 log = logging.getLogger(__name__)
 # Seconds between two reads of the status file, and between two requests to load a model.
@@ -25,6 +26,9 @@ _LOOK_EVERY = 0.1
 _ASK_EVERY = 1.0
 # Seconds that a request waits until another model is idle and can be unloaded.
 PATIENCE = 30.0
+# Checks a model directory and reads its text side for each of the devices. The last argument is a chat template that
+# replaces the model's own, or "". Raises ConfigurationError.
+LoadText = Callable[[str, Sequence[str], str], Mapping[str, TextCodec]]
 
 
 @dataclass(frozen=True)
@@ -42,23 +46,86 @@ class ChosenModel:
         return self.about.name if self.adapter is None else f"{self.about.name}:{self.adapter.name}"
 
 
-class Catalog:
-    """Knows all models, and serves those that are loaded. Owned by the event loop.
+class ServedModel:
+    """A loaded model: the clients of its engines, and its text side, read in a thread. Owned by the event loop."""
 
-    At most `most_waiting` requests wait for each model that is being loaded.
-    """
+    def __init__(self, about: ModelStatus, status_file: StatusFileReader, load_text: LoadText) -> None:
+        self.name = about.name
+        self.devices = about.devices
+        self.router = Router(about.devices, status_file, about.name, about.serial)
+        # Why the text side cannot be read, if it cannot.
+        self.error: str | None = None
+        self._path = about.path
+        self._chat_template = about.chat_template
+        # By device; empty until they are read.
+        self._codecs: Mapping[str, TextCodec] = {}
+        self._reading = asyncio.create_task(self._read_text(load_text))
+        self._attached = asyncio.create_task(self._stay_attached())
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the text side has been read."""
+        return bool(self._codecs)
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether requests can be sent to an engine."""
+        return self.is_readable and any(engine.is_connected for engine in self.router.engines.values())
+
+    @property
+    def codec(self) -> TextCodec:
+        """The text side of the first device; all devices run the same model. Raises NoEngineReady."""
+        return self.codec_of(self.devices[0])
+
+    def codec_of(self, device: str) -> TextCodec:
+        """The text side for one device. Raises NoEngineReady until it is read, and if it cannot be."""
+        if not self._codecs:
+            raise NoEngineReady(f"the text side of model {self.name} {self.error or 'is still being read'}")
+        return self._codecs[device]
+
+    async def read(self) -> None:
+        """Wait until the text side is read, or cannot be."""
+        await asyncio.shield(self._reading)
+
+    async def leave(self) -> None:
+        """Detach from the engines: this process's requests there fail."""
+        self._attached.cancel()
+        self._reading.cancel()
+        await asyncio.gather(self._attached, self._reading, return_exceptions=True)
+
+    def close(self) -> None:
+        """Free the text side, at the end of the server."""
+        for codec in self._codecs.values():
+            codec.close()
+
+    async def _read_text(self, load_text: LoadText) -> None:
+        try:
+            self._codecs = await asyncio.to_thread(load_text, self._path, self.devices, self._chat_template)
+        except ConfigurationError as error:
+            self.error = f"cannot be read: {error.message}"
+            log.error("the text side of model %s %s", self.name, self.error)
+
+    async def _stay_attached(self) -> None:
+        async with self.router.attached():
+            await asyncio.Event().wait()
+
+
+class Catalog:
+    """Knows all models, and serves those that are loaded. Owned by the event loop."""
 
     def __init__(self, folder: Path, load_text: LoadText, most_waiting: int) -> None:
         self.load_text = load_text
         self._status_file = StatusFileReader(folder)
-        self._served: dict[int, ServedModel] = {}  # by serial
+        # By serial.
+        self._served: dict[int, ServedModel] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        # Most requests that wait for one model to be loaded, and how many do, by the model's name.
         self._most_waiting = most_waiting
         self._waiting: Counter[str] = Counter()
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator["Catalog"]:
-        """Follow the status file while the block runs, which begins once all text sides are read."""
+        """Follow the status file while the block runs. The block begins once all text sides are read."""
         self.statuses()
         for model in list(self._served.values()):
             await model.read()
@@ -73,7 +140,7 @@ class Catalog:
                 model.close()
 
     def statuses(self) -> list[ModelStatus]:
-        """All models now, the one for requests that name none first; ready are those that this process can serve."""
+        """The status of all models now. The first is the one for requests that name no model."""
         server_status = self._status_file.read()
         loaded = {about.serial: about for about in server_status.models if about.state != ModelState.UNLOADED}
         for serial in self._served.keys() - loaded.keys():
@@ -85,7 +152,7 @@ class Catalog:
         return server_status.models
 
     def engine_statuses(self, about: ModelStatus) -> list[EngineStatus]:
-        """The status of each engine of a model, also if it is not loaded."""
+        """The status of each engine of a model, loaded or not."""
         served = self._served.get(about.serial)
         if served is None:
             return [EngineStatus(device, EngineState.UNLOADED, model=about.name) for device in about.devices]
@@ -138,10 +205,10 @@ class Catalog:
         return [engine for served in having or loaded for engine in served.router.select(device)]
 
     async def serving(self, chosen: ChosenModel, seconds: float) -> tuple[ChosenModel, ServedModel]:
-        """A chosen model once it is served: one that is loaded on demand is loaded, within these seconds.
+        """The chosen model once it is served. One that is loaded on demand is loaded first, within these seconds.
 
-        Where that took waiting the choice is made anew, for its adapter may have been unloaded. Raises QueueFull,
-        NoEngineReady or ModelsBusy if it is not there in time, and ModelNotFound if it is gone meanwhile.
+        After waiting, the choice is made again: the adapter may have been unloaded. Raises QueueFull, NoEngineReady or
+        ModelsBusy if the model is not served in time, and ModelNotFound if it was removed.
         """
         about = chosen.about
         served = self.served(about)
@@ -156,7 +223,7 @@ class Catalog:
         """Ask the supervisor for the model of this name until it is loaded, or has failed to load.
 
         Raises ModelsBusy if no other model can be unloaded for it, NoEngineReady after `seconds`, and ModelNotFound if
-        it is removed meanwhile.
+        the model is removed.
         """
         began = time.monotonic()
         asked = began - _ASK_EVERY
@@ -184,7 +251,7 @@ class Catalog:
             await asyncio.sleep(_LOOK_EVERY / 2)
 
     async def command(self, command: Command) -> None:
-        """Have the supervisor obey. Raises what it says against it."""
+        """Send a command to the supervisor. Raises the error that the supervisor replies with."""
         await asyncio.to_thread(send_command, self._status_file.read(), command)
 
     @contextlib.contextmanager

@@ -20,7 +20,7 @@ from starlette.types import Scope
 from genai_server import errors
 from genai_server.anthropic_api.error import error_object
 from genai_server.errors import GenaiServerError
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def http_status(error: GenaiServerError) -> tuple[int, str]:
 
 
 def internal_error() -> GenaiServerError:
-    """What a client is told of an exception that the server did not expect."""
+    """The error that a client receives for an unexpected exception."""
     return GenaiServerError("internal error; the server's log has more")
 
 
@@ -103,7 +103,7 @@ def request_id_headers(scope: Scope) -> dict[str, str]:
 
 
 def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
-    """An error in the form of the API that the request of this scope is for: OpenAI's, unless it is Anthropic's."""
+    """An error in the form of the API that the scope's request is for: OpenAI's, unless it is Anthropic's."""
     status, kind = http_status(error)
     return _body(scope, status, kind, error.message, error.code, error.param)
 

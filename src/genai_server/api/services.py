@@ -9,10 +9,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
-from genai_server.api.catalog import Catalog
+from genai_server.api.catalog import Catalog, ServedModel
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.drain import Drain
-from genai_server.api.served_model import ServedModel
 from genai_server.config import Settings
 from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.timing import Clock
@@ -31,11 +30,11 @@ class Services:
     # Whether only this machine can reach the server, as far as is known.
     on_loopback: bool
     drain: Drain
-    # Of the metrics.
+    # Holds the metrics.
     registry: CollectorRegistry
 
     async def served(self, model: str | None) -> ServedModel:
-        """The model that a request names, where it needs the text side alone. Raises ModelNotFound and Unavailable."""
+        """The model that a request names, for its text side alone. Raises ModelNotFound and Unavailable."""
         _, served = await self.models.serving(self.models.choose(model), self.settings.request_timeout)
         return served
 
@@ -46,5 +45,5 @@ async def services(request: Request) -> Services:
     return found
 
 
-# What routes take as a parameter.
+# The type of a route's parameter.
 TheServices = Annotated[Services, Depends(services)]

@@ -24,7 +24,7 @@ from genai_server.cli.models import find
 from genai_server.config import load_settings
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 _PROMPT = "> "
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"

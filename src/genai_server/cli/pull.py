@@ -17,7 +17,7 @@ from genai_server.hub import store
 from genai_server.hub.download import download
 from genai_server.hub.library import Hub
 from genai_server.hub.repository import Repository, Selection, is_repository_name, select_model
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 # As a shell has it for a program that Ctrl-C ended.
 INTERRUPTED = 130

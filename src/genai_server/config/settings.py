@@ -13,7 +13,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from genai_server.options.providers import PROVIDERS, meant_devices
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")

@@ -14,7 +14,7 @@ from genai_server.config.environment import ATTACH_VARIABLE
 from genai_server.config.settings import Settings, environment_variable, option
 from genai_server.errors import ConfigurationError
 from genai_server.options import file
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 # What the scripts that start the server read.
 _OF_SCRIPTS = "GENAI_EXTRA"

@@ -32,7 +32,7 @@ from genai_server.messages.admin import (
     UnloadAdapter,
 )
 from genai_server.messages.error import ErrorInfo
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 class AdminCalls:

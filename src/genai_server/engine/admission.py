@@ -1,7 +1,6 @@
 """Takes requests in, or refuses them: what is against one is said before it is accepted."""
 
-from genai_server.engine.ipc.inbox import GrammarCompiled, Inbox
-from genai_server.engine.ipc.outbox import Outbox
+from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, Outbox
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.pair import RunnerPair
@@ -10,7 +9,7 @@ from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, InvalidField, SessionTerminated
 from genai_server.generation import GenerationRequest
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation import Refused, Submit
+from genai_server.messages.protocol import Refused, Submit
 from genai_server.timing import Clock
 
 

@@ -13,8 +13,16 @@ from queue import Empty, SimpleQueue
 
 from genai_server.engine.admin import AdminCalls
 from genai_server.engine.admission import Admission
-from genai_server.engine.ipc.inbox import Connected, Disconnected, GrammarCompiled, Inbox, Leave, Message
-from genai_server.engine.ipc.outbox import Outbox, Send
+from genai_server.engine.ipc.mailbox import (
+    Connected,
+    Disconnected,
+    GrammarCompiled,
+    Inbox,
+    Leave,
+    Message,
+    Outbox,
+    Send,
+)
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import TERMINATE, RuntimeOptionState
 from genai_server.engine.requests import RequestTable
@@ -29,7 +37,7 @@ from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
 from genai_server.heartbeat import Heartbeat
 from genai_server.malloc import give_back_free_memory
-from genai_server.messages.generation import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens
+from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)

@@ -4,14 +4,14 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 
-from genai_server.engine.ipc.outbox import Outbox
+from genai_server.engine.ipc.mailbox import Outbox
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError
 from genai_server.generation import FinishReason
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation import Accepted, Failed, Finished
+from genai_server.messages.protocol import Accepted, Failed, Finished
 
 log = logging.getLogger(__name__)
 

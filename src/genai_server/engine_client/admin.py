@@ -31,12 +31,13 @@ from genai_server.profile_plan import ProfilePlan, ProfileState
 
 
 class EngineAdmin:
-    """Makes admin calls and waits for their replies; owned by the event loop.
+    """Makes admin calls and waits for their replies. Owned by the event loop.
 
-    Each coroutine raises NoEngineReady if the engine is not there, as `send` does, or goes before it has replied.
+    Each coroutine raises NoEngineReady if the engine is not running, or ends before it has replied.
     """
 
     def __init__(self, send: Callable[[AdminCall], None]) -> None:
+        # Raises NoEngineReady.
         self._send = send
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
@@ -52,12 +53,12 @@ class EngineAdmin:
         return reply
 
     async def start_profile(self, plan: ProfilePlan) -> ProfileState:
-        """Begin a profile session. Raises RequestNotFound, InvalidField and Unavailable, too."""
+        """Begin a profile session. Also raises RequestNotFound, InvalidField and Unavailable."""
         (begun,) = _granted(await self._ask(lambda call: StartProfile(call, plan)))
         return begun
 
     async def end_profile(self, id: str) -> None:
-        """End a profile session. Raises ProfileNotFound, too."""
+        """End a profile session. Also raises ProfileNotFound."""
         _granted(await self._ask(lambda call: EndProfile(call, id)))
 
     async def profiles(self) -> list[ProfileState]:
@@ -70,34 +71,34 @@ class EngineAdmin:
         return reset.slots
 
     async def requests(self) -> list[RequestState]:
-        """What runs and waits, of all API processes."""
+        """The running and waiting requests of all API processes."""
         found: RequestList = await self._ask(ListRequests)
         return found.requests
 
     async def cancel_request(self, unique_id: str) -> list[RequestState]:
-        """End a request, of whichever API process; returns what it had, an entry for each answer."""
+        """End a request of any API process; returns an entry for each of its answers."""
         found: RequestList = await self._ask(lambda call: CancelRequest(call, unique_id))
         return found.requests
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter and try it. Raises AdapterLoadFailed, too."""
+        """Load an adapter and try it. Also raises AdapterLoadFailed."""
         reply: AdapterReply = await self._ask(lambda call: LoadAdapter(call, adapter))
         if reply.error is not None:
             raise reply.error.to_error()
 
     async def unload_adapter(self, id: str) -> list[str]:
-        """Take no more requests with an adapter; returns the names of those that have it."""
+        """Refuse new requests with an adapter; returns the ids of the requests that still use it."""
         reply: AdapterReply = await self._ask(lambda call: UnloadAdapter(call, id))
         return reply.request_ids
 
     def receive(self, answer: AdminReply) -> None:
-        """Take a reply of the engine; its caller may have left."""
+        """Pass a reply of the engine to its caller, unless that has left."""
         waiting = self._calls.pop(answer.call, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def lose(self, reason: str) -> None:
-        """The engine has gone: all calls that wait raise NoEngineReady."""
+        """The engine has gone: all waiting calls raise NoEngineReady."""
         calls, self._calls = self._calls, {}
         for waiting in calls.values():
             if not waiting.done():
@@ -112,7 +113,7 @@ class EngineAdmin:
 
 
 def _granted(answer: OpenProfiles) -> list[ProfileState]:
-    """The sessions that an engine has answered with. Raises what it refused with."""
+    """The sessions in a reply. Raises the error with which the engine refused."""
     if answer.error is not None:
         raise answer.error.to_error()
     return answer.sessions

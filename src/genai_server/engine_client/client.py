@@ -1,19 +1,28 @@
-"""One engine as an API process sees it: what it has told of itself, and a connection to it that comes back."""
+"""One engine as an API process sees it: its state, its capacity, and a connection that is made again when it ends."""
 
 import asyncio
 import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import msgspec
 
 from genai_server.engine_client.admin import EngineAdmin
-from genai_server.engine_client.connection import connect
 from genai_server.engine_client.in_flight import InFlight
-from genai_server.errors import EngineDied, EngineHung, GenerationFailed, ModelUnloaded, NoEngineReady
+from genai_server.errors import (
+    EngineDied,
+    EngineHung,
+    GenerationFailed,
+    InvalidField,
+    ModelUnloaded,
+    NoEngineReady,
+    QueueFull,
+)
 from genai_server.generation import Batching, ModelInfo
 from genai_server.messages.admin import AdapterReply, CacheReset, OpenProfiles, Reply, RequestList
-from genai_server.messages.figures import Figures, Load
-from genai_server.messages.frames import ToApi, ToEngine, encode_frame
-from genai_server.messages.handshake import Hello, Welcome
+from genai_server.messages.figures import Capacity, Figures, Load
+from genai_server.messages.protocol import Hello, ToApi, ToEngine, Welcome, api_decoder, encode_frame
 from genai_server.messages.status_file import EngineState, EngineStatus, ServerStatus, StatusFileReader
 
 log = logging.getLogger(__name__)
@@ -23,19 +32,19 @@ _OVER = (EngineState.FAILED, EngineState.STOPPED, EngineState.UNLOADING)
 
 
 class EngineClient:
-    """Attached to the engine of one device for as long as `run` runs; belongs to the event loop.
-
-    `load` and `figures` are what the engine has told last; the figures are None until it has counted. `admin` makes the
-    admin calls. `serial` is the model's in the status file.
-    """
+    """Stays connected to the engine of one device while `run` runs. Owned by the event loop."""
 
     def __init__(self, device: str, status_file: StatusFileReader, model_name: str = "", serial: int = 0) -> None:
         self.device = device
         self.model_name = model_name
+        # Of the model in the status file.
         self._serial = serial
+        # None while not connected.
         self.model: ModelInfo | None = None
         self.batching = Batching()
+        # As the engine last reported.
         self.load = Load()
+        # None until the engine has reported any.
         self.figures: Figures | None = None
         self.admin = EngineAdmin(self._send)
         self.in_flight = InFlight(self._send)
@@ -49,20 +58,46 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be taken."""
+        """Whether requests would be accepted."""
         return self.is_connected and not self.load.terminated
 
     @property
     def work(self) -> int:
-        """Requests in the engine: this process's now, and the others' when the engine last told."""
+        """Requests in the engine: this process's own now, and the others' as the engine last reported."""
         return len(self.in_flight) + self.load.others
 
     def status(self) -> EngineStatus:
-        """What the supervisor says of the engine; ready only once this process is attached."""
+        """The engine's status in the status file; ready only once this process is connected."""
         return self._status_on(self._status_file.read())
 
+    def require_capacity(self, num_answers: int, lengths: Sequence[int] = (), *, param: str) -> None:
+        """Raise QueueFull if the engine would not accept so many answers now, and InvalidField if it never would.
+
+        `lengths` are the tokens of the prompt of each answer, where known. `param` is the field that asks for several.
+        The engine decides again, in the same words, when the requests arrive.
+        """
+        capacity, room, room_tokens = self.load.capacity, self.load.room, self.load.room_tokens
+        if capacity is None:
+            return
+        _require_possible(capacity, self.device, num_answers, lengths, param)
+        retry_after = self.load.retry_after or None
+        if room is not None and num_answers > room:
+            raise QueueFull(
+                f"{capacity.requests - room} requests are on device {self.device} already: {capacity.limited_by} lets "
+                f"{capacity.running} run and GENAI_MAX_QUEUE lets {capacity.waiting} wait, given {num_answers} more",
+                retry_after=retry_after,
+            )
+        num_tokens, most = sum(lengths), capacity.waiting_tokens
+        if room_tokens is not None and most is not None and num_tokens > room_tokens:
+            raise QueueFull(
+                f"the prompts of the requests that wait for device {self.device} would have "
+                f"{most - room_tokens + num_tokens} tokens with this one's {num_tokens}: "
+                f"GENAI_MAX_QUEUE_TOKENS lets {most} wait",
+                retry_after=retry_after,
+            )
+
     async def run(self) -> None:
-        """Keep attached until cancelled."""
+        """Stay connected until cancelled."""
         try:
             await self._attach()
         finally:
@@ -80,13 +115,13 @@ class EngineClient:
                     await self._attend(status.address, server_status.secret)
             except (OSError, msgspec.DecodeError) as error:
                 log.debug("connection to the engine of device %s: %s", self.device, error)
-            except Exception:  # whatever it was, the next try may succeed, and without one nobody is served
+            except Exception:  # the next try may succeed, whatever it was
                 log.exception("connection to the engine of device %s", self.device)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _attend(self, address: str, secret: str) -> None:
         """Serve one connection until it ends."""
-        self._writer, connection = await connect(address, self._receive)
+        self._writer, connection = await _connect(address, self._receive)
         try:
             self._send(Hello(secret))
             await connection.ended
@@ -95,7 +130,7 @@ class EngineClient:
             self._forget()
 
     def _forget(self) -> None:
-        """The engine has gone: tell everybody who waits for it."""
+        """The engine has gone: end all that waits for it."""
         self._writer, self.model, self.load, self.figures = None, None, Load(), None
         self.admin.lose(f"the engine of device {self.device} died")
         self.in_flight.lose(self._death(self._status_file.read()))
@@ -132,7 +167,7 @@ class EngineClient:
     def _death(self, server_status: ServerStatus) -> GenerationFailed:
         """Why requests are lost: the model was unloaded, or the engine hung or died."""
         mine = [status for status in server_status.engines if self._is_mine(status)]
-        # Without a secret the supervisor has left.
+        # Without a secret the supervisor has ended.
         if server_status.secret and (not mine or any(status.state == EngineState.UNLOADING for status in mine)):
             return ModelUnloaded(f"the model {self.model_name} was unloaded")
         if any(status.hung for status in mine):
@@ -144,3 +179,62 @@ class EngineClient:
 
     def _is_mine(self, status: EngineStatus) -> bool:
         return status.device == self.device and status.serial == self._serial
+
+
+def _require_possible(capacity: Capacity, device: str, num_answers: int, lengths: Sequence[int], param: str) -> None:
+    """Raise InvalidField if even an idle device could not take all answers."""
+    if num_answers > capacity.requests:
+        raise InvalidField(
+            f"{param} may make {capacity.requests} answers on device {device}, as many as may run and wait there "
+            f"({capacity.limited_by}, GENAI_MAX_QUEUE), given {num_answers}",
+            param=param,
+        )
+    waiting = sum(lengths[capacity.running :])
+    if capacity.waiting_tokens is not None and waiting > capacity.waiting_tokens:
+        raise InvalidField(
+            f"{param} may make answers on device {device} of which those that cannot run at once, all beyond "
+            f"{capacity.running}, wait with prompts of at most {capacity.waiting_tokens} tokens together "
+            f"(GENAI_MAX_QUEUE_TOKENS), given {num_answers} answers, {waiting} tokens",
+            param=param,
+        )
+
+
+class _Connection(asyncio.Protocol):
+    """The socket to the engine. It passes each message on when it is complete, without a task that must wake first."""
+
+    def __init__(self, receive: Callable[[ToApi], None]) -> None:
+        # Done when nothing more comes. Raises what ended it: an error of the socket or of `receive`, or DecodeError.
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._receive = receive
+        self._decoder = api_decoder()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        try:
+            for message in self._decoder.feed(data):
+                self._receive(message)
+        except Exception as error:
+            self._end(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by the event loop."""
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+
+
+async def _connect(address: str, receive: Callable[[ToApi], None]) -> tuple[asyncio.WriteTransport, _Connection]:
+    """Connect to a path, or to host:port. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    if sys.platform != "win32" and "/" in address:
+        transport, connection = await loop.create_unix_connection(lambda: _Connection(receive), address)
+    else:
+        host, _, port = address.rpartition(":")
+        transport, connection = await loop.create_connection(lambda: _Connection(receive), host, int(port))
+    return cast(asyncio.WriteTransport, transport), connection

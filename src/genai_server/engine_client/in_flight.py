@@ -1,15 +1,17 @@
 """The requests of one API process that an engine has, or that wait for its next one."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import count
 
-from genai_server.engine_client.retry import Retries
+import msgspec
+from msgspec import Struct
+
 from genai_server.engine_client.stream import PromptProgress, TokenStream
-from genai_server.errors import GenerationFailed, ModelUnloaded
-from genai_server.generation import GenerationRequest
-from genai_server.messages.frames import ToEngine
-from genai_server.messages.generation import (
+from genai_server.errors import GenaiServerError, GenerationFailed, ModelUnloaded
+from genai_server.generation import FinishReason, GenerationRequest, Phases
+from genai_server.messages.protocol import (
     Accepted,
     Cancel,
     Event,
@@ -20,17 +22,19 @@ from genai_server.messages.generation import (
     Refused,
     Stop,
     Submit,
+    ToEngine,
     Tokens,
 )
 
+# Seconds that a request waits for the next engine.
+PATIENCE = 30.0
+
 
 class InFlight:
-    """Their streams, by the key under which the engine knows them; owned by the event loop.
-
-    `send` raises NoEngineReady if the engine is not there.
-    """
+    """The streams of all requests, by the key under which the engine knows them. Owned by the event loop."""
 
     def __init__(self, send: Callable[[ToEngine], None]) -> None:
+        # Raises NoEngineReady if the engine is not there.
         self._send = send
         self._streams: dict[int, TokenStream] = {}
         self._retries = Retries()
@@ -40,9 +44,9 @@ class InFlight:
         return len(self._streams) + len(self._retries)
 
     async def submit(self, *requests: GenerationRequest) -> list[TokenStream]:
-        """Hand over requests, all at once; returns once the engine has taken them all.
+        """Send requests, all at once; returns once the engine has accepted them all.
 
-        Raises Unavailable with the engine's reason if it does not; none of them is left there then.
+        Raises Unavailable with the engine's reason if it refuses one. Then none of them is left in the engine.
         """
         keys = [next(self._keys) for _ in requests]
         for key, request in zip(keys, requests, strict=True):
@@ -59,7 +63,7 @@ class InFlight:
         return streams
 
     def receive(self, message: Event) -> None:
-        """Take an event of a request, whose reader may have left."""
+        """Pass an event to its stream, unless the reader has left."""
         stream = self._streams.get(message.key)
         if stream is None:
             return
@@ -83,13 +87,13 @@ class InFlight:
         del self._streams[message.key]
 
     def resume(self) -> None:
-        """The next engine is there: send it the requests that have waited."""
+        """Send the waiting requests to the next engine, which is there now."""
         for key, retry in self._retries.take().items():
             self._streams[key] = retry.stream
             self._send(Submit(key, retry.request))
 
     def lose(self, death: GenerationFailed) -> None:
-        """The engine has gone: requests with a token fail; the others wait for the next engine, if there is one."""
+        """The engine has gone: requests with a token fail. The others wait for the next engine, if one comes."""
         streams, self._streams = self._streams, {}
         for key, stream in streams.items():
             if isinstance(death, ModelUnloaded) or not self._retries.keep(key, stream):
@@ -103,7 +107,68 @@ class InFlight:
         self._send(Stop(key))
 
     def _leave(self, key: int) -> None:
-        """A reader has left: end its request."""
+        """End the request of a reader that has left."""
         self._retries.forget(key)
         if self._streams.pop(key, None) is not None:
             self._send(Cancel(key))
+
+
+class Retry(Struct, frozen=True):
+    """A request that waits for the next engine."""
+
+    request: GenerationRequest
+    # The reader's end of its answer.
+    stream: TokenStream
+    # When it began to wait, by the clock.
+    since: float
+
+    def is_late(self, waited: float) -> bool:
+        """Whether its deadline has come after so many seconds."""
+        return self.request.timeout is not None and waited >= self.request.timeout
+
+
+class Retries:
+    """Requests that lost nothing by the engine's death: each is sent to the next engine, once.
+
+    Owned by the event loop.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # By the key under which the engine knows them.
+        self._waiting: dict[int, Retry] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def keep(self, key: int, stream: TokenStream) -> bool:
+        """Keep a request for the next engine, unless its answer has begun or it was kept before."""
+        request = stream.take_untouched()
+        if request is not None:
+            self._waiting[key] = Retry(request, stream, self._clock())
+        return request is not None
+
+    def forget(self, key: int) -> None:
+        """Drop a request whose reader has left."""
+        self._waiting.pop(key, None)
+
+    def take(self) -> dict[int, Retry]:
+        """Take all out, for the next engine; their deadlines stay where they are."""
+        taken, self._waiting = self._waiting, {}
+        now = self._clock()
+        return {
+            key: msgspec.structs.replace(retry, request=retry.request.after(now - retry.since))
+            for key, retry in taken.items()
+        }
+
+    def fail(self, error: GenaiServerError, *, all: bool) -> None:
+        """Fail those that have waited for too long, or all. Those whose deadline has come end with what they have."""
+        now = self._clock()
+        for key, retry in list(self._waiting.items()):
+            waited = now - retry.since
+            if retry.is_late(waited):
+                del self._waiting[key]
+                retry.stream.finish(FinishReason.TIMEOUT, Phases())
+            elif all or waited >= PATIENCE:
+                del self._waiting[key]
+                retry.stream.fail(error)

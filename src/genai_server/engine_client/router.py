@@ -1,4 +1,4 @@
-"""All engines of the server: which of them takes a request."""
+"""The engines of one model, and which of them takes a request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -8,11 +8,11 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, NoEngineReady
 from genai_server.generation import ModelInfo
 from genai_server.messages.status_file import EngineStatus, StatusFileReader
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 class Router:
-    """The engines of one model, one for each device, in their order; `serial` is the model's in the status file."""
+    """The engines of one model by their devices, in the order of the settings."""
 
     def __init__(
         self, devices: Sequence[str], status_file: StatusFileReader, model_name: str = "", serial: int = 0
@@ -21,7 +21,7 @@ class Router:
 
     @asynccontextmanager
     async def attached(self) -> AsyncIterator["Router"]:
-        """Stay attached to the engines for as long as the block runs."""
+        """Stay connected to the engines while the block runs."""
         tasks = [asyncio.create_task(engine.run()) for engine in self.engines.values()]
         try:
             yield self
@@ -47,8 +47,8 @@ class Router:
     def pick(self, device: str | None) -> tuple[EngineClient, ModelInfo]:
         """The engine that the request names, or the one with the least work, and its model.
 
-        A terminated or full one comes last, but is not passed over: only the engine itself knows whether it still is.
-        Raises InvalidField for an unknown device, NoEngineReady if none of them runs.
+        A terminated or full engine comes last but can be chosen: only the engine itself knows whether it still is.
+        Raises InvalidField for an unknown device, and NoEngineReady if no engine runs.
         """
         engines = self.select(device)
         running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]

@@ -1,4 +1,4 @@
-"""The API side's end of one request: an asynchronous iterator over what its engine sends."""
+"""An API process's end of one request: an asynchronous iterator over what the engine sends."""
 
 import asyncio
 import time
@@ -11,27 +11,28 @@ from genai_server.generation import FinishReason, GenerationRequest, Phases, Tok
 
 
 class PromptProgress(Struct, frozen=True):
-    """Tokens of the prompt that have been read, `num_cached` of them by being in the cache."""
+    """How far the prompt has been read, in tokens."""
 
+    # Cached ones included.
     num_read: int
     num_cached: int
 
 
 class Batch(Struct, frozen=True):
-    """The next tokens of an answer, or how far the prompt is read."""
+    """The next tokens of an answer, or the progress of its prompt."""
 
-    # Their ids; none where `progress` is given.
+    # Ids; empty where `progress` is given.
     tokens: list[int]
-    # One for each token if the request wants them.
+    # One for each token if the request asks for them.
     logprobs: list[TokenLogprob] = []
     progress: PromptProgress | None = None
 
 
 class TokenStream:
-    """Batches of an answer's tokens as they arrive. Owned by the event loop.
+    """The tokens of an answer, in batches as they arrive. Owned by the event loop.
 
-    Exactly one of `finish` and `fail` takes effect, the first. To close it before the end cancels the request in the
-    engine. A slow reader gets several batches as one. `request` is what it answers, if another engine may take it.
+    Only the first call of `finish` or `fail` has an effect. Closing before the end cancels the request in the engine. A
+    slow reader receives several batches as one.
     """
 
     def __init__(
@@ -40,42 +41,44 @@ class TokenStream:
         on_stop: Callable[[], None] = lambda: None,
         request: GenerationRequest | None = None,
     ) -> None:
-        # Set at the end, as are the next three.
+        # Set at the end, as the next three are.
         self.reason: FinishReason | None = None
         self.phases = Phases()
         self.num_cached = 0
         self.num_profiled = 0
-        # From the prompt's second token on; complete when the first batch comes, or the end.
+        # Of the prompt's tokens from the second on. Complete when the first batch or the end comes.
         self.prompt_logprobs: list[TokenLogprob] = []
         self._on_leave = on_leave
         self._on_stop = on_stop
+        # For another engine; None once a token has come or the request was taken.
         self._request = request
         self._begun = time.monotonic()
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._progress: PromptProgress | None = None
         self._error: GenaiServerError | None = None
-        self._waiting: asyncio.Future[None] | None = None  # of the one reader
+        # Of the one reader.
+        self._waiting: asyncio.Future[None] | None = None
         self._accepted = False
 
     # the engine's side
 
     def accept(self) -> None:
-        """The engine has taken the request."""
+        """The engine has accepted the request."""
         self._accepted = True
         self._wake()
 
     def deliver_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """More of the prompt's log probabilities; no reader waits for them alone."""
+        """Add log probabilities of the prompt. They alone wake no reader."""
         self.prompt_logprobs += logprobs
 
     def deliver_progress(self, progress: PromptProgress) -> None:
-        """More of the prompt has been read; a slow reader hears of the last time only."""
+        """More of the prompt has been read. A slow reader sees the latest progress only."""
         self._progress = progress
         self._wake()
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """More of the answer, with or without log probabilities."""
+        """Add tokens of the answer, with or without log probabilities."""
         self._request = None
         self._tokens += tokens
         self._logprobs += logprobs
@@ -89,13 +92,13 @@ class TokenStream:
             self._wake()
 
     def fail(self, error: GenaiServerError) -> None:
-        """The answer ends in an error, which the reader gets after the tokens that came before."""
+        """The answer ends in an error. The reader receives the tokens before it first."""
         if not self.is_ended:
             self._error = error
             self._wake()
 
     def take_untouched(self) -> GenerationRequest | None:
-        """The request, to begin anew elsewhere in what is left of its time, if no token has come and it was not taken
+        """Take the request for another engine, with the time that is left; None if a token has come or it was taken
         before.
         """
         request, self._request = self._request, None
@@ -106,7 +109,7 @@ class TokenStream:
 
     @property
     def error_code(self) -> str | None:
-        """The code of the error in which it has ended, if it has."""
+        """The code of the error that ended it, if one did."""
         return None if self._error is None else self._error.code
 
     @property
@@ -117,7 +120,7 @@ class TokenStream:
     # the reader's side
 
     async def accepted(self) -> None:
-        """Wait until the engine has taken the request. Raises the error with which it refused."""
+        """Wait until the engine has accepted the request. Raises the error with which it refused."""
         while not self._accepted and self.reason is None:
             if self._error is not None:
                 raise self._error
@@ -143,7 +146,7 @@ class TokenStream:
             await self._wait()
 
     async def stop(self) -> None:
-        """The reader has all that it wants: end the answer, drop what comes meanwhile, and wait for its figures."""
+        """End the answer for a reader that has enough: drop what arrives, and wait for the engine's figures."""
         if not self.is_ended:
             self._on_stop()
         while not self.is_ended:
@@ -151,7 +154,7 @@ class TokenStream:
         self._tokens, self._logprobs = [], []
 
     def close(self) -> None:
-        """The reader leaves."""
+        """End the request, if it still runs: its reader leaves."""
         on_leave, self._on_leave = self._on_leave, lambda: None
         on_leave()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub.repository import RemoteFile, Repository
 from genai_server.installation import this_installation
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 _OLDEST = (2, 4)
 

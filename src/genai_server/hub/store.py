@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub.digest import has_digest
 from genai_server.hub.repository import MODEL_CONFIG, Repository, Selection
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 ORIGIN = ".genai-server.json"
 

@@ -1,4 +1,4 @@
-"""The admin calls that an engine answers; `call` numbers one within its connection."""
+"""The admin calls that an engine answers; `call` numbers a call within its connection."""
 
 from enum import StrEnum
 
@@ -52,27 +52,27 @@ class ResetPrefixCache(Struct, frozen=True, tag=True):
 
 
 class ListRequests(Struct, frozen=True, tag=True):
-    """Ask for all requests that run or wait, of all API processes."""
+    """Ask for all running and waiting requests, of all API processes."""
 
     call: int
 
 
 class CancelRequest(Struct, frozen=True, tag=True):
-    """End the request of this id, of whichever API process: its answers are `Finished` with their tokens so far."""
+    """End a request of any API process: its answers end with `Finished` and the tokens so far."""
 
     call: int
     unique_id: str
 
 
 class LoadAdapter(Struct, frozen=True, tag=True):
-    """Load this adapter and try it, so that requests may choose it; nothing is done if it is loaded."""
+    """Load this adapter and try it, so that requests may choose it; does nothing if it is loaded."""
 
     call: int
     adapter: Adapter
 
 
 class UnloadAdapter(Struct, frozen=True, tag=True):
-    """Take no more requests with the adapter of this id; it is freed once its last request has ended."""
+    """Refuse new requests with the adapter of this id, and free it after its last request."""
 
     call: int
     id: str
@@ -94,9 +94,10 @@ AdminCall = (
 
 
 class ProfiledRequest(Struct, frozen=True):
-    """A request whose forward passes are profiled, from its output token `from_token` (counted from 0) on."""
+    """A request whose forward passes are profiled."""
 
     request_id: str
+    # The first output token that is profiled, counted from 0.
     from_token: int
 
 
@@ -108,10 +109,10 @@ class RuntimeOptions(Struct, frozen=True):
     enable_profiling: str
     requests: list[ProfiledRequest]
     profile_dir: str
-    # What is in that folder now.
+    # In the folder of the profiles now.
     profile_files: int
     profile_bytes: int
-    # Which limit ended the profiling, if one did.
+    # The limit that ended the profiling, if one did.
     profile_stopped: str | None
 
 
@@ -138,12 +139,12 @@ class CacheReset(Struct, frozen=True, tag=True):
     """Answers ResetPrefixCache."""
 
     call: int
-    # Those that had a cached prefix.
+    # Slots that had a cached prefix.
     slots: int
 
 
 class RequestPhase(StrEnum):
-    """How far a sequence is."""
+    """The phase of a sequence."""
 
     QUEUED = "queued"
     # Its prompt is being read.
@@ -153,25 +154,25 @@ class RequestPhase(StrEnum):
 
 
 class RequestState(Struct, frozen=True):
-    """One sequence that runs or waits; a request for several answers has several."""
+    """One running or waiting sequence. A request for several answers has several."""
 
-    # What its client calls the request.
+    # The client's id of the request.
     request_id: str
     phase: RequestPhase
-    # Seconds since the engine has it.
+    # Seconds since it arrived in the engine.
     age: float
     prompt_tokens: int
-    # Tokens of the prompt that the cache had.
+    # Tokens of the prompt that were in the prefix cache.
     cached_tokens: int
     output_tokens: int
     # The name of the request's adapter, if it has one.
     adapter: str | None = None
-    # One for all answers of a request; no other request has it.
+    # The same for all answers of a request, and different for other requests.
     unique_id: str = ""
 
 
 class RequestList(Struct, frozen=True, tag=True):
-    """Answers ListRequests, in order of arrival, and CancelRequest with what it has ended."""
+    """Answers ListRequests, in order of arrival, and CancelRequest with what it ended."""
 
     call: int
     requests: list[RequestState]

@@ -1,7 +1,7 @@
-"""What API processes tell the supervisor: one command a connection, over a socket in its folder.
+"""Commands of API processes to the supervisor: one for each connection, over a socket in its folder.
 
-`engine_client/commands` sends, `supervisor/command_listener` obeys. Both sides prove that they know the status file's
-secret before anything is read; what is sent is MessagePack, nothing is pickled.
+`engine_client/commands` sends them, `supervisor/command_listener` executes them. Both sides prove that they know the
+status file's secret before anything is read. Commands are MessagePack; nothing is pickled.
 """
 
 from msgspec import Struct
@@ -9,12 +9,12 @@ from msgspec import Struct
 from genai_server.generation import Adapter
 from genai_server.messages.error import ErrorInfo
 
-# Seconds that one side waits for the other; no command waits for an engine.
+# Seconds that one side waits for the other. No command waits for an engine.
 COMMAND_TIMEOUT = 10.0
 
 
 class LoadModel(Struct, frozen=True, tag=True):
-    """Serve the model in this directory by this name, in place of one which has failed or is unloaded."""
+    """Serve the model in this directory by this name, in place of a failed or unloaded one."""
 
     name: str
     path: str
@@ -25,15 +25,15 @@ class LoadModel(Struct, frozen=True, tag=True):
 
 
 class UnloadModel(Struct, frozen=True, tag=True):
-    """Serve the model no more; new requests are refused at once."""
+    """Stop serving a model. New requests are refused at once."""
 
     name: str
-    # Seconds that running requests have at most.
+    # Most seconds that running requests may still take.
     timeout: float
 
 
 class SetAlias(Struct, frozen=True, tag=True):
-    """Let a model be known by another name, too."""
+    """Give a model one more name, or remove that name."""
 
     alias: str
     # The model's name; None removes the alias.
@@ -41,20 +41,20 @@ class SetAlias(Struct, frozen=True, tag=True):
 
 
 class WantModel(Struct, frozen=True, tag=True):
-    """A request waits for this model; repeated for as long as it does."""
+    """A request waits for this model. Repeated while it waits."""
 
     name: str
 
 
 class AddAdapter(Struct, frozen=True, tag=True):
-    """Let requests choose this adapter of a model; its engines have loaded it."""
+    """Let requests choose this adapter of a model, which its engines have loaded."""
 
     model: str
     adapter: Adapter
 
 
 class RemoveAdapter(Struct, frozen=True, tag=True):
-    """Let no more requests choose the adapter of this id."""
+    """Let no new request choose the adapter of this id."""
 
     model: str
     id: str
@@ -66,5 +66,5 @@ Command = LoadModel | UnloadModel | SetAlias | WantModel | AddAdapter | RemoveAd
 class CommandReply(Struct, frozen=True):
     """Answers one command."""
 
-    # Why it was not obeyed; None if it was.
+    # Why the command failed; None if it succeeded.
     error: ErrorInfo | None = None

@@ -8,7 +8,7 @@ _BY_CODE = {error.code: error for error in ALL_ERRORS}
 
 
 class ErrorInfo(Struct, frozen=True):
-    """What one process tells another of an error."""
+    """An error as one process reports it to another."""
 
     # Names a class of errors.py.
     code: str
@@ -20,7 +20,7 @@ class ErrorInfo(Struct, frozen=True):
 
     @classmethod
     def from_error(cls, error: GenaiServerError) -> "ErrorInfo":
-        """What is told of an error."""
+        """The report of an error."""
         return cls(error.code, error.message, error.param, error.retry_after)
 
     def to_error(self) -> GenaiServerError:

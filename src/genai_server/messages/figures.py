@@ -1,16 +1,19 @@
-"""What an engine tells of its work without being asked: its load now, and what it has counted."""
+"""What an engine reports by itself: its load, and the figures that it has counted."""
 
 from msgspec import Struct
 
 
 class Capacity(Struct, frozen=True):
-    """What an idle device takes."""
+    """What an idle device accepts."""
 
-    # Requests that run at once, and that wait besides.
+    # Most requests that run at once.
     running: int
+    # Most requests that wait.
     waiting: int
-    # Tokens of the prompts that wait, together; None for any number.
+    # Most tokens of all waiting prompts; None for any number.
     waiting_tokens: int | None = None
+    # What `running` comes from, such as the name of a setting.
+    limited_by: str = "GENAI_MAX_BATCH_SIZE"
 
     @property
     def requests(self) -> int:
@@ -19,55 +22,55 @@ class Capacity(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The device's work, sent when it changes."""
+    """The device's load, sent when it changes."""
 
     running: int = 0
     waiting: int = 0
-    # Requests, running or waiting, which other API processes have sent.
+    # Running and waiting requests of other API processes.
     others: int = 0
     # Whether terminate_session has ended the device's session.
     terminated: bool = False
-    # Requests that would be taken now; None while that is not known.
+    # Requests that would be accepted now; None while unknown.
     room: int | None = None
-    # Tokens of their prompts, together; None for any number.
+    # Tokens that their prompts may have together; None for any number.
     room_tokens: int | None = None
-    # Seconds until there is room again, as estimated when there was none last; else 0.
+    # Seconds until a full queue has capacity again, as last estimated; else 0.
     retry_after: int = 0
-    # None while it is not known.
+    # None while unknown.
     capacity: Capacity | None = None
 
 
 class Histogram(Struct, frozen=True):
-    """Values by size."""
+    """Numbers of values by size."""
 
     bounds: list[float]
-    # One more than bounds: counts[i] values are at most bounds[i] and above bounds[i - 1], the last above all bounds.
+    # One more than bounds: counts[i] values are in (bounds[i - 1], bounds[i]], and the last counts those above all.
     counts: list[int]
-    # Of the values.
+    # Of all values.
     sum: float
 
 
 class Figures(Struct, frozen=True, tag=True):
-    """What an engine has counted since its start; sent to all API processes, once a second while it changes."""
+    """What an engine has counted since its start; sent to all API processes once a second if changed."""
 
-    # Of running sequences, whose keys and values are kept now.
+    # Tokens of running sequences in the KV cache now.
     kv_tokens: int
-    # A prompt counts once its first token is there.
+    # A prompt counts with the first token of its answer.
     prompt_tokens: int
     generation_tokens: int
-    # Tokens of the prompts whose beginning was looked for in the cache, and how many of them it had.
+    # Tokens of prompts that were looked up in the prefix cache, and those that were found.
     cache_queries: int
     cache_hits: int
     # Sequences that terminate_session has ended.
     terminated: int
-    # Those that have begun.
+    # Profile sessions that have begun.
     profile_sessions: int
-    # Sequences that run and are profiled.
+    # Running sequences that are profiled.
     profiled: int
     # In seconds.
     prefill_passes: Histogram
     decode_passes: Histogram
-    # Rows of each step that decodes.
+    # Rows of each decode step.
     decode_rows: Histogram
     # Seconds between two tokens of an answer.
     token_gaps: Histogram

@@ -9,27 +9,27 @@ from genai_server.options.device import DeviceOptions
 class EngineSettings(Struct, frozen=True):
     """The settings that every engine of a server has; config/settings.py describes each."""
 
-    # Of an operator; 0 takes the physical cores that the process may use.
+    # Of each graph operator; 0 takes the physical cores that the process may use.
     threads: int
-    # Requests that run at once, at most.
+    # Most requests that run at once.
     max_batch_size: int
-    # Requests that wait, at most.
+    # Most requests that wait.
     max_queue: int
-    # Tokens of the prompts that wait, at most; 0 for any number.
+    # Most tokens of all waiting prompts; 0 for any number.
     max_queue_tokens: int
-    # Tokens of a prompt that are read at once while other requests are answered, at most.
+    # Most tokens of a prompt in a step while other sequences decode.
     prefill_chunk: int
-    # Seconds of a step beside running streams; 0 for a share of what these take.
+    # Seconds that a step beside running streams may take; 0 for a share of their own time.
     itl_target: float
-    # Tokens of a prompt and its answer, at most.
+    # Most tokens of a prompt and its answer together.
     max_length: int
     # auto, batched, generator or library.
     scheduler: str
-    # Of a batch, at most; 0 takes half of what is free.
+    # Most bytes of the batch's KV cache; 0 takes half of the free memory.
     kv_cache_bytes: int
-    # Of CPU steps of many tokens: auto, int4 or int8.
+    # For CPU steps of many tokens: auto, int4 or int8.
     prefill_weights: str
-    # For packed weights; "" does without.
+    # Keeps packed weights; "" for no cache.
     cache_dir: str
     # Holds a folder for each engine.
     profile_dir: str
@@ -37,11 +37,11 @@ class EngineSettings(Struct, frozen=True):
     profile_max_bytes: int
     # In seconds.
     profile_max_age: int
-    # Requests of a batch that a switch for the whole device profiles at a time.
+    # Requests of a batch that are profiled at a time when the whole device is.
     profile_max_rows: int
     log_level: str
     log_format: str
-    # Whether the libraries may report how they are used.
+    # Whether the libraries may send usage data.
     telemetry: bool
 
 
@@ -53,7 +53,7 @@ class EngineSpec(Struct, frozen=True):
     settings: EngineSettings
     # A path for a Unix socket, or "" for a free TCP port on loopback.
     address: str = ""
-    # What an API process must know to be served.
+    # API processes must send it to be served.
     secret: str = ""
     # Keeps the runtime options over a restart of the engine.
     state_file: str = ""

@@ -1,4 +1,4 @@
-"""The status file: the supervisor writes into it which models and engines there are, and API processes read it."""
+"""The status file, in which the supervisor publishes models and engines for the API processes."""
 
 import contextlib
 import os
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 class EngineState(StrEnum):
-    """What an engine's process is doing."""
+    """The state of an engine's process."""
 
     # It loads its model for the first time.
     STARTING = "starting"
     READY = "ready"
     # It has died; the next process waits or loads.
     RESTARTING = "restarting"
-    # It takes no more requests and ends once those that run have ended.
+    # It accepts no new requests, and ends after the running ones.
     UNLOADING = "unloading"
-    # Its model is not loaded, so that there is no process.
+    # Its model is not loaded, so there is no process.
     UNLOADED = "unloaded"
     # It could not load, or has died too often; there is no next process.
     FAILED = "failed"
@@ -37,10 +37,10 @@ class EngineState(StrEnum):
 
 
 class ModelState(StrEnum):
-    """Whether a model can be used, with all of its engines taken together."""
+    """The state of a model, with all of its engines taken together."""
 
     LOADING = "loading"
-    # At least one engine is.
+    # At least one engine is ready.
     READY = "ready"
     UNLOADING = "unloading"
     UNLOADED = "unloaded"
@@ -49,7 +49,7 @@ class ModelState(StrEnum):
 
 
 class EngineStatus(Struct, frozen=True):
-    """One engine as its supervisor sees it."""
+    """One engine as its supervisor reports it."""
 
     device: str
     state: EngineState
@@ -58,14 +58,14 @@ class EngineStatus(Struct, frozen=True):
     restarts: int = 0
     # Where it listens; "" while it does not.
     address: str = ""
-    # What went wrong last.
+    # The last error.
     error: str | None = None
     # Name and serial of its model.
     model: str = ""
     serial: int = 0
-    # When the state began, in seconds of the epoch.
+    # When the state began, in seconds since 1970.
     since: float = 0.0
-    # It has not ended a step in time and is killed, or was, and none is ready since.
+    # Whether it was killed for a step that took too long, and none is ready since.
     hung: bool = False
 
 
@@ -78,14 +78,14 @@ class ModelStatus(Struct, frozen=True):
     # New whenever the directory is named anew.
     serial: int
     state: ModelState
-    # In seconds of the epoch.
+    # In seconds since 1970.
     created: int
     aliases: list[str] = []
-    # Requests have it loaded, and wait for that.
+    # Whether it is loaded when a request names it.
     on_demand: bool = False
-    # It is not served any more.
+    # Whether it is being removed.
     leaving: bool = False
-    # Those that requests may choose.
+    # Adapters that requests may choose.
     adapters: list[Adapter] = []
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
@@ -94,17 +94,17 @@ class ModelStatus(Struct, frozen=True):
 class ServerStatus(Struct, frozen=True):
     """What the supervisor publishes for the API processes; a file that only the server's user can read."""
 
-    # What an API process proves to engines and supervisor that it belongs here; "" once the supervisor has left.
+    # API processes show it to engines and supervisor; "" once the supervisor has ended.
     secret: str
     engines: list[EngineStatus]
-    # The first is for requests that name none.
+    # The first one is for requests that name no model.
     models: list[ModelStatus] = []
-    # Where the supervisor takes commands.
+    # Where the supervisor receives commands.
     control: str = ""
 
 
 def write_status_file(folder: Path, server_status: ServerStatus) -> None:
-    """Replace the file; a reader sees the old or the new one, never a part."""
+    """Replace the file. A reader sees the old file or the new one, never a part."""
     new = folder / f"{_NAME}.new"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file:
@@ -113,7 +113,7 @@ def write_status_file(folder: Path, server_status: ServerStatus) -> None:
 
 
 def read_status_file(folder: Path) -> ServerStatus:
-    """The status now; an empty one if the supervisor has left."""
+    """The status now; an empty one if the supervisor has ended."""
     try:
         return msgspec.json.decode(_persistently((folder / _NAME).read_bytes), type=ServerStatus)
     except FileNotFoundError:
@@ -121,19 +121,18 @@ def read_status_file(folder: Path) -> ServerStatus:
 
 
 class StatusFileReader:
-    """The status file of a folder as one process sees it; any thread may read.
+    """Reads the status file of a folder, and again only when it was replaced: a call costs one `stat`. Thread-safe.
 
-    The file is read anew only once it was replaced: to ask costs one `stat`. While it cannot be read, for want of
-    files for one, the last status stands.
+    While the file cannot be read, such as for want of file descriptors, the last status stands.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # Which file was read, and what it said: replaced together, so that no thread sees one without the other.
+        # Identity and content of the last file, replaced together: no thread sees one without the other.
         self._last: tuple[tuple[int, int, int] | None, ServerStatus] = (None, ServerStatus("", []))
 
     def read(self) -> ServerStatus:
-        """The status now; the same object as before if the file is the same."""
+        """The status now; the same object as before if the file was not replaced."""
         try:
             stat = (self._folder / _NAME).stat()
             found = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
@@ -147,7 +146,7 @@ class StatusFileReader:
 
 
 def _persistently(act: Callable[[], T]) -> T:
-    """Try again for a moment: Windows lets no process replace a file while another reads it, nor read it meanwhile."""
+    """Retry for a moment: on Windows a file cannot be replaced while it is read, nor read while it is replaced."""
     for _ in range(_TRIES):
         try:
             return act()

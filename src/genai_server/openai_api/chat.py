@@ -1,10 +1,18 @@
-"""The answers of the server's own chat endpoints: /v1/chat whole, /v1/chat/stream as events."""
+"""The answers of the server's own chat endpoints: /v1/chat in one piece, /v1/chat/stream as events."""
 
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallStart,
+    WholeAnswer,
+)
 from genai_server.generation import FinishReason
 from genai_server.openai_api.chat_completion import logprobs, message
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import finish_reason
-from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 
 
 class ChatBuilder:
@@ -21,14 +29,14 @@ class ChatBuilder:
             "id": self._id,
             "content": answer.content,
             "finish_reason": finish_reason(reason, calls_tools=bool(answer.tool_calls)),
-            # The client gets all tokens at once: the time to the first means nothing to it.
+            # The client receives all tokens at once, so the time to the first has no meaning.
             "metrics": {**metrics, "ttft": None},
             **{name: told[name] for name in ("reasoning_content", "tool_calls") if name in told},
             **self._logprobs(answer.tokens),
         }
 
     def part(self, parts: list[Part], tokens: list[ScoredToken]) -> JsonObject:
-        """The event with more of the answer: `token` is more of the content, all else stands beside it."""
+        """The event with more of the answer. `token` is more of the content; all else stands beside it."""
         event: JsonObject = {"token": ""}
         for part in parts:
             match part:
@@ -43,7 +51,7 @@ class ChatBuilder:
         return {**event, **self._logprobs(tokens)}
 
     def last(self, reason: FinishReason, metrics: JsonObject, *, calls_tools: bool) -> JsonObject:
-        """The event that says why the answer ended."""
+        """The event with the finish reason."""
         told = finish_reason(reason, calls_tools=calls_tools)
         return {"done": True, "token": "[DONE]", "id": self._id, "finish_reason": told, "metrics": metrics}
 

@@ -2,33 +2,41 @@
 (https://platform.openai.com/docs/api-reference/chat).
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallStart,
+    WholeAnswer,
+)
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage, openai_reason
-from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 
 
 class ChatCompletionBuilder:
-    """Builds the objects of one request; `created` is in seconds since 1970.
-
-    With `has_usage` each chunk has a `usage`, which is null unless one is given.
-    """
+    """Builds the objects of one request."""
 
     def __init__(
         self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False
     ) -> None:
         self._common = {"id": id, "created": created, "model": model}
+        # Whether each chunk has a `usage`, which is null unless one is given.
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs
 
-    def complete(self, answers: list[tuple[WholeAnswer, FinishReason]], usage: Usage) -> JsonObject:
-        """The object with all answers."""
-        choices = [self.choice(index, answer, reason) for index, (answer, reason) in enumerate(answers)]
+    def complete(self, choices: Sequence[Any], usage: Usage) -> JsonObject:
+        """The object with all answers, each as `choice` builds it."""
         return {**self._common, "object": "chat.completion", "choices": choices, "usage": usage.to_json()}
 
-    def first(self, index: int) -> JsonObject:
-        """The first chunk of an answer, which has the role only."""
-        return self._chunk(index, {"role": "assistant", "content": ""}, [])
+    def first(self, num_answers: int) -> list[JsonObject]:
+        """The first chunk of each answer, which has the role only."""
+        return [self._chunk(index, {"role": "assistant", "content": ""}, []) for index in range(num_answers)]
 
     def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
         """The chunk with more of one answer, and the log probabilities of its tokens."""
@@ -38,7 +46,7 @@ class ChatCompletionBuilder:
         return self._chunk(index, delta, tokens, usage=usage)
 
     def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
-        """The chunk that says why one answer ended."""
+        """The chunk with the finish reason of one answer."""
         return self._chunk(index, {}, [], reason=openai_reason(reason, calls_tools=calls_tools), usage=usage)
 
     def usage(self, usage: Usage) -> JsonObject:
@@ -46,7 +54,7 @@ class ChatCompletionBuilder:
         return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": usage.to_json()}
 
     def choice(self, index: int, answer: WholeAnswer, reason: FinishReason) -> JsonObject:
-        """One answer."""
+        """One whole answer."""
         return {
             "index": index,
             "message": message(answer),

@@ -5,25 +5,25 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Reasoning as Thought
 from genai_server.errors import GenaiServerError
 from genai_server.generation import FinishReason
 from genai_server.openai_api.response_output import FunctionCall, Message, OutputItem, Reasoning, Told
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.schemas.response_items import Status
 from genai_server.openai_api.usage import Usage, openai_reason
-from genai_server.parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart
-from genai_server.parts import Reasoning as Thought
 
 
 class ResponseBuilder:
     """Completes a response that `responses.new_response` has made.
 
-    The first of `finish`, `cancel` and `fail` ends it; `add` must not be called after that. With `is_encrypted`
-    reasoning has its `encrypted_content`, too.
+    The first of `finish`, `cancel` and `fail` ends it; `add` must not be called after that.
     """
 
     def __init__(self, begun: JsonObject, *, is_encrypted: bool = False) -> None:
         self._begun = begun
+        # Whether reasoning has its `encrypted_content`.
         self._is_encrypted = is_encrypted
         self._items: list[OutputItem] = []
         self._tokens: list[ScoredToken] = []
@@ -45,7 +45,7 @@ class ResponseBuilder:
         return [self._state("created"), self._state("in_progress")]
 
     def add(self, parts: Sequence[Part], tokens: Sequence[ScoredToken]) -> list[JsonObject]:
-        """Add parts of the answer, and their tokens if log probabilities are wanted; returns the events."""
+        """Add parts of the answer, with their tokens if log probabilities are requested; returns the events."""
         self._tokens += tokens
         events: list[JsonObject] = []
         for part in parts:
@@ -75,7 +75,7 @@ class ResponseBuilder:
             true_reason = {key: value for key, value in openai_reason(reason).items() if key != "finish_reason"}
             details = {"reason": "max_output_tokens", **true_reason}
             return [*self._close("incomplete"), self._end("incomplete", usage, incomplete_details=details, **more)]
-        # Thoughts alone, or nothing, are no answer: clients want to read one, if it is empty.
+        # Clients expect a message, if an empty one, also after reasoning alone.
         events = [] if isinstance(self._last_item, Message | FunctionCall) else self._open(Message())
         return [*events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
 
@@ -89,7 +89,7 @@ class ResponseBuilder:
             return self._state(self._last_event)
         if self._last_item is not None:
             self._last_item.status = "incomplete"
-        # OpenAI's codes have no words for what can happen here.
+        # OpenAI has no codes for what can happen here.
         told = {"code": "server_error", "type": error.code, "message": error.message, "param": None}
         return self._end("failed", usage, error=told)
 

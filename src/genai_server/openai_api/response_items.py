@@ -19,7 +19,7 @@ from genai_server.openai_api.schemas.response_items import (
     ReasoningItem,
     Status,
 )
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 def new_id(prefix: str) -> str:
@@ -69,14 +69,14 @@ def function_call(
 
 
 def referenced_ids(given: str | Sequence[InputItem]) -> set[str]:
-    """The ids of the items that a request's input means without saying what they are."""
+    """The ids of the items that a request's input refers to."""
     return {item.id for item in given if isinstance(item, ItemReference)}
 
 
 def given_items(given: str | Sequence[InputItem], known: Mapping[str, JsonObject]) -> list[JsonObject]:
-    """The items of a request's input; `known` are those that an item_reference may mean, by their ids.
+    """The items of a request's input; `known` are those that an item_reference may name, by their ids.
 
-    Raises InvalidField for any other, and for encrypted content that is not from here.
+    Raises InvalidField for an unknown reference, and for encrypted content that is not from this server.
     """
     if isinstance(given, str):
         return [message("user", [input_text(given)])]
@@ -123,7 +123,7 @@ def _thoughts(item: ReasoningItem, index: int) -> list[str]:
 
 
 def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
-    """The messages of a conversation: what the model thinks, says and calls in one go is one of them.
+    """The messages of a conversation: reasoning, text and calls of one turn are one message.
 
     Raises InvalidField for the output of a call that was not made.
     """
@@ -152,7 +152,7 @@ def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
 
 
 def _turn(messages: list[JsonObject], *ended_by: str) -> JsonObject:
-    """The assistant's message that goes on, or a new one if there is none or it has what ends it."""
+    """The assistant's message that continues, or a new one if there is none or it is complete."""
     if not messages or messages[-1]["role"] != "assistant" or any(field in messages[-1] for field in ended_by):
         messages.append({"role": "assistant"})
     return messages[-1]

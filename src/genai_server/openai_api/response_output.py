@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
+from genai_server.answer_parts import ScoredToken
 from genai_server.openai_api import response_items as items
 from genai_server.openai_api.chat_completion import logprobs
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.schemas.response_items import Status
-from genai_server.parts import ScoredToken
 
 # The name of an event without "response." before it, and what it tells beside the place.
 Told = tuple[str, JsonObject]

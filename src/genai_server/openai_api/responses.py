@@ -1,4 +1,4 @@
-"""OpenAI's Responses API on top of the chat: what a request asks for, and what a response repeats of it
+"""OpenAI's Responses API on top of the chat: what a request asks for, and what its response repeats
 (https://platform.openai.com/docs/api-reference/responses).
 """
 
@@ -90,9 +90,8 @@ def outer_error(error: GenaiServerError) -> GenaiServerError:
 def new_response(
     body: ResponsesRequest, *, model: str, sampling: Sampling, created: int, is_stored: bool
 ) -> JsonObject:
-    """A response at its beginning: the request's fields, with the values that are in effect.
-
-    `created` is in seconds since 1970.
+    """A response at its beginning, with the request's fields and the values in effect. `created` is in seconds since
+    1970.
     """
     asked = body.model_dump(include={"reasoning", "text", "tool_choice"}, exclude_none=True, by_alias=True)
     return {

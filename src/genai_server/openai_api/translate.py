@@ -1,4 +1,4 @@
-"""From bodies to requests for the engine: resolves defaults, checks limits. Without I/O."""
+"""Bodies to requests for the engine: resolves defaults and checks limits. Without I/O."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ _SAMPLING_FIELDS = (
     "frequency_penalty",
     "presence_penalty",
 )
-# OpenAI's default for an answer that is not a chat's.
+# OpenAI's default outside chats.
 _COMPLETION_TOKENS = 16
 
 
@@ -43,7 +43,7 @@ def to_generation_request(
     cache_salt: str | None = None,
     progress: bool = False,
 ) -> GenerationRequest:
-    """The engine's request for one prompt, with every default resolved; see GenerationRequest for the arguments.
+    """The engine's request for one prompt, with every default resolved. GenerationRequest explains the arguments.
 
     Raises InvalidField and PromptTooLong, which name the field, the limit and the given value.
     """
@@ -128,7 +128,7 @@ def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
             f"logit_bias must have token ids below {model.vocab_size}, the model's vocabulary, given {strange[0]}",
             param="logit_bias",
         )
-    # Ours are not negative; OpenAI's may be.
+    # The engine's seeds are not negative; OpenAI's may be.
     seed = None if body.seed is None else body.seed % 2**64
     return structs.replace(model.defaults, **given, seed=seed, logit_bias=bias)
 

@@ -1,4 +1,4 @@
-"""Why answers end and what they took, in OpenAI's words."""
+"""Finish reasons and token counts in OpenAI's words."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Usage:
         }
 
     def to_response_json(self) -> JsonObject:
-        """The usage object of OpenAI's Responses API; there is no cache whose writes are billed."""
+        """The usage object of OpenAI's Responses API. Cache writes are 0: they are not billed."""
         return {
             "input_tokens": self.prompt,
             "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},

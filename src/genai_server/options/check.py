@@ -12,7 +12,7 @@ from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.providers import CPU, PROVIDERS, provider
 from genai_server.options.table import Row, names, nearest
 from genai_server.options.values import Value
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 SECTIONS = ("session", "provider", "providers")
 _SESSION_ROWS = names(session.SESSION)

@@ -13,7 +13,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.options.check import SECTIONS, check_device
 from genai_server.options.device import DeviceOptions
 from genai_server.options.table import nearest
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 DEFAULT_FILE = "genai-server.toml"
 _SCOPES = ("devices", "models")

@@ -15,7 +15,7 @@ from genai_server.options.session import ENTRIES, RUN, SESSION
 from genai_server.options.table import Reach, names, nearest
 from genai_server.options.toml import toml_key, toml_value
 from genai_server.options.values import number
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 BACKEND = "onnxruntime"
 _MOVED = {"cudnn_conv_algo_search": SEARCHES, "arena_extend_strategy": STRATEGIES}

@@ -10,7 +10,7 @@ from genai_server.errors import ProfileNotFound
 from genai_server.profiles.forward_pass import ForwardPass, Profile
 from genai_server.profiles.manifest import DECODE, PREFILL, Manifest, PassRecord, find_manifests
 from genai_server.profiles.trace_file import Run, read_runs
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 UNKNOWN = "unknown"
 _STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from genai_server.errors import InvalidField, ModelNotFound
 from genai_server.generation import Adapter
 from genai_server.messages.status_file import ModelState, ModelStatus
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.supervisor.managed_model import ManagedModel
 
 # Seconds after which a request that wanted a model is taken to be gone, unless it wants it again.

@@ -1,8 +1,8 @@
-"""A model's text side as one: messages or text in, token ids out; token ids in, text out."""
+"""The text side of one model: messages or text in, token ids out; token ids in, text out."""
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -17,12 +17,12 @@ from genai_server.text.prompts.conversation import Message, Tool
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
 from genai_server.text.prompts.template_files import DEFAULT, load_chat_templates
-from genai_server.text.tokenizer import FILE, ByteTokenizer, Decoder, ModelTokenizer, Tokenizer
+from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
 
-# What template and tokenizer do in a few milliseconds at most: so many characters, and so many messages.
+# Prompts of at most so many characters and messages take template and tokenizer a few milliseconds.
 SHORT_TEXT = 8_000
 FEW_MESSAGES = 50
-# Longer ones at a time; others wait.
+# Longer prompts at a time; others wait.
 _THREADS = 2
 _SLICE = 20_000
 
@@ -30,11 +30,9 @@ T = TypeVar("T")
 
 
 class TextCodec:
-    """Chat template, if there is one, and tokenizer of one model; belongs to the event loop, and must be closed.
+    """Chat template, if there is one, and tokenizer of one model. Owned by the event loop; must be closed.
 
     Messages and tools are objects as OpenAI's clients send them; a content is a text, a list of text parts, or None.
-    Special tokens in them are plain text, unless `allow_special_tokens`. `dialect` is how the model writes what is not
-    content; `opaque_tokens` are those that a grammar must name by their ids, by their texts.
     """
 
     def __init__(
@@ -46,14 +44,17 @@ class TextCodec:
         opaque_tokens: Mapping[str, int] = MappingProxyType({}),
         allow_special_tokens: bool = False,
     ) -> None:
+        # How the model writes reasoning and tool calls.
         self.dialect = dialect
+        # Ids of the tokens that a grammar must name by id, by their texts.
         self.opaque_tokens = opaque_tokens
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        # Whether special tokens in messages and tools are more than plain text.
         self._allow_special_tokens = allow_special_tokens
         special_tokens = () if allow_special_tokens else tokenizer.special_tokens
-        self._writer = PromptWriter(templates, special_tokens, dialect.tool_format)
+        self.writer = PromptWriter(templates, special_tokens, dialect.tool_format)
         self._guard = SpecialTokenGuard(tokenizer.special_tokens)
-        # The one that stands for whatever the tokenizer does not know structures nothing.
+        # Without the token for unknown text, which structures nothing.
         self._structural = frozenset(tokenizer.special_tokens.values()) - tokenizer.unknown
         self._threads = ThreadPoolExecutor(_THREADS, "text")
 
@@ -66,11 +67,11 @@ class TextCodec:
         """The prompt's token ids; `template_kwargs` are more variables for the template.
 
         Of these, `add_generation_prompt` false ends the prompt after the last message, and `continue_final_message`
-        true ends it within. Raises InvalidField, whose `param` names the field, if no prompt can be made of them.
+        true ends it within. Raises InvalidField, whose `param` names the field, if no prompt can be made.
         """
 
         def encode() -> list[int]:
-            prompt = self._writer.write(messages, tools, template_kwargs)
+            prompt = self.writer.write(messages, tools, template_kwargs)
             return self._encode(prompt, "messages", check=not self._allow_special_tokens)
 
         return await self._run(encode, is_short=not tools and _are_short([*messages, template_kwargs or {}]))
@@ -82,16 +83,16 @@ class TextCodec:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text. Raises InvalidField like `encode_chat`."""
-        return self._writer.write(messages, tools, template_kwargs).text
+        return self.writer.write(messages, tools, template_kwargs).text
 
     async def encode_text(
         self, text: str, add_special: bool = True, *, parse_special: bool = True, param: str = "prompt"
     ) -> list[int]:
         """The token ids of a raw text.
 
-        `add_special` puts the tokens around it that the tokenizer puts around a whole text, such as the one that begins
-        it. Without `parse_special` the special tokens in the text are taken for plain text. Raises InvalidField, naming
-        `param`, if the text is not valid Unicode.
+        `add_special` adds the tokens that the tokenizer puts around a whole text, such as the one that begins it.
+        Without `parse_special`, special tokens in the text are plain text. Raises InvalidField, naming `param`, if the
+        text is not valid Unicode.
         """
         with blaming(param):
             text.encode()
@@ -107,67 +108,33 @@ class TextCodec:
 
         Raises InvalidField, naming `param`, for an id that the tokenizer does not know.
         """
-        unknown = next((n for n, token in enumerate(tokens) if not self._tokenizer.knows(token)), None)
+        unknown = next((n for n, token in enumerate(tokens) if not self.tokenizer.knows(token)), None)
         if unknown is not None:
             raise InvalidField(
-                f"{param}[{unknown}] must be a token of this model, which has {self.vocab_size}; "
+                f"{param}[{unknown}] must be a token of this model, which has {self.tokenizer.vocab_size}; "
                 f"given {tokens[unknown]}",
                 param=param,
             )
-        return self._tokenizer.decode(tokens)
-
-    def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
-        """A decoder for one answer that shows, of the special tokens, only those in `show`, given as ids or texts.
-
-        With `continues` the answer goes on from a text, so that a blank at its begin is one.
-        """
-        return self._tokenizer.decoder(show, continues=continues)
-
-    def token_bytes(self, token: int) -> bytes:
-        """What one token adds to a text, in UTF-8, of which it may be a part; empty for an unknown id."""
-        return self._tokenizer.token_bytes(token)
-
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        """The texts of the tokens that structure a prompt rather than being text, with their ids."""
-        return self._tokenizer.special_tokens
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens the tokenizer knows. The model may have more."""
-        return self._tokenizer.vocab_size
-
-    def require_chat_template(self) -> None:
-        """Raises NoChatTemplate if the model takes no messages."""
-        self._writer.require_template()
+        return self.tokenizer.decode(tokens)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether the model takes messages, not only raw prompts."""
-        return self._writer.has_template
-
-    @property
-    def takes_tools(self) -> bool:
-        """Whether the chat template can tell the model of tools."""
-        return self._writer.takes_tools
-
-    def reads(self, name: str) -> bool:
-        """Whether the chat template reads a variable, such as `enable_thinking` or `reasoning_effort`."""
-        return self._writer.reads(name)
+        return self.writer.has_template
 
     def close(self) -> None:
         """Free what it holds."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, prompt: Prompt, param: str, *, check: bool, add_special: bool = False) -> list[int]:
-        tokens = self._tokenizer.encode(*prompt.pieces)
-        # A tokenizer may take for a special token what it makes alike, such as letters of full width.
+        tokens = self.tokenizer.encode(*prompt.pieces)
+        # A tokenizer may normalise other text, such as letters of full width, to a special token.
         if check and _num_in(self._structural, tokens) > prompt.num_special:
             raise InvalidField(f"{param} has a special token in a form that cannot be encoded as text", param=param)
-        return self._tokenizer.framed(tokens) if add_special else tokens
+        return self.tokenizer.framed(tokens) if add_special else tokens
 
     async def _run(self, job: Callable[[], T], *, is_short: bool) -> T:
-        """Do it here, or in a thread if it takes longer, so that the event loop goes on meanwhile."""
+        """Do a short job here, and a long one in a thread, so that the event loop continues meanwhile."""
         if is_short:
             return job()
         return await asyncio.get_running_loop().run_in_executor(self._threads, job)
@@ -184,8 +151,8 @@ def load_text_codec(
 ) -> TextCodec:
     """The text side of the model that `device` runs, whose prompts have at most `max_characters`.
 
-    `chat_template` is a file, or the name of a known one, in place of the model's own; a scripted device has its own at
-    any rate. `tool_parser` names the format of its tool calls. Raises ModelDirectoryError if a file cannot be used,
+    `chat_template` is a file, or the name of a known template, in place of the model's own; a scripted device always
+    has its own. `tool_parser` names the format of its tool calls. Raises ModelDirectoryError if a file cannot be used,
     ChatTemplateError if the given template cannot, and ConfigurationError for an unknown format.
     """
     tokenizer: Tokenizer
@@ -206,13 +173,13 @@ def load_text_codec(
 
 
 def _num_in(wanted: Set[int], tokens: list[int]) -> int:
-    """How many tokens are among the wanted ones; counted in slices, between which other threads have their turn."""
+    """How many tokens are among the wanted ones. Counted in slices, so that other threads run in between."""
     slices = (tokens[start : start + _SLICE] for start in range(0, len(tokens), _SLICE))
     return sum(sum(map(wanted.__contains__, some)) for some in slices)
 
 
 def _are_short(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether they are few short texts, or true or false, and nothing else."""
+    """Whether the messages are few and their values are short texts, true or false."""
     values = [value for message in messages[:FEW_MESSAGES] for value in message.values() if value is not None]
     return (
         len(messages) <= FEW_MESSAGES

@@ -1,4 +1,4 @@
-"""Text to token ids and back, of a model directory or of the scripted runner."""
+"""Text to token ids and back, for model directories and the scripted runner."""
 
 import codecs
 import json
@@ -12,19 +12,15 @@ import tokenizers
 from genai_server.errors import ModelDirectoryError
 
 FILE = "tokenizer.json"
-# The last character that is not reserved: private, and in no vocabulary.
+# A private character, which is in no vocabulary.
 _RARE = "\U0010fffd"
-# Pieces at a time; that the library makes its results of them holds Python's lock.
+# Pieces at a time: the library holds Python's lock while it builds the results.
 _BATCH = 1_000
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Decoder:
-    """Token ids of one answer to text, piece by piece; a character is held back until its last token has come.
-
-    `token_bytes` gives a token's bytes, `first_bytes` those of a token that begins the text. `hidden` tokens have no
-    text.
-    """
+    """Decodes the tokens of one answer, piece by piece. A character comes with its last token."""
 
     def __init__(
         self,
@@ -32,8 +28,10 @@ class Decoder:
         first_bytes: Callable[[int], bytes],
         hidden: Collection[int] = frozenset(),
     ) -> None:
+        # Gives the bytes of the next token: of the first one, then of all others.
         self._next_bytes = first_bytes
         self._token_bytes = token_bytes
+        # Tokens without text.
         self._hidden = hidden
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -52,28 +50,28 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """The texts of the tokens that structure a prompt rather than being text, with their ids."""
+        """The ids of the special tokens, which structure a prompt, by their texts."""
         ...
 
     @property
     def unknown(self) -> Set[int]:
-        """The tokens that stand for what has none; empty or one."""
+        """The token for unknown text, if there is one."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens it knows. A model may have more."""
+        """How many tokens the tokenizer knows. The model may have more."""
         ...
 
     def encode(self, *pieces: str) -> list[int]:
-        """The token ids of a text, in which special tokens are recognised if they stand in one piece.
+        """The token ids of a text. Special tokens within one piece are recognised.
 
         The text must be valid Unicode.
         """
         ...
 
     def framed(self, tokens: list[int]) -> list[int]:
-        """A text's tokens and those that the tokenizer puts around a whole text, such as the one that begins it."""
+        """A text's tokens, with those that the tokenizer puts around a whole text, such as the one that begins it."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -81,14 +79,14 @@ class Tokenizer(Protocol):
         ...
 
     def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
-        """A decoder for one answer that shows, of the special tokens, only those in `show`, given as ids or texts.
+        """A decoder for one answer which shows, of the special tokens, only those in `show`, given as ids or texts.
 
-        With `continues` the answer goes on from a text, so that a blank at its begin is one.
+        With `continues` the answer continues a text, so a blank at its beginning is kept.
         """
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token adds to a text, in UTF-8, of which it may be a part; empty for an unknown id."""
+        """What the token adds to a text, in UTF-8, possibly only a part of a character; empty for an unknown id."""
         ...
 
     def knows(self, token: int) -> bool:
@@ -106,7 +104,7 @@ class ModelTokenizer:
         path = model_dir / FILE
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises nothing more specific
             raise ModelDirectoryError(f"the tokenizer {path} cannot be loaded: {error}") from None
         # Either may be a leftover of training.
         self._tokenizer.no_truncation()
@@ -136,7 +134,7 @@ class ModelTokenizer:
         return size
 
     def encode(self, *pieces: str) -> list[int]:
-        # The method for one text neither gives up Python's lock nor does without each token's place in the text.
+        # The method for a single text holds Python's lock, and computes each token's place in the text.
         tokens: list[int] = []
         for start in range(0, len(pieces), _BATCH):
             batch = list(pieces[start : start + _BATCH])
@@ -168,12 +166,12 @@ class ModelTokenizer:
         return self._text_of(token) is not None
 
     def _text_of(self, token: int) -> str | None:
-        """As the vocabulary writes it."""
+        """The token as the vocabulary writes it."""
         text: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
         return text
 
     def _first_bytes(self, token: int) -> bytes:
-        """Without the blank that some tokenizers put before the first word of a text."""
+        """The bytes of a first token, without the blank that some tokenizers put before the first word."""
         data = self.token_bytes(token)
         if data[:1] == b" " and self._compute == self._by_the_library:
             return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
@@ -198,13 +196,13 @@ class ModelTokenizer:
 
 
 def _around(inner: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
-    """What stands before and after the one list in the other."""
+    """What stands before and after `inner` in `whole`."""
     start = next(n for n in range(len(whole)) if whole[n : n + len(inner)] == inner)
     return whole[:start], whole[start + len(inner) :]
 
 
 def _kinds(decoder: Any) -> set[str]:
-    """The types of a decoder of the library and of those that it is made of."""
+    """The types of a decoder of the library and of the decoders that it consists of."""
 
     def walk(part: Any) -> Iterable[str]:
         if isinstance(part, dict):

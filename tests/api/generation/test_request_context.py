@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Message
+from starlette.types import Message, Receive
 
-from genai_server.api.generation.request_context import ClientLeft, Deadline, RequestContext, while_there
+from genai_server.api.generation.request_context import ClientLeft, Deadline, RequestContext
 from genai_server.api.middleware.keys import hash_key
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.errors import InvalidField, ServerStopping
@@ -107,9 +107,7 @@ def test_a_salt_that_is_none_is_refused_by_its_name(scripted: RunningServer, pat
 
 def test_the_prefix_cache_is_one_unless_keys_or_salts_part_it() -> None:
     def salt(own_cache: bytes | None, given: str | None) -> str | None:
-        return RequestContext(
-            "r", "req-1", Deadline(600, HandClock()), nobody, RequestRecord({}, "m", 0.0), own_cache
-        ).cache_salt(given)
+        return _context(nobody, own_cache).cache_salt(given)
 
     async def nobody() -> Message:
         raise AssertionError("nobody asks")
@@ -120,6 +118,10 @@ def test_the_prefix_cache_is_one_unless_keys_or_salts_part_it() -> None:
     assert len({None, *parts}) == 7
     assert parts[0] == salt(None, "x")
     assert all(part is not None and len(part) == 32 and part not in alice.hex() for part in parts)
+
+
+def _context(receive: Receive, own_cache: bytes | None = None) -> RequestContext:
+    return RequestContext("r", "req-1", Deadline(600, HandClock()), receive, RequestRecord({}, "m", 0.0), own_cache)
 
 
 class Work:
@@ -148,7 +150,7 @@ def test_the_work_of_a_client_that_stays_gives_what_it_gives() -> None:
     async def run() -> str:
         work = Work()
         work.go.set()
-        return await while_there(_silence, work.run())
+        return await _context(_silence).waits_for(work.run())
 
     assert asyncio.run(run()) == "done"
 
@@ -162,7 +164,7 @@ def test_the_work_of_a_client_that_leaves_is_ended() -> None:
             return {"type": "http.disconnect"}
 
         with pytest.raises(ClientLeft):
-            await while_there(leave, work.run())
+            await _context(leave).waits_for(work.run())
         await asyncio.wait_for(work.ended.wait(), 10)
 
     asyncio.run(run())
@@ -171,7 +173,7 @@ def test_the_work_of_a_client_that_leaves_is_ended() -> None:
 def test_a_server_that_stops_says_so_and_ends_the_work() -> None:
     async def run() -> None:
         work = Work()
-        waiting = asyncio.ensure_future(while_there(_silence, work.run()))
+        waiting = asyncio.ensure_future(_context(_silence).waits_for(work.run()))
         await work.begun.wait()
         waiting.cancel()
         with pytest.raises(ServerStopping):

@@ -10,11 +10,9 @@ import msgspec
 import pytest
 
 from genai_server.engine.ipc.connections import MAX_BACKLOG_BYTES, Connections, Listener, listen
-from genai_server.engine.ipc.inbox import Connected, Disconnected, Inbox
+from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
 from genai_server.generation import ModelInfo, Sampling
-from genai_server.messages.frames import ToApi, api_decoder, encode_frame
-from genai_server.messages.generation import Cancel, Tokens
-from genai_server.messages.handshake import Hello, Welcome
+from genai_server.messages.protocol import Cancel, Hello, ToApi, Tokens, Welcome, api_decoder, encode_frame
 from tests.running_server import wait_until
 
 MODEL = ModelInfo(context_length=8, vocab_size=4, eos_token_ids=[3], defaults=Sampling())

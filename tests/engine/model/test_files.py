@@ -19,7 +19,7 @@ from genai_server.engine.model.files import (
 )
 from genai_server.errors import ModelDirectoryError
 from genai_server.generation import Sampling
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 CONFIG: dict[str, Any] = {
     "model": {"context_length": 64, "vocab_size": 300, "eos_token_id": 2, "decoder": {"filename": "model.onnx"}}

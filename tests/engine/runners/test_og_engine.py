@@ -22,7 +22,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.generation import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.admin import OpenProfiles, Reply, SetRuntimeOption, StartProfile
-from genai_server.messages.generation import Cancel, Refused
+from genai_server.messages.protocol import Cancel, Refused
 from genai_server.profile_plan import ProfilePlan
 from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
 from tests.fake_library import EOS, FakeLibrary, fake_generator

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genai_server.parts import Content, Part, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.reasoning import THINK
-from genai_server.text.tool_formats import TOOL_FORMATS
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from tests.text.parsing import NAMES, merged, parser, stream
 
 # Answers made of what the formats look out for, so that many are almost calls.

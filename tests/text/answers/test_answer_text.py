@@ -4,10 +4,9 @@ import math
 
 import pytest
 
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 from genai_server.generation import TokenLogprob
-from genai_server.parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 from genai_server.text.answers.answer_text import AnswerText, Parser, PlainParser
-from genai_server.text.answers.stop import StopStrings
 from genai_server.text.tokenizer import ByteTokenizer
 
 
@@ -30,7 +29,7 @@ def _answer(
     tokenizer = ByteTokenizer()
     return AnswerText(
         tokenizer.decoder(),
-        StopStrings(stop),
+        stop,
         parser or PlainParser(),
         tokenizer.token_bytes,
         offset=offset,

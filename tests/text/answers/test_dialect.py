@@ -5,7 +5,7 @@ import pytest
 from genai_server.errors import ConfigurationError
 from genai_server.text.answers.dialect import Dialect, read_dialect
 from genai_server.text.answers.reasoning import THINK
-from genai_server.text.tool_formats import TOOL_FORMATS
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
 
 
 def test_a_template_that_speaks_of_neither_has_neither() -> None:

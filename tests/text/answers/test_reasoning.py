@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.parts import Content, Part, Reasoning, ToolCallStart
+from genai_server.answer_parts import Content, Part, Reasoning, ToolCallStart
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat, detect_reasoning
 from tests.text.parsing import cut, merged, parser, stream
 

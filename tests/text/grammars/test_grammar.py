@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
+from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
 from genai_server.errors import InvalidField
-from genai_server.parts import Content, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
 from genai_server.text.grammars import grammar
-from genai_server.text.tool_formats import TOOL_FORMATS, Tool
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
+from genai_server.text.tool_formats.tool_format import Tool
 from tests.running_server import DEMO
 from tests.text.guided import draw, fits, matcher, tokenizer_with, validate
 from tests.text.parsing import merged, parser, stream

@@ -8,7 +8,8 @@ import pytest
 
 from genai_server.errors import InvalidField
 from genai_server.text.grammars import grammar
-from genai_server.text.tool_formats import TOOL_FORMATS, Tool
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
+from genai_server.text.tool_formats.tool_format import Tool
 from tests.running_server import ROOT, clean_environment
 from tests.text.guided import fits, validate
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.parts import Content, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
 from tests.text.parsing import call, parse, parser, stream
 
 ARGUMENTS = '{"city": "Oslo \\"\\u00e9\\n\\\\ é 😀", "days": [1, -2.5e3, {"a": {}}], "b": null}'

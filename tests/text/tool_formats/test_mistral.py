@@ -2,8 +2,8 @@
 
 import pytest
 
-from genai_server.parts import Content, ToolCallStart
-from genai_server.text.tool_formats import TOOL_FORMATS
+from genai_server.answer_parts import Content, ToolCallStart
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from tests.text.parsing import call, parse
 
 ARGUMENTS = '{"city": "Oslo \\"[ARGS] ü😀", "o": [{}]}'

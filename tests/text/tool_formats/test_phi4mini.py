@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.parts import Content, ToolCallStart
+from genai_server.answer_parts import Content, ToolCallStart
 from tests.text.parsing import call, parse
 
 NOW = '{"name": "now", "arguments": {}}'

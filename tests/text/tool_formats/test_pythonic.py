@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from genai_server.parts import Content, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
 from tests.text.parsing import call, parse, parser, stream
 
 

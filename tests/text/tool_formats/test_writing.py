@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.parts import ToolCallArguments, ToolCallStart
-from genai_server.text.tool_formats import TOOL_FORMATS, Call
+from genai_server.answer_parts import ToolCallArguments, ToolCallStart
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
+from genai_server.text.tool_formats.tool_format import Call
 from tests.text.parsing import NAMES, parse
 
 VALUES = st.recursive(

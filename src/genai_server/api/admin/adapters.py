@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from genai_server.api.admin.ask import ask
+from genai_server.api.admin.engine_calls import ask
 from genai_server.api.catalog import ChosenModel
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.routes.models import adapter_entry
@@ -19,7 +19,7 @@ from genai_server.messages.commands import AddAdapter, RemoveAdapter
 from genai_server.messages.status_file import ModelStatus
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.models import LoadAdapterRequest, UnloadAdapterRequest
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 router = APIRouter(
     tags=["admin"],

@@ -13,7 +13,7 @@ from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoad
 from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.models import AliasRequest, LoadModelRequest, UnloadModelRequest
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 router = APIRouter(
     tags=["admin"],

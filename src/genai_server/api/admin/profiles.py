@@ -17,7 +17,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from genai_server.api.admin.ask import ask
+from genai_server.api.admin.engine_calls import ask
 from genai_server.api.admin.runtime_options import set_runtime_options
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.services import Services, services
@@ -34,7 +34,7 @@ from genai_server.profiles.page import as_page
 from genai_server.profiles.retention import is_open, remove
 from genai_server.profiles.text import as_text
 from genai_server.profiles.trace import write_trace
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 # The id that means the last session.
 LATEST = "latest"
@@ -193,7 +193,7 @@ async def delete_profile(
 
 
 def _is_open(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> bool:
-    """Whether an engine may still write to a session; of those with a plan it tells itself."""
+    """Whether an engine may still write to a session. Engines report sessions with a plan themselves."""
     if manifest.session.plan is not None:
         return manifest.session.id in open_sessions
     return is_open(manifest, time.time())

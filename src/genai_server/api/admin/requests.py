@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Depends
 
-from genai_server.api.admin.ask import ask, find_request
+from genai_server.api.admin.engine_calls import ask, find_request
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.services import TheServices
 from genai_server.engine_client.admin import EngineAdmin
@@ -14,7 +14,7 @@ from genai_server.errors import RequestNotFound
 from genai_server.messages.admin import RequestState
 from genai_server.openai_api.schemas.admin import CancelledRequest, NoFields, RequestsResponse
 from genai_server.openai_api.schemas.base import ErrorResponse
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 router = APIRouter(
     tags=["admin"],

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends
 
-from genai_server.api.admin.ask import ask, by_device, find_request
+from genai_server.api.admin.engine_calls import ask, by_device, find_request
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.services import Services, services
 from genai_server.engine_client.admin import EngineAdmin
@@ -13,7 +13,7 @@ from genai_server.errors import InvalidField, RequestNotFound
 from genai_server.messages.admin import Reply
 from genai_server.openai_api.schemas.admin import RuntimeOptionsRequest
 from genai_server.openai_api.schemas.base import ErrorResponse
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 router = APIRouter(
     tags=["admin"],

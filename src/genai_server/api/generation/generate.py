@@ -1,19 +1,20 @@
-"""The way of a request from its body to its running answers: `generate`, read from top to bottom.
+"""A request on its way from the body to its running answers: `generate`, read from top to bottom.
 
 Every refusal is raised here, before any header of the response.
 """
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from msgspec import structs
 
-from genai_server.api.generation.answer import RunningAnswer
-from genai_server.api.generation.generation import Generation
+from genai_server.api.generation.answers import Generation, RunningAnswer
 from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec, plain_output_spec
 from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prompts
 from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.services import Services
-from genai_server.engine_client.capacity import require_capacity
+from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
 from genai_server.generation import GenerationRequest
 from genai_server.openai_api.schemas.chat import ChatParameters
@@ -21,7 +22,6 @@ from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.openai_api.schemas.sampling import StreamFields
 from genai_server.openai_api.translate import Policy, nth_choice, to_generation_request
 from genai_server.text.answers.answer_text import AnswerText
-from genai_server.text.answers.stop import StopStrings
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import CONTINUE
 from genai_server.timing import Stopwatch
@@ -30,9 +30,10 @@ Body = ChatParameters | CompletionRequest
 
 
 async def generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool = False) -> Generation:
-    """Start all answers to one request; the engine has accepted them on return.
+    """Start all answers to one request. On return the engine has accepted them.
 
-    Raises RequestError, Unavailable, and ClientLeft as soon as the client has gone; nothing is left running then.
+    Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected. Then nothing is left
+    running.
     """
     return await context.waits_for(_generate(services, body, context, is_streamed=is_streamed))
 
@@ -49,11 +50,11 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     context.record.model, context.record.device = chosen.id, engine.device
     codec = served.codec_of(engine.device)
 
-    # No work is done for a request that the engine has no capacity for, as far as it has told.
+    # No work is done for a request that exceeds the engine's capacity as last reported.
     num_per_prompt = body.n or 1
     num_answers = num_per_prompt * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
-    require_capacity(engine.load, engine.device, num_answers, param=multiplier)
+    engine.require_capacity(num_answers, param=multiplier)
 
     # Render and encode; resolve all defaults.
     prompts = await encode_prompts(body, codec)
@@ -70,28 +71,34 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         for prompt in prompts
     ]
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
-    require_capacity(engine.load, engine.device, num_answers, lengths, param=multiplier)
+    engine.require_capacity(num_answers, lengths, param=multiplier)
 
-    # The output spec, with a grammar that compiles.
+    # Decide what the answers must match, and try its grammar.
+    echoed: list[EchoedPrompt | None] = [None]
     if isinstance(body, CompletionRequest):
         echoed = await asyncio.to_thread(echoed_prompts, body, prompts, codec, model.vocab_size)
         output_spec = await asyncio.to_thread(plain_output_spec, body)
         continues = True
     else:
-        echoed = [EchoedPrompt()]
         output_spec = await asyncio.to_thread(chat_output_spec, body, codec, prompts[0])
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
     if output_spec.constraint is not None:
         await output_spec.constraint.check(services.grammars)
 
-    # One engine request for each answer.
+    # Make one engine request, and one reader, for each answer.
     asked: list[GenerationRequest] = []
-    stopwatches: list[Stopwatch] = []
-    texts: list[AnswerText] = []
+    readers: list[Callable[[TokenStream], RunningAnswer]] = []
     for request, echo in zip(requests, echoed, strict=True):
         for index in range(num_per_prompt):
-            stopwatches.append(Stopwatch(services.clock, len(request.prompt)))
-            texts.append(_answer_text(body, codec, output_spec, offset=len(echo.text), continues=continues))
+            readers.append(
+                partial(
+                    RunningAnswer,
+                    text=_answer_text(body, codec, output_spec, echo, continues=continues),
+                    stopwatch=Stopwatch(services.clock, len(request.prompt)),
+                    echo=echo,
+                    tells_progress=isinstance(body, StreamFields) and bool(body.return_progress),
+                )
+            )
             asked.append(
                 structs.replace(
                     nth_choice(request, index),
@@ -111,22 +118,20 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         raise
 
     # Read.
-    tells_progress = isinstance(body, StreamFields) and bool(body.return_progress)
-    answers = [
-        RunningAnswer(stream, text, stopwatch, tells_progress=tells_progress)
-        for stream, text, stopwatch in zip(streams, texts, stopwatches, strict=True)
-    ]
+    answers = [read(stream) for read, stream in zip(readers, streams, strict=True)]
     context.record.answered(answers, num_per_prompt, requests[0])
-    return Generation(context.request_id, chosen.id, answers, num_per_prompt, echoed, requests[0].sampling)
+    return Generation(context.request_id, chosen.id, answers, num_per_prompt, requests[0].sampling)
 
 
-def _answer_text(body: Body, codec: TextCodec, output_spec: OutputSpec, *, offset: int, continues: bool) -> AnswerText:
-    """The reader of one answer's tokens, which begins after `offset` characters of text."""
+def _answer_text(
+    body: Body, codec: TextCodec, output_spec: OutputSpec, echo: EchoedPrompt | None, *, continues: bool
+) -> AnswerText:
+    """The text of one answer, which comes after `echo`."""
     return AnswerText(
-        codec.decoder(output_spec.shown_tokens, continues=continues),
-        StopStrings(body.stop_strings),
+        codec.tokenizer.decoder(output_spec.shown_tokens, continues=continues),
+        body.stop_strings,
         output_spec.parser(),
-        codec.token_bytes,
-        offset=offset,
+        codec.tokenizer.token_bytes,
+        offset=len(echo.text) if echo else 0,
         most_calls=output_spec.most_calls,
     )

@@ -18,8 +18,3 @@ def json_response(body: Any) -> Response:
 async def built_response(build: Callable[[], JsonObject], *, is_long: bool) -> Response:
     """A JSON response with the body that `build` returns; both are made in a thread if `is_long`."""
     return await asyncio.to_thread(lambda: json_response(build())) if is_long else json_response(build())
-
-
-def written(part: JsonObject) -> msgspec.Raw:
-    """A part of a body, encoded by itself: encoding holds the GIL, and so holds it for a shorter time."""
-    return msgspec.Raw(msgspec.json.encode(part))

@@ -1,31 +1,31 @@
-"""A request's prompts: rendered and encoded for the engine, and kept as text where the answer repeats them (`echo`)."""
+"""A request's prompts: rendered and encoded, and kept as text where the answer repeats them (`echo`)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
 
-from genai_server.api.generation.output_spec import offered_tools
+from genai_server.answer_parts import ScoredToken
 from genai_server.errors import InvalidField
-from genai_server.openai_api.schemas.chat import ChatParameters
+from genai_server.openai_api.schemas.chat import ChatParameters, Tool
 from genai_server.openai_api.schemas.completions import CompletionRequest
-from genai_server.parts import ScoredToken
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 
 
 @dataclass(frozen=True)
 class EchoedPrompt:
-    """What of a prompt stands before its answers; empty without `echo`."""
+    """A prompt that its answers begin with."""
 
-    text: str = ""
+    text: str
     # The bytes of each token.
-    tokens: Sequence[bytes] = ()
+    tokens: Sequence[bytes]
 
     def scored(self, following: list[ScoredToken]) -> list[ScoredToken]:
-        """All tokens with log probabilities, of which `following` are the second to the last; [] without them."""
+        """All tokens with log probabilities, where `following` are all but the first; [] without any."""
         if len(following) != len(self.tokens) - 1:
             return []
         found, offset = [], 0
@@ -43,14 +43,14 @@ async def encode_prompts(body: ChatParameters | CompletionRequest, codec: TextCo
     for given in body.prompts:
         if isinstance(given, str):
             given = await codec.encode_text(given, add_special=body.add_special_tokens is not False)
-            await asyncio.sleep(0)  # many short prompts take as long as a long one
+            await asyncio.sleep(0)  # many short prompts together take long
         encoded.append(given)
     return encoded
 
 
 async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
-    """The token ids of a chat's prompt. Raises NoChatTemplate before all else, and InvalidField."""
-    codec.require_chat_template()
+    """The token ids of a chat's prompt. Raises InvalidField, and before all else NoChatTemplate."""
+    codec.writer.require_template()
 
     def plain() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         messages = [message.for_template() for message in body.messages]
@@ -60,10 +60,31 @@ async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
     return await codec.encode_chat(messages, tools, _template_variables(body, codec))
 
 
+def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
+    """The tools for the chat template. Raises InvalidField if the model cannot be given tools."""
+    if not body.tools or body.tool_choice == "none":
+        return []
+    if not codec.writer.takes_tools or codec.dialect.tool_format is None:
+        raise InvalidField(
+            "tools cannot be used: the model's chat template knows none, or none in a format that this server knows "
+            "(GENAI_TOOL_PARSER names one)",
+            param="tools",
+        )
+    names = Counter(tool.function.name for tool in body.tools)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise InvalidField(
+            f"tools must not have two functions of one name, given {quoted(twice[0])} twice", param="tools"
+        )
+    return body.tools
+
+
 def echoed_prompts(
     body: CompletionRequest, encoded: Sequence[list[int]], codec: TextCodec, vocab_size: int
-) -> list[EchoedPrompt]:
-    """What of each prompt is repeated. Raises InvalidField for tokens that the model does not have. Takes long."""
+) -> list[EchoedPrompt | None]:
+    """What the answers to each prompt begin with; None without `echo`. Takes long.
+
+    Raises InvalidField for tokens that the model does not have.
+    """
     found = []
     for given, tokens in zip(body.prompts, encoded, strict=True):
         strange = next((token for token in tokens if token >= vocab_size), None)
@@ -72,20 +93,21 @@ def echoed_prompts(
                 f"prompt must have ids below {vocab_size}, the model's vocabulary, given {strange}", param="prompt"
             )
         text = given if isinstance(given, str) else codec.decode(tokens, param="prompt")
-        echoed = EchoedPrompt(text, [codec.token_bytes(token) for token in tokens]) if body.echo else EchoedPrompt()
-        found.append(echoed)
+        found.append(
+            EchoedPrompt(text, [codec.tokenizer.token_bytes(token) for token in tokens]) if body.echo else None
+        )
     return found
 
 
 def _template_variables(body: ChatParameters, codec: TextCodec) -> dict[str, Any]:
-    """The variables for the chat template. Raises InvalidField for an effort that has no effect with it."""
+    """The variables for the chat template. Raises InvalidField for a reasoning effort without effect."""
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
     if effort is None:
         return variables
-    if codec.reads("reasoning_effort"):
+    if codec.writer.reads("reasoning_effort"):
         variables.setdefault("reasoning_effort", effort)
-    elif codec.reads("enable_thinking"):
+    elif codec.writer.reads("enable_thinking"):
         variables.setdefault("enable_thinking", effort != "none")
     elif effort != "none":
         raise InvalidField(

@@ -1,4 +1,4 @@
-"""The context of a request that wants an answer: its ids, its deadline, and whether its client is still there."""
+"""The context of a request for an answer: its ids, its deadline, and whether its client is still connected."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,7 +12,7 @@ from starlette.types import Receive
 from genai_server.api.services import TheServices
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.errors import InvalidField, ServerStopping
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.timing import Clock
 
 T = TypeVar("T")
@@ -21,20 +21,22 @@ HEADER = "X-Request-Timeout"
 
 
 class ClientLeft(Exception):
-    """The client has gone before its answer."""
+    """The client has disconnected before its answer."""
 
 
 class Deadline:
-    """When an answer must have ended: `limit` seconds (GENAI_REQUEST_TIMEOUT) from now, by a clock in seconds."""
+    """When an answer must have ended."""
 
     def __init__(self, limit: int, clock: Clock) -> None:
+        # Seconds from now (GENAI_REQUEST_TIMEOUT).
         self._limit = limit
+        # In seconds.
         self._clock = clock
         self._began = clock()
         self._seconds = float(limit)
 
     def tighten(self, seconds: float, *, param: str) -> None:
-        """Bring the deadline forward to what this field or header gives. Raises InvalidField beyond the limit."""
+        """Bring the deadline forward to the value of a field or header. Raises InvalidField beyond the limit."""
         if not 0 < seconds <= self._limit:
             raise InvalidField(
                 f"{param} must be greater than 0 and at most {self._limit} seconds (GENAI_REQUEST_TIMEOUT), "
@@ -51,9 +53,9 @@ class Deadline:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """One HTTP request that wants an answer."""
+    """One HTTP request for an answer."""
 
-    # The client's id, if it gave one; several requests may have the same.
+    # The client's id, if it gave one. Several requests may have the same.
     request_id: str
     # The server's own id.
     unique_id: str
@@ -61,42 +63,38 @@ class RequestContext:
     # Reports when the client disconnects.
     receive: Receive
     record: RequestRecord
-    # The digest of the API key: requests with different ones share no prefix cache. None where all share one.
+    # Digest of the API key: requests with different digests share no prefix cache. None where all share one.
     own_cache: bytes | None = None
 
     def cache_salt(self, given: str | None) -> str | None:
-        """What partitions the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
+        """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
         if self.own_cache is None and given is None:
             return None
         salt = blake2b((given or "").encode(), key=self.own_cache or b"", digest_size=16, person=b"prefix cache")
         return salt.hexdigest()
 
     async def waits_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result. Cancels it and raises ClientLeft as soon as the client has gone."""
-        return await while_there(self.receive, work)
+        """The work's result.
 
-
-async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result. Cancels it and raises ClientLeft as soon as `receive` reports a disconnect.
-
-    Raises ServerStopping when the server does not wait any longer, which cancels the work as well.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientLeft
-        return working.result()
-    except asyncio.CancelledError:
-        raise ServerStopping from None  # nothing else cancels what a client waits for
-    finally:
-        working.cancel()
-        leaving.cancel()
+        Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server does not wait any
+        longer. Both cancel the work, possibly before its first step.
+        """
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(_disconnected(self.receive))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientLeft
+            return working.result()
+        except asyncio.CancelledError:
+            raise ServerStopping from None  # nothing else cancels what a client waits for
+        finally:
+            working.cancel()
+            leaving.cancel()
 
 
 async def context(request: Request, services: TheServices) -> RequestContext:
-    """The context of a request. Raises InvalidField for a timeout header that is no number of seconds."""
+    """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
     deadline = Deadline(services.settings.request_timeout, services.clock)
     given = request.headers.get(HEADER)
     if given is not None:
@@ -115,5 +113,5 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-# What routes take as a parameter.
+# The type of a route's parameter.
 TheRequestContext = Annotated[RequestContext, Depends(context)]

@@ -8,18 +8,18 @@ from typing import Protocol
 
 from genai_server.errors import InvalidField, ResponseNotFound
 from genai_server.openai_api.schemas.base import JsonObject
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 class KeptResponse(Protocol):
-    """A response that is kept, running or ended."""
+    """A running or ended response in the store."""
 
     @property
     def response(self) -> JsonObject: ...
 
     @property
     def items(self) -> list[JsonObject]:
-        """The items that it was made from, those of earlier turns included."""
+        """The items of its conversation up to the response."""
         ...
 
     @property
@@ -28,7 +28,7 @@ class KeptResponse(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End it. Raises InvalidField if it has already ended otherwise."""
+        """End the response. Raises InvalidField if it has ended in another way."""
         ...
 
 
@@ -52,22 +52,25 @@ class EndedResponse:
 
 
 class ResponseStore:
-    """At most `size` ended responses of together `num_bytes`, and all running ones.
+    """Running responses, and ended ones within the limits.
 
-    A response is visible to its owner only: the name of an API key, or None. Beyond the limits, the owner that keeps
-    most loses the least recently used response, so no owner evicts what others keep within an equal share. Items that
-    several responses share count for each.
+    A response is visible to its owner only: the name of an API key, or None. Beyond a limit, the owner with the most
+    loses the least recently used response, so no owner evicts others within an equal share. Items that several
+    responses share count for each of them.
     """
 
     def __init__(self, size: int, num_bytes: int) -> None:
+        # Most ended responses, and most bytes of them together.
         self._size = size
         self._most_bytes = num_bytes
+        # By id.
         self._running: dict[str, KeptResponse] = {}
+        # Of each owner.
         self._shelves: dict[str | None, _Shelf] = {}
 
     @property
     def is_on(self) -> bool:
-        """Whether it keeps any responses."""
+        """Whether any responses are kept."""
         return self._size > 0
 
     def begin(self, running: KeptResponse) -> None:
@@ -99,7 +102,7 @@ class ResponseStore:
         return shelf.use(id)
 
     def delete(self, id: str, owner: str | None = None) -> None:
-        """Remove a response; a running one goes on for its reader. Raises ResponseNotFound."""
+        """Remove a response. A running one continues for its reader. Raises ResponseNotFound."""
         self.get(id, owner)
         if self._running.pop(id, None) is None:
             self._drop(owner, id)

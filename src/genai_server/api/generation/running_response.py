@@ -4,9 +4,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.types import Receive
-
-from genai_server.api.generation.generation import Generation
+from genai_server.api.generation.answers import Generation
+from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.generation.response_store import EndedResponse, ResponseStore
 from genai_server.errors import GenaiServerError
 from genai_server.openai_api.response_builder import ResponseBuilder
@@ -14,11 +13,7 @@ from genai_server.openai_api.schemas.base import JsonObject
 
 
 class RunningResponse:
-    """Makes a response from a generation. Must be closed, which ends the answer if it still runs.
-
-    `items` are those that it is made from, `owner` the name of the API key. It is in the store, if there is one, once
-    it is made.
-    """
+    """Makes a response from a generation. Must be closed, which ends the answer if it still runs."""
 
     def __init__(
         self,
@@ -30,10 +25,13 @@ class RunningResponse:
         owner: str | None,
         with_metrics: bool = False,
     ) -> None:
+        # Of the conversation up to this response.
         self.items = items
+        # The name of the API key.
         self.owner = owner
         self._generation = generation
         self._build = build
+        # Has the response from now on; None if it is not kept.
         self._store = store
         self._with_metrics = with_metrics
         self._last_events: list[JsonObject] = []
@@ -47,7 +45,7 @@ class RunningResponse:
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Tokens of the prompt that have been read, and of how many; None once all have been."""
+        """Tokens of the prompt that have been read, and of how many; None once all have been read."""
         return self._generation.progress
 
     async def events(self) -> AsyncIterator[dict[str, Any] | str]:
@@ -68,13 +66,13 @@ class RunningResponse:
         for event in self._last_events:
             yield event
 
-    async def whole(self, receive: Receive) -> JsonObject:
+    async def whole(self, context: RequestContext) -> JsonObject:
         """Read the answer to its end, and return the response, which is kept only if this succeeds.
 
-        Raises ClientLeft as soon as `receive` reports a disconnect, and GenerationFailed.
+        Raises ClientLeft as soon as the client has disconnected, and GenerationFailed.
         """
         try:
-            await self._generation.read(receive, self._read())
+            await context.waits_for(self._read())
         except BaseException:
             if self._store is not None:
                 self._store.abandon(self.response["id"])
@@ -82,13 +80,13 @@ class RunningResponse:
         return self.response
 
     def cancel(self) -> None:
-        """End it with the partial answer; the reader of the events receives the last ones."""
+        """End the response with the partial answer. The reader of the events receives the last ones."""
         if self._build.is_ended:
             self._ended().cancel()
         self._end()
 
     def fail(self, error: GenaiServerError) -> JsonObject:
-        """End it with an error; returns the last event."""
+        """End the response with an error; returns the last event."""
         return self._build.fail(error, self._generation.usage())
 
     def close(self) -> None:

@@ -15,22 +15,22 @@ from genai_server.errors import GenaiServerError, ServerStopping
 
 log = logging.getLogger(__name__)
 
-# At a shutdown running answers go on, within uvicorn's own time limit: cut off at once they would have no last event.
+# At a shutdown running answers continue within uvicorn's time limit. Without this they would have no last event.
 AppStatus.enable_automatic_graceful_drain = False
 
 # Some clients take these for line ends, though server-sent events do not; JSON has escapes for them.
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 
-# What an endpoint that may stream documents of its 200.
+# How an endpoint that may stream documents its 200.
 STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 class Source(Protocol):
-    """What the events are made from."""
+    """The source of the events."""
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Tokens of prompts that have been read, and of how many; None once all have been."""
+        """Tokens of prompts that have been read, and of how many; None once all have been read."""
         ...
 
     def close(self) -> None:
@@ -41,9 +41,9 @@ class Source(Protocol):
 class EventStream(EventSourceResponse):
     """Sends events, each a JSON object or a plain word, and closes their source however the response ends.
 
-    With `named` an event's name is its `type`. An error after the headers is the last event, in the form of the API, or
-    as `tell_error` gives it. The next event is made once the last one is sent: for a slow client tokens gather, not
-    text. Every few seconds a comment, which clients skip, keeps the connection open and reports the prompt's progress.
+    An error after the headers is the last event. The next event is made when the last one is sent: for a slow client
+    tokens gather, not text. Every few seconds a comment, which clients skip, keeps the connection open and reports the
+    progress of the prompt.
     """
 
     DEFAULT_PING_INTERVAL = 5
@@ -57,8 +57,10 @@ class EventStream(EventSourceResponse):
         tell_error: Callable[[GenaiServerError], dict[str, Any]] | None = None,
     ) -> None:
         self._source = source
+        # Whether an event's name is its `type`.
         self._named = named
         self._scope: Scope = {"state": {}}
+        # Makes the last event of an error; None for the form of the API.
         self._tell_error = tell_error
         super().__init__(self._encoded(events), ping_message_factory=self._comment)
         # The library always sets it, but the client may have asked to close the connection.
@@ -82,7 +84,7 @@ class EventStream(EventSourceResponse):
         return ServerSentEvent(comment="prefill {}/{}".format(*progress) if progress else "ping", sep="\n")
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
-        """No timeout is set, so none is waited for: the library's cancel scope took a third of an event's time."""
+        """Send without a timeout: none is set, and the library's cancel scope took a third of an event's time."""
         await send(message)
 
     async def _encoded(self, events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[bytes]:

@@ -18,7 +18,7 @@ from genai_server.api.services import Services, services
 from genai_server.config import is_loopback
 from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
 
-# Paths that need no key: whether the server lives and works.
+# Paths that need no key: they tell whether the server lives and works.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
@@ -26,13 +26,13 @@ _NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
 _WRONG_KEY = "this server does not know the API key that was given"
 _NO_KEYS = (
     "this server has no API keys and serves programs on its own machine only, which call it by a name of this machine "
-    "(Host: localhost, or its address); set GENAI_API_KEYS, or GENAI_INSECURE to serve whoever can reach it"
+    "(Host: localhost, or its address); set GENAI_API_KEYS, or GENAI_INSECURE to serve every client that can reach it"
 )
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a request that was let in may do."""
+    """The rights of an authenticated request."""
 
     # The API key; None for the admin key, and where no key is needed.
     key: ApiKey | None = None
@@ -120,7 +120,7 @@ async def holder(request: Request) -> str | None:
     return None if access.key is None else access.key.name
 
 
-# What routes take as a parameter.
+# The type of a route's parameter.
 TheHolder = Annotated[str | None, Depends(holder)]
 
 

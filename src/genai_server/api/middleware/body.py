@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Aside:
-    """Runs long jobs in a thread, one at a time, as each of them holds the GIL."""
+    """Runs long jobs in a thread, one at a time, because each holds the GIL."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -61,7 +61,7 @@ class Aside:
 class _Reading:
     """A body while it is received."""
 
-    # What is kept of it.
+    # The bytes that are kept.
     body: bytearray = field(default_factory=bytearray)
     # Bytes that count towards the limit of all bodies.
     kept: int = 0
@@ -69,7 +69,7 @@ class _Reading:
     size: int = 0
     # Whether there is more to receive.
     more: bool = True
-    # Why nothing is kept, if so.
+    # Why nothing is kept, if nothing is.
     error: GenaiServerError | None = None
 
     def drop(self, error: GenaiServerError) -> None:
@@ -79,18 +79,21 @@ class _Reading:
 
 
 class BodyLimits:
-    """Reads at most `limit` bytes of a body for at most `seconds`, and refuses others before any work. Plain ASGI.
+    """Reads bodies within limits, and refuses others before any work. Plain ASGI.
 
-    The bodies of all requests that have not ended have at most `most_bytes` together; a single one is exempt. The body
-    that exceeds them is refused, and so is one with more, or more deeply nested, lists and objects than `check_json`
-    allows. Leaves an Aside in the scope's state for parsing the body.
+    Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves an Aside in
+    the scope's state for parsing the body.
     """
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float, most_bytes: int) -> None:
         self.app = app
+        # Most bytes of one body.
         self.limit = limit
+        # Most seconds for one body to arrive.
         self.seconds = seconds
+        # Most bytes of the bodies of all requests that have not ended; a single body is exempt.
         self.most_bytes = most_bytes
+        # Bytes of all of them now.
         self._kept = 0
         self._aside = Aside()
 
@@ -204,7 +207,7 @@ def is_nested(brackets: bytes, *, by_more_than: int) -> bool:
 
 
 class BodyRoute(APIRoute):
-    """Gives FastAPI the validated body, which takes no time to validate again.
+    """Gives FastAPI a body that is validated already.
 
     Not for admin routes: the body is validated before the route's dependencies, which check the access.
     """

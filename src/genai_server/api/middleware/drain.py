@@ -1,4 +1,4 @@
-"""The drain before a stop: running requests go on to their ends, and no new one begins."""
+"""The drain before a stop: running requests continue to their ends, and no new one begins."""
 
 import asyncio
 import contextlib
@@ -15,14 +15,13 @@ LAST_WORDS = 5.0
 
 
 class Drain:
-    """Counts the requests that run in this process, and ends them at a stop. Owned by the event loop.
-
-    After `run`, `num_cut_off` is the number of requests that could not run to their ends.
-    """
+    """Counts the running requests of this process, and ends them at a stop. Owned by the event loop."""
 
     def __init__(self, timeout: float) -> None:
         self.is_draining = False
+        # Requests that could not continue to their ends; known after `run`.
         self.num_cut_off = 0
+        # In seconds.
         self._timeout = timeout
         self._hurries = False
         self._running: set[asyncio.Task[object]] = set()

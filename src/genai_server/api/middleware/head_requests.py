@@ -4,9 +4,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class HeadRequests:
-    """Routes answer HEAD as GET, and the body is left out. It is the innermost middleware.
+    """Routes answer HEAD as GET, and the body is left out. Plain ASGI.
 
-    The middleware outside it, such as the log's, still sees a HEAD. The OpenAPI schema has each path's GET only.
+    It is the innermost middleware: all others, such as the log's, still see a HEAD. The OpenAPI schema has each path's
+    GET only.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from genai_server.config import Settings, environment_variable
 from genai_server.errors import ConfigurationError
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 
 SHORTEST_KEY = 16
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# Visible characters that neither a list of keys nor a header needs for itself.
+# Visible characters without a meaning in lists of keys and in headers.
 _KEY = re.compile(r"[!-+\--9;-~]+")
 _LINE = re.compile(r"(?P<name>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})(?P<limits>(\s+\S+)*)")
 _LIMIT = re.compile(r"(concurrent|rate)=([0-9]{1,6})")
@@ -31,9 +31,9 @@ _LIMIT = re.compile(r"(concurrent|rate)=([0-9]{1,6})")
 class ApiKey:
     """An API key that the server knows."""
 
-    # Of its holder.
+    # Of the key's holder.
     name: str
-    # Its SHA-256.
+    # SHA-256 of the key.
     digest: bytes
     # Most requests at once, and within a minute; None where the settings' limits hold.
     concurrent: int | None = None
@@ -41,7 +41,7 @@ class ApiKey:
 
 
 class ApiKeys:
-    """The keys of the settings and of the file; without either, no key is required."""
+    """The keys of the settings and of the file. Without either, no key is required."""
 
     def __init__(self, listed: tuple[ApiKey, ...] = (), file: Path | None = None) -> None:
         self.required = bool(listed) or file is not None
@@ -50,7 +50,7 @@ class ApiKeys:
         self._keys = self._all()
 
     def find(self, given: str) -> ApiKey | None:
-        """The known key that was given, if it is known; takes equally long for all keys of a length."""
+        """The key that was given, if it is known. Takes equally long for all keys of one length."""
         digest = hash_key(given)
         found = None
         for key in self._keys:
@@ -59,7 +59,7 @@ class ApiKeys:
         return found
 
     def reread(self) -> None:
-        """Read the file again; a wrong file leaves the keys as they are, and the log has the reason."""
+        """Read the file again. A wrong file leaves the keys as they are, and the log has the reason."""
         try:
             self._keys = self._all()
         except ConfigurationError as error:
@@ -79,8 +79,8 @@ class ApiKeys:
 def load_keys(settings: Settings) -> ApiKeys:
     """The keys that the settings name.
 
-    Raises ConfigurationError, which never shows a key, for wrong ones, the admin key among them, for one that is
-    both, and for limits without a key to count for.
+    Raises ConfigurationError, which never shows a key: for a wrong key, for one that is also the admin key, and for
+    limits without a key.
     """
     listed = tuple(_from_list(settings.api_keys or ""))
     keys = ApiKeys(listed, Path(settings.api_key_file) if settings.api_key_file else None)

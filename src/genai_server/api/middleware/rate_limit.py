@@ -19,7 +19,7 @@ _LATEST = 0.2
 class _Usage:
     """What one key uses."""
 
-    # Requests that run now.
+    # Running requests.
     running: int = 0
     # When the requests of the last minute began, in seconds.
     begun: deque[float] = field(default_factory=deque)
@@ -28,14 +28,13 @@ class _Usage:
 
 
 class RateLimits:
-    """Counts each key's requests in this process against the key's own limits, or else these; 0 is no limit.
-
-    Owned by the event loop; `clock` gives seconds.
-    """
+    """Limits the requests of each key in this process. Owned by the event loop."""
 
     def __init__(self, concurrent: int, rate: int, clock: Clock) -> None:
+        # Requests at once, and within a minute, for keys without limits of their own; 0 is no limit.
         self._concurrent = concurrent
         self._rate = rate
+        # In seconds.
         self._clock = clock
         self._usages: dict[str, _Usage] = {}
 
@@ -43,7 +42,7 @@ class RateLimits:
     def request(self, key: ApiKey) -> Iterator[None]:
         """Count a request while the block runs.
 
-        Raises RateLimitExceeded, with the time to retry after, if a limit is reached; the request does not count then.
+        Raises RateLimitExceeded, with the time to retry after, if a limit is reached. Then the request does not count.
         """
         usage = self._usages.setdefault(key.name, _Usage())
         now = self._clock()

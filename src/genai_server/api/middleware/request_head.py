@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from genai_server.api.errors import error_response
 from genai_server.errors import MalformedHead
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 _MOST_SHOWN = 100
 

@@ -12,10 +12,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestId:
-    """Puts `X-Request-ID` on every response: the client's own, if it is a short plain name, or a new one.
+    """Puts `X-Request-ID` on every response: the client's own id if it is a short plain name, or a new one.
 
-    A client may give several requests the same id. The scope's state has it, and a unique id beside it, which is the
-    new id where the client gave none.
+    The scope's state has this id, and a unique id beside it: several requests may have the same id from their clients.
     """
 
     def __init__(self, app: ASGIApp) -> None:

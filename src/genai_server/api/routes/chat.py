@@ -1,11 +1,12 @@
 """The server's own chat endpoints: /v1/chat and /v1/chat/stream."""
 
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 from fastapi import APIRouter, Response
 
+from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.generate import generate
-from genai_server.api.generation.generation import Generation
 from genai_server.api.generation.json_response import built_response
 from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import EventStream
@@ -29,7 +30,8 @@ async def chat(
     """Answer in one piece."""
     generation = await generate(services, body, context)
     build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
-    (whole,) = await generation.whole(context.receive)
+    with closing(generation):
+        (whole,) = await context.waits_for(generation.whole())
     (answer,) = generation.answers
     return await built_response(
         lambda: build.complete(whole, answer.reason, generation.metrics()), is_long=bool(body.logprobs)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse, Response
 from genai_server.anthropic_api.message import MessageBuilder
 from genai_server.anthropic_api.schemas import CountTokensRequest, ErrorResponse, MessagesRequest
 from genai_server.anthropic_api.translate import Translation
+from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.generate import generate
-from genai_server.api.generation.generation import Generation
 from genai_server.api.generation.prompts import encode_chat
 from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import STREAMS, EventStream
@@ -46,7 +46,8 @@ async def create_message(
     )
     if body.stream:
         return EventStream(generation, _events(generation, build), named=True)
-    (whole,) = await generation.whole(context.receive)
+    with closing(generation):
+        (whole,) = await context.waits_for(generation.whole())
     (answer,) = generation.answers
     return JSONResponse(build.complete(whole, answer.reason, answer.usage, stop_string=answer.stop_string))
 

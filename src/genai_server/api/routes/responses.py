@@ -32,7 +32,7 @@ from genai_server.openai_api.schemas.responses import (
     ResponsesRequest,
     RetrieveParameters,
 )
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 router = APIRouter(
     route_class=BodyRoute, tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
@@ -52,7 +52,7 @@ async def create_response(
     if body.stream:
         return EventStream(running, running.events(), named=True, tell_error=running.fail)
     try:
-        whole = await running.whole(context.receive)
+        whole = await running.whole(context)
         return await built_response(lambda: whole, is_long=True)
     finally:
         running.close()

@@ -5,9 +5,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from genai_server.api.catalog import ServedModel
 from genai_server.api.generation.json_response import json_response
 from genai_server.api.middleware.body import BodyRoute
-from genai_server.api.served_model import ServedModel
 from genai_server.api.services import Services, TheServices
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatMessage, Tool
@@ -36,7 +36,9 @@ async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
     max_model_len = _max_model_len(services, served)
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
     if body.with_pieces:
-        found["pieces"] = await asyncio.to_thread(lambda: [_piece(codec.token_bytes(token)) for token in tokens])
+        found["pieces"] = await asyncio.to_thread(
+            lambda: [_piece(codec.tokenizer.token_bytes(token)) for token in tokens]
+        )
     return json_response(found)
 
 

@@ -32,7 +32,7 @@ class EngineMetrics(Collector):
         return {(engine.model_name, engine.device): engine for engine in self._models.attached_engines()}
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """All metrics of the engines."""
         yield from self._of_all()
         yield from self._of_connected()
         yield from self._of_counting()

@@ -7,13 +7,13 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from genai_server.api.generation.answer import ABORT, RunningAnswer
+from genai_server.api.generation.answers import ABORT, RunningAnswer
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.generation import FinishReason
 from genai_server.grammar_checker.pool import RESULTS
 
 _LABELS = ("model_name", "device")
-# Seconds; dashboards that know vLLM's find the same ones.
+# Seconds; the same bounds as vLLM's, for dashboards.
 _FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640),
     2560,
@@ -38,7 +38,7 @@ def request_metrics(shared: Path | None) -> "tuple[CollectorRegistry, Instrument
 
 
 class Instruments:
-    """Counts each answer once it has ended, and each request that was refused."""
+    """Counts each ended answer and each refused request."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.api.generation.answer import RunningAnswer, usage_of
+from genai_server.api.generation.answers import RunningAnswer, usage_of
 from genai_server.generation import GenerationRequest, Sampling
 from genai_server.openai_api.usage import Usage
 from genai_server.timing import Clock
@@ -18,20 +18,20 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RequestRecord:
-    """One request. A refused one has a status but no answers."""
+    """One HTTP request. A refused one has a status but no answers."""
 
     scope: Scope
     # The model's name in answers; the first model's until one is chosen.
     model: str
-    # When it began, by the clock, in seconds.
+    # When the request began, by the clock, in seconds.
     began: float
     # The same, in seconds since 1970.
     began_at: float = field(default_factory=time.time)
-    # How long it took; known at its end.
+    # How long the request took; known at its end.
     seconds: float = 0.0
     # HTTP's status; 0 until the response has begun.
     status: int = 0
-    # Empty until one is chosen.
+    # "" until one is chosen.
     device: str = ""
     # Answers to the same prompt stand side by side.
     answers: Sequence[RunningAnswer] = ()
@@ -43,7 +43,7 @@ class RequestRecord:
     max_tokens: int | None = None
 
     def answered(self, answers: Sequence[RunningAnswer], num_per_prompt: int, request: GenerationRequest) -> None:
-        """Note that an engine has accepted the answers; `request` is any one of theirs."""
+        """Note the answers that an engine has accepted; `request` is the engine request of any of them."""
         self.answers, self.num_per_prompt = answers, num_per_prompt
         self.asked, self.max_tokens = request.sampling, request.max_tokens
 
@@ -82,14 +82,14 @@ class RequestRecord:
         return usage_of(self.answers, self.num_per_prompt)
 
 
-# Gets each request that has ended; must not block.
+# Receives each request that has ended; must not block.
 Observer = Callable[[RequestRecord], None]
 
 
 class RequestRecords:
-    """Puts a RequestRecord into each scope's state, and gives it to the observers at the end; plain ASGI.
+    """Puts a RequestRecord into each scope's state, and passes it to the observers at the end. Plain ASGI.
 
-    The response of an answer in one piece has a `Server-Timing` header.
+    A response in one piece has a `Server-Timing` header.
     """
 
     def __init__(self, app: ASGIApp, model: str, clock: Clock, observers: Sequence[Observer]) -> None:

@@ -12,7 +12,7 @@ from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers
 
 from genai_server import __version__
-from genai_server.api.generation.answer import RunningAnswer
+from genai_server.api.generation.answers import RunningAnswer
 from genai_server.api.telemetry.request_record import RequestRecord
 
 _NANO = 1_000_000_000
@@ -20,10 +20,10 @@ _OPERATIONS = {"/v1/completions": "text_completion", "/completions": "text_compl
 
 
 class Traces:
-    """A span for each request that does not only read, with the phases of each of its answers as children.
+    """A span for each request that does more than read, with the phases of each of its answers as children.
 
-    The parent is the client's span if it names one (`traceparent`). No span has any text. `endpoint` takes OTLP over
-    HTTP; OpenTelemetry reads all other settings from its own variables, `OTEL_…`.
+    The parent is the client's span, if it names one (`traceparent`). No span has any text. Spans go to `endpoint` as
+    OTLP over HTTP. OpenTelemetry reads all other settings from its own variables, `OTEL_…`.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -55,7 +55,7 @@ class Traces:
         span.end(_nanoseconds(record, record.began + record.seconds))
 
     def close(self) -> None:
-        """Send the spans that have not been sent."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
     def _tell_phases(self, record: RequestRecord, answer: RunningAnswer, span: Span) -> None:

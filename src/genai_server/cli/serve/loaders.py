@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genai_server.api.served_model import LoadText
+from genai_server.api.catalog import LoadText
 from genai_server.config import Settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError

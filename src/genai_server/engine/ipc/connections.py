@@ -19,12 +19,19 @@ from typing import cast
 
 import msgspec
 
-from genai_server.engine.ipc.inbox import Connected, Disconnected, Inbox
+from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
 from genai_server.generation import Batching, ModelInfo
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption
-from genai_server.messages.frames import MAX_FRAME_BYTES, ToApi, ToEngine, encode_frame, engine_decoder
-from genai_server.messages.generation import Cancel
-from genai_server.messages.handshake import Hello, Welcome
+from genai_server.messages.protocol import (
+    MAX_FRAME_BYTES,
+    Cancel,
+    Hello,
+    ToApi,
+    ToEngine,
+    Welcome,
+    encode_frame,
+    engine_decoder,
+)
 
 log = logging.getLogger(__name__)
 # An API process that has left this much unread is stuck; it is cut off so that the others' tokens need no room here.

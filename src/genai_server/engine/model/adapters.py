@@ -6,7 +6,7 @@ from pathlib import Path
 from genai_server.engine.runners.base import ExportingRunner
 from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
 from genai_server.generation import Adapter
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 

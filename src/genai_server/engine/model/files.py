@@ -8,7 +8,7 @@ from typing import Any
 from genai_server.errors import ModelDirectoryError
 from genai_server.generation import ModelInfo, Sampling
 from genai_server.profile_plan import PREFIX
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"

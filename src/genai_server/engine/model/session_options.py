@@ -19,7 +19,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.options import session
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.providers import CPU, PROVIDERS, provider
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 _LEVELS = {

@@ -20,7 +20,7 @@ from genai_server.errors import InvalidField, RequestNotFound, Unavailable
 from genai_server.messages.admin import ProfiledRequest, RuntimeOptions
 from genai_server.profile_plan import ProfilePlan
 from genai_server.profiles.manifest import Session
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from genai_server.engine.scheduling.scheduler import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, ProfileNotFound
 from genai_server.profile_plan import ProfilePlan, ProfileState
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.timing import Clock
 
 MOST_OPEN = 8

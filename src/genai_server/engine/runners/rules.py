@@ -8,7 +8,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.options.device import DeviceOptions, unreachable
 from genai_server.options.providers import CPU, PROVIDERS
 from genai_server.options.table import Reach
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 LIBRARY = "requests run in onnxruntime-genai's own batch"
 

@@ -165,7 +165,7 @@ class Scheduler:
     def capacity(self) -> Capacity:
         """What could be added if nothing were there."""
         tokens = None if self._max_waiting_tokens == math.inf else int(self._max_waiting_tokens)
-        return Capacity(self._max_running, self._max_waiting, tokens)
+        return Capacity(self._max_running, self._max_waiting, tokens, self._limited_by)
 
     def room(self) -> int:
         """How many more sequences could be added."""

@@ -47,7 +47,7 @@ class RuntimeOptionsRequest(Wire):
 
 
 class ProfileRequest(Wire):
-    """Body of POST /v1/admin/profiles: whom and which tokens to profile, from when on and for how long."""
+    """Body of POST /v1/admin/profiles: which requests and tokens to profile, from when on and for how long."""
 
     model: str | None = Field(None, description="Needed if there are several, without request_id.")
     device: str | None = Field(None, description="Likewise.")

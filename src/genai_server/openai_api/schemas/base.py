@@ -12,24 +12,22 @@ NonEmptyText = Annotated[str, Field(min_length=1)]
 
 
 def field_error(field: str, rule: str) -> PydanticCustomError:
-    """What a validator of a whole body raises for one of its fields: `rule` reads on from the field's name."""
+    """The error that a validator of a whole body raises for one field. `rule` continues the field's name."""
     return PydanticCustomError("field", "{rule}", {"field": field, "rule": rule})
 
 
 def missing_error(field: str, rule: str) -> PydanticCustomError:
-    """The same where the field is missing: `rule` says in what case it is required."""
+    """The error for a missing field. `rule` says in what case it is required."""
     return PydanticCustomError("missing_field", "{rule}", {"field": field, "rule": f"is required {rule}"})
 
 
 def elements(most: int, *, least: int | None = None) -> Any:
-    """What each list of a body is declared with: how many elements it may have; the first wrong one ends the look at
-    it, for a body has room for hundreds of thousands.
-    """
+    """The limits of a list in a body. The first wrong element ends the check: a body can have hundreds of thousands."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
 
 def members(most: int) -> BeforeValidator:
-    """The same for an object whose names are the client's. pydantic's own limit counts what has been looked at."""
+    """The limit for an object with keys of the client's. pydantic's own limit counts only checked members."""
 
     def counted(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > most:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wire, elements, field_error, missing_error
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 # Those of a long conversation with tools; a template takes some microseconds for each.

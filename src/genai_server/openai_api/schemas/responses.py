@@ -8,7 +8,7 @@ from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, eleme
 from genai_server.openai_api.schemas.chat import MOST_TOOLS, FunctionName, ReasoningEffort
 from genai_server.openai_api.schemas.response_items import Input
 from genai_server.openai_api.schemas.sampling import GenerationFields
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -160,7 +160,7 @@ class InputTokens(BaseModel):
 
 def _is_false(value: bool) -> bool:
     if value:
-        raise ValueError("must be false: a response is streamed to whoever creates it only")
+        raise ValueError("must be false: a response is streamed only to the request that creates it")
     return value
 
 

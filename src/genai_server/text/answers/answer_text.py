@@ -1,19 +1,18 @@
-"""The text side of one answer while it is made: tokens in, parts and scored tokens out."""
+"""The text of one answer while it is generated: tokens in, parts and scored tokens out, up to a stop string."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
+from genai_server.answer_parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
 from genai_server.generation import TokenLogprob
-from genai_server.parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
-from genai_server.text.answers.stop import StopStrings
 from genai_server.text.tokenizer import Decoder
 
-# OpenAI's word for a token that cannot come: JSON has no infinity.
+# OpenAI's log probability of an impossible token: JSON has no infinity.
 _IMPOSSIBLE = -9999.0
 
 
 class Parser(Protocol):
-    """Separates what an answer is made of; see text/answers/answer_parser.py."""
+    """Separates the parts of an answer; see text/answers/answer_parser.py."""
 
     def feed(self, text: str) -> list[Part]:
         """The parts that this text completes."""
@@ -34,32 +33,95 @@ class PlainParser:
         return []
 
 
-class AnswerText:
-    """Decodes tokens, ends the answer at a stop string, and separates its parts.
+class StopStrings:
+    """Finds stop strings, none of which is empty, in a text that comes in pieces, however it is cut.
 
-    A scored token is given out together with the first of its text, so never if a stop string cut it off. Before a call
-    beyond `most_calls` the answer is ended, too. `num_reasoning` counts the tokens that were no more than reasoning.
-    `offset` are the characters of text before the answer.
+    The stop string that is complete first ends the text; of several that end at the same character, the longest.
+    """
+
+    def __init__(self, strings: Collection[str]) -> None:
+        # The one that ended the text.
+        self.found: str | None = None
+        self._searches = [_Search(string) for string in strings]
+        # May be the beginning of a stop string.
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """The text that can be shown now, and whether the whole text ends there."""
+        if self.found is not None:
+            return "", True
+        if not self._searches:
+            return text, False
+        for n, character in enumerate(text):
+            complete = [search.string for search in self._searches if search.advance(character)]
+            if complete:
+                self.found = max(complete, key=len)
+                shown = (self._held + text[: n + 1]).removesuffix(self.found)
+                self._held = ""
+                return shown, True
+        text = self._held + text
+        shown = text[: len(text) - max(search.num_matched for search in self._searches)]
+        self._held = text[len(shown) :]
+        return shown, False
+
+    def finish(self) -> str:
+        """What was held back, once nothing more comes."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+class _Search:
+    """The search of Knuth, Morris and Pratt for one stop string."""
+
+    def __init__(self, string: str) -> None:
+        self.string = string
+        # Characters of the string with which the text up to here ends.
+        self.num_matched = 0
+        # For each number of matching characters, the next smaller number that would match as well.
+        self._shorter = [0, 0]
+        for character in string[1:]:
+            self._shorter.append(self._after(self._shorter[-1], character))
+
+    def advance(self, character: str) -> bool:
+        """Take one more character; returns whether the string is complete with it."""
+        self.num_matched = self._after(self.num_matched, character)
+        return self.num_matched == len(self.string)
+
+    def _after(self, num_matched: int, character: str) -> int:
+        while num_matched and self.string[num_matched] != character:
+            num_matched = self._shorter[num_matched]
+        return num_matched + 1 if self.string[num_matched] == character else 0
+
+
+class AnswerText:
+    """Decodes tokens, ends the answer at a stop string or before a call too many, and separates its parts.
+
+    A scored token is returned with the first character of its text, so never if a stop string cut it off.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        stop: StopStrings,
+        stop_strings: Collection[str],
         parser: Parser,
         token_bytes: Callable[[int], bytes],
         *,
         offset: int = 0,
         most_calls: int | None = None,
     ) -> None:
+        # Whether the text has ended before the engine's end.
         self.is_stopped = False
+        # Tokens with reasoning only.
         self.num_reasoning = 0
         self._decoder = decoder
-        self._stop = stop
+        self._stop = StopStrings(stop_strings)
         self._parser = parser
         self._token_bytes = token_bytes
+        # Tool calls of the answer, at most; None for any number.
         self._most_calls = most_calls
+        # Scored tokens of which no character has been shown.
         self._held: list[ScoredToken] = []
+        # Characters up to here, those of the echoed prompt included.
         self._decoded = self._shown = offset
 
     def feed(self, token: int, logprob: TokenLogprob | None = None) -> tuple[list[Part], list[ScoredToken]]:
@@ -89,7 +151,7 @@ class AnswerText:
         for count, part in enumerate(parts):
             if isinstance(part, ToolCallStart) and part.index == self._most_calls:
                 self.is_stopped = True
-                self._parser = PlainParser()  # what this one still holds is of the call
+                self._parser = PlainParser()  # what the parser still holds belongs to the call
                 return parts[:count]
         return parts
 
@@ -99,12 +161,12 @@ class AnswerText:
         return self._stop.found
 
     def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
-        """A token as it is told to clients."""
+        """A token in the form for clients."""
         top = [ScoredToken(self._token_bytes(token), max(score, _IMPOSSIBLE)) for token, score in logprob.top]
         return ScoredToken(self._token_bytes(logprob.token), max(logprob.logprob, _IMPOSSIBLE), tuple(top), offset)
 
     def _released(self) -> list[ScoredToken]:
-        """The held tokens that begin within what is shown."""
+        """Take out the held tokens that begin within the shown text."""
         if not self._held:
             return []
         count = next((i for i, token in enumerate(self._held) if token.offset >= self._shown), len(self._held))

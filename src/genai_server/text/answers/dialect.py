@@ -1,10 +1,11 @@
-"""How a model writes what is not plain content: tool calls and reasoning."""
+"""How a model writes reasoning and tool calls."""
 
 from dataclasses import dataclass
 
 from genai_server.errors import ConfigurationError
 from genai_server.text.answers.reasoning import ReasoningFormat, detect_reasoning
-from genai_server.text.tool_formats import TOOL_FORMATS, ToolFormat, detect
+from genai_server.text.tool_formats.registry import TOOL_FORMATS, detect
+from genai_server.text.tool_formats.tool_format import ToolFormat
 
 AUTOMATIC, NO_TOOLS = "auto", "none"
 
@@ -21,9 +22,9 @@ PLAIN = Dialect()
 
 
 def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
-    """What a chat template tells; `tool_parser` names a format of tool calls instead, or none.
+    """The dialect that a chat template shows. `tool_parser` names a format of tool calls instead, or none.
 
-    Raises ConfigurationError for a name that is not known.
+    Raises ConfigurationError for an unknown name.
     """
     if tool_parser not in (AUTOMATIC, NO_TOOLS, *TOOL_FORMATS):
         known = ", ".join((AUTOMATIC, NO_TOOLS, *TOOL_FORMATS))

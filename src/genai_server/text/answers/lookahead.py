@@ -1,7 +1,7 @@
 """The text of an answer for readers that are written as generators.
 
-A reader goes over the text from `at` on and yields wherever it has to wait for more, so it sees the same characters
-however the answer is cut into pieces. It may go back to any place that has not been forgotten.
+A reader moves `at` over the text and yields whenever it must wait for more. So it sees the same characters however the
+answer is cut into pieces. It may go back to any place that has not been forgotten.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import TypeVar
 
 T = TypeVar("T")
-# A reader's return value is what it found; it is sent nothing and yields nothing.
+# A reader returns what it found. It yields nothing and is sent nothing.
 Reader = Generator[None, None, T]
 
 SPACE = " \t\r\n"
@@ -28,7 +28,7 @@ def read_now(reader: Reader[T]) -> T:
 
 
 class Lookahead:
-    """What has come of a text and is not forgotten; places in it count characters from its beginning."""
+    """The text that has come and is not forgotten. Places in it count characters from its beginning."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -45,7 +45,7 @@ class Lookahead:
         self.ended = True
 
     def forget(self) -> None:
-        """Give up everything before `at`, sooner or later, for it copies what is left."""
+        """Drop the text before `at`, sooner or later: it copies the rest."""
         if self.at - self._begin > _SLACK:
             self._text = self._text[self.at - self._begin :]
             self._begin = self.at
@@ -61,7 +61,7 @@ class Lookahead:
         return self._text[self.at - self._begin : self.at - self._begin + 1]
 
     def take(self, literal: str) -> Reader[bool]:
-        """Go past a literal if it comes next; it is waited for no longer than it can still come."""
+        """Go past a literal if it comes next. Waits only while it can still come."""
         while True:
             rest = self._text[self.at - self._begin : self.at - self._begin + len(literal)]
             if rest == literal:

@@ -1,4 +1,4 @@
-"""How models mark what they think before they answer, and how it is told from the answer.
+"""How models mark the reasoning before an answer, and how it is separated from the answer.
 
 Qwen 3, DeepSeek R1 and most others write `<think>…</think>`, Mistral's models `[THINK]…[/THINK]`; the chat templates of
 some open it themselves, so that the answer begins inside. (Chat templates of Qwen3, DeepSeek-R1 and Ministral 3.)
@@ -24,7 +24,7 @@ class ReasoningFormat:
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
-        """What the decoder must show where it is a token, even a special one."""
+        """Special tokens that the decoder must show."""
         return (self.opening, self.closing)
 
     def begins_inside(self, prompt: str) -> bool:
@@ -49,16 +49,16 @@ REASONING_FORMATS = {one.name: one for one in (THINK, MISTRAL_THINK)}
 
 
 def detect_reasoning(template_source: str) -> ReasoningFormat | None:
-    """The reasoning format that a chat template speaks of, or None."""
+    """The reasoning format that a chat template uses, or None."""
     return next((one for one in REASONING_FORMATS.values() if one.closing in template_source), None)
 
 
 def read_reasoning(
-    text: Lookahead, form: ReasoningFormat, *, inside: bool, tell: Callable[[str], None]
+    text: Lookahead, form: ReasoningFormat, *, inside: bool, emit: Callable[[str], None]
 ) -> Reader[None]:
     """Go past the reasoning with which the answer may begin.
 
-    The newlines around it, which the format puts there, are neither reasoning nor answer; they are told only of
+    The newlines around it belong to the format, and are neither reasoning nor answer. They are emitted only for
     reasoning that is cut. If the answer begins `inside`, an opening marker that it repeats is dropped.
     """
     place = text.at
@@ -73,7 +73,7 @@ def read_reasoning(
         text.forget()
         newlines = yield from text.take_all(_NEWLINES)
         if not (yield from text.peek()):
-            tell(newlines)
+            emit(newlines)
             return
         if (yield from text.take(form.closing)):
             yield from text.take_all(_NEWLINES)
@@ -81,4 +81,4 @@ def read_reasoning(
         if not (thought := text.take_here(plain)):
             thought = yield from text.peek()
             text.at += 1
-        tell(newlines + thought)
+        emit(newlines + thought)

@@ -23,7 +23,7 @@ from genai_server.text.grammars.lark import (
     to_text,
     unforced,
 )
-from genai_server.text.tool_formats import Tool, ToolFormat
+from genai_server.text.tool_formats.tool_format import Tool, ToolFormat
 
 LONGEST_GRAMMAR = 256 * 1024
 

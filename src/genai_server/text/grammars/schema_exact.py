@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from genai_server.errors import InvalidField
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.text.grammars.schema_formats import FORMATS
 from genai_server.text.grammars.schema_joins import target
 from genai_server.text.grammars.schema_numbers import check_together, check_value, multiple, with_bounds_held

@@ -4,7 +4,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from genai_server.errors import InvalidField
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 # Sixteen patterns that are joined take the compiler 0.05 s, twenty 2.3 s and twenty-four more than anybody waits.
 MOST_PATTERNS = 16

@@ -28,18 +28,12 @@ SCRIPTED_TEMPLATE = (
 MAX_CHARACTERS = 4 * 1024 * 1024
 _LONGEST_SOURCE = 1024 * 1024
 _LONGEST_REASON = 500
-# strftime makes up to 256 times as much of a pattern.
+# strftime makes up to 256 times as many characters of a pattern.
 _LONGEST_PATTERN = 256
 
 
 class ChatTemplate:
-    """A compiled template; `special_tokens` are the variables such as `bos_token` that it may use.
-
-    A text of more than `max_characters` is refused while it is made. `variables` are the names of all others that it
-    reads, `constants` the texts in its source. With `reads_tools_of_messages` it looks for tools in a message, as
-    Phi-4-mini's does. Raises ModelDirectoryError if the template is not
-    valid Jinja.
-    """
+    """A compiled template. Raises ModelDirectoryError if it is not valid Jinja."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str] | None = None, *, max_characters: int = MAX_CHARACTERS
@@ -55,17 +49,22 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now
         self.source = source
+        # Variables such as `bos_token` with their values.
         self._special_tokens = dict(special_tokens or {})
+        # A longer text is refused while it is rendered.
         self._max_characters = max_characters
         self._environment = environment
         try:
             self._template = environment.from_string(source)
             syntax = environment.parse(source)
+            # The names of all other variables that it reads.
             self.variables = _inputs(syntax) - {*environment.globals, *self._special_tokens}
         except Exception as error:  # it may, say, be nested too deep for Python
             raise ModelDirectoryError(f"the model's chat template is not valid: {error}") from None
         texts = [node.value for node in syntax.find_all(Const)] + [node.data for node in syntax.find_all(TemplateData)]
+        # Whether it looks for tools in a message, as Phi-4-mini's does.
         self.reads_tools_of_messages = _reads_field(syntax, "tools")
+        # The texts in its source.
         self.constants = frozenset(text for text in texts if isinstance(text, str))
 
     def mentions(self, text: str) -> bool:
@@ -74,14 +73,15 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether it can tell a model of tools."""
+        """Whether the template can describe tools to the model."""
         return "tools" in self.variables or self.reads_tools_of_messages
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The template's text.
 
-        Raises TypeError if it adds a text to something else, and InvalidField, in its own words, for all else that it
-        refuses, and if it takes too long or makes too much on the way (template_sandbox.py).
+        Raises TypeError if the template adds a text to another type. Raises InvalidField, with the template's own
+        words, for all else that it refuses, and if it takes too long or makes too much on the way
+        (template_sandbox.py).
         """
         pieces = []
         left = self._max_characters
@@ -100,7 +100,7 @@ class ChatTemplate:
 
 
 def refused(error: Exception) -> InvalidField:
-    """What a template refuses is the messages' fault, as far as anybody can tell."""
+    """The error for what a template refuses: the messages are at fault, as far as can be known."""
     reason = str(error)[:_LONGEST_REASON]
     return InvalidField(f"the model's chat template refuses these messages: {reason}", param="messages")
 

@@ -1,12 +1,12 @@
-"""Messages as chat templates want them, made from messages as OpenAI's clients send them."""
+"""Messages of OpenAI's clients in the forms that chat templates take."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from genai_server.errors import InvalidField
-from genai_server.quoted import quoted
-from genai_server.text.tool_formats import Call, ToolFormat
+from genai_server.quoted_values import quoted
+from genai_server.text.tool_formats.tool_format import Call, ToolFormat
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -17,11 +17,12 @@ def conversation_forms(
 ) -> Iterator[list[dict[str, Any]]]:
     """The forms that templates take, the usual one first.
 
-    In that one the arguments of tool calls are objects and not JSON, and a message without content has None; some
-    templates add either to a text, and want a text; those that know no calls add no arguments. Other fields that are
-    null or an empty list are left out. A content in parts becomes one text, with line breaks between them. The role
-    developer is called system unless the template knows it. Raises InvalidField, naming the field, for arguments that
-    are no JSON object and for a part that is no text.
+    In the usual form, arguments of tool calls are objects rather than JSON, and a message without content has None.
+    Some templates add either to a text, and need a text. Templates that know no calls add no arguments. Other fields
+    that are null or an empty list are left out. A content in parts becomes one text with line breaks between the parts.
+    The role developer becomes system unless the template knows it.
+
+    Raises InvalidField, naming the field, for arguments that are not a JSON object and for a part that is not text.
     """
     plain = [_plain(message, f"messages[{n}]", knows_developer) for n, message in enumerate(messages)]
     usual = [_with_objects(message, f"messages[{n}]") for n, message in enumerate(plain)]
@@ -33,9 +34,9 @@ def conversation_forms(
 
 
 def with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> Iterator[list[dict[str, Any]]]:
-    """The messages with tools in the first of them, a system message, in the forms that templates take.
+    """The messages with the tools in the first one, a system message, in the forms that templates take.
 
-    That are the tools as they are and, for templates that add them to a text, the functions as JSON.
+    These are the tools as they are and, for templates that add them to a text, the functions as JSON.
     """
     first, *others = messages if messages[0]["role"] == "system" else [{"role": "system", "content": ""}, *messages]
     functions = [tool.get("function", tool) for tool in tools]
@@ -44,9 +45,9 @@ def with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> Iterato
 
 
 def with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
-    """A message, with arguments that are objects, for a template that knows nothing of calls.
+    """A message, whose arguments are objects, for a template that knows no calls.
 
-    What called the tools becomes text again, as the model has written it; a result gets the given role.
+    Tool calls become the text that the model wrote. A result gets the given role.
     """
     if message["role"] == "tool":
         return {**message, "role": result_role}

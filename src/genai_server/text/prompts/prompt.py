@@ -4,19 +4,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from genai_server.errors import InvalidField, NoChatTemplate
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 from genai_server.text.prompts.chat_template import ChatTemplate, refused
 from genai_server.text.prompts.conversation import Message, Tool, conversation_forms, with_calls_as_content, with_tools
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard
 from genai_server.text.prompts.template_files import DEFAULT
-from genai_server.text.tool_formats import ToolFormat
+from genai_server.text.tool_formats.tool_format import ToolFormat
 
 _WITH_TOOLS = "tool_use"
 _KWARGS = "chat_template_kwargs"
 _GENERATION_PROMPT = "add_generation_prompt"
 CONTINUE = "continue_final_message"
 _RESERVED = {"messages", "tools"}
-# Where the last message ends that an answer shall go on from: no valid text has it, nor special_tokens.py.
+# Marks the end of a last message that the answer continues. No valid text has it, nor does special_tokens.py use it.
 _END = "\ud800"
 
 
@@ -52,7 +52,7 @@ class PromptWriter:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether a template can tell a model of tools."""
+        """Whether a template can describe tools to the model."""
         return any(template.takes_tools for template in self._templates.values())
 
     @property
@@ -61,7 +61,7 @@ class PromptWriter:
         return bool(self._templates)
 
     def require_template(self) -> None:
-        """Raises NoChatTemplate if no prompt can be made of messages."""
+        """Raise NoChatTemplate if no prompt can be made of messages."""
         if not self.has_template:
             raise NoChatTemplate(
                 "this model has no chat template, so it takes no messages: send a raw prompt to /v1/completions; the "
@@ -107,7 +107,7 @@ class PromptWriter:
         if self._tool_format is None or _knows_calls(template):
             return covered
         role = "tool" if "tool" in template.constants else self._tool_format.result_role
-        # Only now, for the format's markers are meant as such.
+        # Only now: the format's markers are meant as special tokens.
         return [with_calls_as_content(message, self._tool_format, role) for message in covered]
 
 
@@ -118,7 +118,7 @@ def _knows_calls(template: ChatTemplate) -> bool:
 def _forms(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None
 ) -> Iterator[list[dict[str, Any]]]:
-    """The messages in the forms that templates take, with the tools where this one looks for them there."""
+    """The messages in the forms that templates take, with the tools in a message where the template reads them."""
     knows_developer = template.mentions("developer")
     for form in conversation_forms(messages, knows_developer=knows_developer, knows_calls=_knows_calls(template)):
         if tools and "tools" not in template.variables:

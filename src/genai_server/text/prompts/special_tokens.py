@@ -1,4 +1,4 @@
-"""Special tokens that a request writes stay text: nobody opens a turn by typing the token that opens one.
+"""Special tokens in a request's texts stay text: a client cannot open a turn by typing the token that opens one.
 
 Before a template is rendered, a few characters without which there is no special token are exchanged, in all that comes
 from the request, for lone surrogates, which no valid text has. A special token that stands in the rendered text
@@ -20,7 +20,7 @@ _SURROGATES = range(0xDB80, 0xE000)
 
 
 class Prompt(NamedTuple):
-    """A text to be encoded piece by piece; the special tokens in it, `num_special` of them, are meant as such."""
+    """A text to be encoded piece by piece, with `num_special` special tokens that are meant as such."""
 
     pieces: list[str]
     num_special: int
@@ -32,10 +32,10 @@ class Prompt(NamedTuple):
 
 
 class SpecialTokenGuard:
-    """Tells a template's special tokens from those that a request's texts hold.
+    """Tells a template's special tokens from those in a request's texts.
 
-    `tokens` are the texts of all special tokens, `constants` the texts in the template's source. By these it sees
-    whether the template puts a special token together around a variable, as in `'<|' + name + '|>'`.
+    `tokens` are the texts of all special tokens, `constants` the texts in the template's source. The constants show
+    whether the template assembles a special token around a variable, as in `'<|' + name + '|>'`.
     """
 
     def __init__(self, tokens: Collection[str], constants: Collection[str] = ()) -> None:
@@ -119,7 +119,7 @@ class SpecialTokenGuard:
         while todo:
             start, end = todo.pop()
             spans = (match.span() for match in self._pattern.finditer(text, start, end))
-            # A token of one character cannot be cut; whoever encodes the pieces will find it.
+            # A token of one character cannot be cut; the codec finds it when it encodes the pieces.
             forged = next((span for span in spans if span not in known and span[1] - span[0] > 1), None)
             if forged is None:
                 pieces.append(text[start:end])

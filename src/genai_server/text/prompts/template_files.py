@@ -1,4 +1,4 @@
-"""Finds the chat templates of a model: where Hugging Face's libraries put them, or what an operator gives instead."""
+"""Finds a model's chat templates: where Hugging Face's libraries put them, or a given one instead."""
 
 import json
 from pathlib import Path

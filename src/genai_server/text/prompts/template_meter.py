@@ -1,4 +1,4 @@
-"""What a template from elsewhere may use: time, characters in any value, widths, bits of a number."""
+"""What a template may use: time, characters in any value, widths, bits of a number."""
 
 import re
 import time
@@ -8,22 +8,22 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.utils import Namespace
 
-# Of the processor's time: what a busy machine keeps from the thread does not count.
+# Of processor time, so that a busy machine does not count.
 MOST_SECONDS = 1.0
 _MOST_WIDTH = 1000
 _MOST_SORTED = 100_000
 _MOST_BITS = 4096
-# Values that are weighed between two looks at the clock: about a millisecond.
+# Values that are weighed between two checks of the time: about a millisecond.
 _UNTIMED = 1000
 _WIDE = re.compile(r"[0-9]{4,}|\*")
 
 
 class TooCostly(TemplateError):
-    """A template wants more than it may have."""
+    """A template exceeds a limit."""
 
 
 class Meter:
-    """What one rendering may still have."""
+    """What one rendering may still use."""
 
     def __init__(self, characters: int) -> None:
         self.characters = characters
@@ -35,9 +35,9 @@ class Meter:
             raise TooCostly(f"it takes more than {MOST_SECONDS:g} s")
 
     def weigh(self, *values: Any) -> int:
-        """About how many characters the values have when they are written; what is in there twice counts twice.
+        """About how many characters the values have as text. A value that occurs twice counts twice.
 
-        Values that hold many others take long to look at, and so the time is checked on the way.
+        Values that hold many others take long to weigh, so the time is checked on the way.
         """
         weight = seen = 0
         waiting: list[Iterable[Any]] = [values]
@@ -54,13 +54,13 @@ class Meter:
         return weight
 
     def check(self, size: int, growth: int = 1) -> None:
-        """See that what an operation makes, or may make at most, is not too large."""
+        """Check that what an operation makes, or may make at most, is not too large."""
         if size > self.characters * growth:
             raise TooCostly(f"it makes a value of more than {self.characters} characters")
 
 
 def check_widths(values: Iterable[Any]) -> None:
-    """See that nothing says that a text shall be wide."""
+    """Check that no value asks for a wide text."""
     for value in values:
         inner = value if isinstance(value, tuple | list) else (value,)
         for one in inner:
@@ -69,13 +69,13 @@ def check_widths(values: Iterable[Any]) -> None:
 
 
 def check_count(values: Iterable[Any]) -> None:
-    """See that nothing is long that shall be sorted."""
+    """Check that nothing long is to be sorted."""
     if any(len(value) > _MOST_SORTED for value in values if hasattr(value, "__len__")):
         raise TooCostly(f"it sorts more than {_MOST_SORTED} values")
 
 
 def check_bits(left: Any, right: Any, *, is_power: bool) -> None:
-    """See that no number becomes longer than a large one."""
+    """Check that the result of an operation has at most so many bits."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * max(right, 0) if is_power else left.bit_length() + right.bit_length()
         if bits > _MOST_BITS:
@@ -83,7 +83,7 @@ def check_bits(left: Any, right: Any, *, is_power: bool) -> None:
 
 
 def _sides(value: Any) -> tuple[int, tuple[Iterable[Any], ...]]:
-    """What a value weighs without what it holds, and what it holds."""
+    """The weight of a value without what it holds, and what it holds."""
     if isinstance(value, str | bytes):
         return len(value), ()
     if isinstance(value, int):

@@ -74,7 +74,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def metered(self, characters: int) -> Iterator[None]:
-        """Give this thread, until the end of the context, a rendering's time and values of so many characters."""
+        """Give this thread the time and the characters of one rendering while the block runs."""
         self._running.meter = Meter(characters)
         try:
             yield
@@ -82,12 +82,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             del self._running.meter
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Have a filter of one's own, metered like the others."""
+        """Add a filter, metered like the others."""
         self.filters[name] = self._metered(function, wide=name in _WIDE_FILTERS)
 
     @property
     def _meter(self) -> Meter:
-        """That of this thread's rendering; what is computed while a template is compiled has one for each operation."""
+        """The meter of this thread's rendering. What is computed at compile time has one for each operation."""
         found: Meter | None = getattr(self._running, "meter", None)
         return Meter(1 << 20) if found is None else found
 
@@ -95,7 +95,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super()._generate(_Metering(self).visit(source), *arguments, **options)
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """What a macro or a block has written, in one."""
+        """What a macro or a block has written, joined."""
         written, size = [], 0
         for piece in pieces:
             written.append(piece)
@@ -179,7 +179,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Has the sandbox see the operations that Jinja compiles to Python's own."""
+    """Routes the operations that Jinja compiles to Python's own through the sandbox."""
 
     def __init__(self, environment: TemplateSandbox) -> None:
         self._environment = environment

@@ -1,8 +1,8 @@
-"""The reader of one call as a JSON object, `{"name": …, "arguments": {…}}`, as most formats have it.
+"""Reads one call as a JSON object, `{"name": …, "arguments": {…}}`, as most formats have it.
 
-Llama writes "parameters" for "arguments"; both are taken, in any order with the name, as are "type" and "id", which
-tell nothing. Arguments that stand after the name are told as they come; none or null are told as {}. Some models write
-them as a string that holds the object; then it is told at once.
+Llama writes "parameters" for "arguments"; both are accepted, in any order with the name, and so are "type" and "id",
+which mean nothing. Arguments after the name are emitted as they come; missing ones and null as {}. Some models write
+them as a string that holds the object, which is emitted at once.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from genai_server.text.answers.json_text import is_json, read_colon, read_string, read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import any_of, fits, quoted
-from genai_server.text.tool_formats.base import Call, Calls, Tool, write_json
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, write_json
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("type", "id")
@@ -59,12 +59,12 @@ class _Call:
         self._text = text
         self._calls = calls
         self._named = False
-        # Arguments that came before the name wait for it; after it they are told as they come.
+        # Arguments that came before the name wait for it. Later ones are emitted as they come.
         self._waiting: str | None = None
-        self._told = False
+        self._is_emitted = False
 
     def read_member(self, key: str) -> Reader[bool]:
-        """Go past a member's value, and tell what it completes."""
+        """Go past a member's value, and emit what it completes."""
         if key == "name" and not self._named:
             name = yield from _read_text(self._text)
             if name not in self._calls.names:
@@ -72,15 +72,15 @@ class _Call:
             self._named = True
             self._calls.start(str(name), self._text.at)
             return True
-        if key in _ARGUMENTS and self._waiting is None and not self._told:
+        if key in _ARGUMENTS and self._waiting is None and not self._is_emitted:
             return (yield from self._read_arguments())
         return key in _IGNORED and (yield from read_value(self._text))
 
     def finish(self) -> bool:
-        """The object is closed: whether it was a call, with what was not told yet."""
+        """The object is closed: emit the rest. Returns whether it was a call."""
         if not self._named:
             return False
-        if not self._told:
+        if not self._is_emitted:
             self._calls.arguments(self._waiting or "{}", self._text.at)
         self._calls.end(self._text.at)
         return True
@@ -89,7 +89,7 @@ class _Call:
         text, place = self._text, self._text.at
         char = yield from text.skip_space()
         if char == "{" and self._named:
-            self._told = True
+            self._is_emitted = True
             return (yield from pass_on(text, read_value(text), self._calls))
         place = text.at
         if char not in ("{", '"', "n") or not (yield from read_value(text)):
@@ -99,7 +99,7 @@ class _Call:
 
 
 def pass_on(text: Lookahead, reader: Reader[bool], calls: Calls) -> Reader[bool]:
-    """Run a reader of arguments and tell what it goes past whenever it has to wait, and at its end."""
+    """Run a reader of arguments, and emit what it has read whenever it waits and at its end."""
     place = text.at
     while True:
         try:

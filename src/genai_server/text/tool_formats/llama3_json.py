@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, SPACES, marker, separated
-from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
 from genai_server.text.tool_formats.call_object import CALL_KEYS, lark_object, read_call_object, write_call_object
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, random_id, read_closing
 
 PYTHON_TAG = "<|python_tag|>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"

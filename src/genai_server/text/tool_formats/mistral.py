@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from genai_server.text.answers.json_text import read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, any_of, fits, marker, quoted, separated
-from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id
 from genai_server.text.tool_formats.call_object import lark_object, pass_on, read_call_list, write_call_object
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, random_id
 
 _OPENING, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[^\s\[{]*")

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, SPACES, marker, quoted, separated
-from genai_server.text.tool_formats.base import Call, Calls, Tool, random_id, read_closing
 from genai_server.text.tool_formats.call_object import lark_object, read_call_list, write_call_object
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, random_id, read_closing
 
 _OPENING, _CLOSING = "<|tool_call|>", "<|/tool_call|>"
 _FUNCTOOLS = "functools"

@@ -3,7 +3,7 @@
     [get_weather(city="Oslo"), add(a=1, b=2)]
 
 They begin a line, or stand after `<|python_tag|>` or between `<|python_start|>` and `<|python_end|>`. Each argument is
-told when it is complete. (Meta's prompt formats of Llama 3.2 and 4, "Zero shot function calling".)
+emitted when it is complete. (Meta's prompt formats of Llama 3.2 and 4, "Zero shot function calling".)
 """
 
 import json
@@ -14,7 +14,15 @@ from typing import Any
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.answers.python_literal import read_literal, to_json
 from genai_server.text.grammars.lark import SPACES, any_of, fits, quoted, to_text
-from genai_server.text.tool_formats.base import (
+from genai_server.text.tool_formats.llama3_json import (
+    PYTHON_END,
+    PYTHON_START,
+    PYTHON_TAG,
+    lark_line_or_tag,
+    lark_python_tag,
+    read_python_tag,
+)
+from genai_server.text.tool_formats.tool_format import (
     ANY_OBJECT,
     Call,
     Calls,
@@ -23,14 +31,6 @@ from genai_server.text.tool_formats.base import (
     random_id,
     read_closing,
     write_json,
-)
-from genai_server.text.tool_formats.llama3_json import (
-    PYTHON_END,
-    PYTHON_START,
-    PYTHON_TAG,
-    lark_line_or_tag,
-    lark_python_tag,
-    read_python_tag,
 )
 
 _NAME = re.compile(r"[\w.-]*")

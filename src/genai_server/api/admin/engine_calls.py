@@ -8,13 +8,13 @@ from genai_server.engine_client.admin import EngineAdmin
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import AmbiguousRequest, NoEngineReady, RequestNotFound
 from genai_server.messages.admin import RequestState
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 T = TypeVar("T")
 
-# Seconds that an engine may take to answer: longer than any forward pass should.
+# Seconds that an engine may take to reply: longer than any forward pass should take.
 _PATIENCE = 20.0
-# Most characters of an unknown name, and most requests of an ambiguous one, that an error repeats.
+# Most characters of an unknown name, and most requests with an ambiguous one, that an error shows.
 _MOST_SHOWN = 100
 _MOST_TOLD = 20
 
@@ -22,7 +22,7 @@ _MOST_TOLD = 20
 async def ask(
     engines: Sequence[EngineClient], question: Callable[[EngineAdmin], Awaitable[T]]
 ) -> list[tuple[EngineClient, T]]:
-    """The replies of the engines that run. Raises NoEngineReady if none runs, or one does not answer."""
+    """The replies of all engines that run. Raises NoEngineReady if none runs, or if one does not reply."""
     running = [engine for engine in engines if engine.is_connected]
     if not running:
         raise NoEngineReady("no engine is running on " + ", ".join(engine.device for engine in engines))
@@ -42,7 +42,7 @@ def by_device(replies: Sequence[tuple[EngineClient, T]], tell: Callable[[T], Any
 
 
 async def find_request(engines: Sequence[EngineClient], name: str) -> RequestState:
-    """The request that has this unique id, or else this id, which clients may give to several requests.
+    """The request with this unique id, or else with this id, which several requests may have.
 
     Raises RequestNotFound, AmbiguousRequest with the unique ids of all, and NoEngineReady.
     """

@@ -1,4 +1,4 @@
-"""How messages show a value that somebody gave: as JSON writes it, whichever language the server is written in."""
+"""How messages show a value that a client or a file gave: as JSON, whatever language the server is written in."""
 
 import json
 
@@ -6,12 +6,12 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 def quoted(value: object, most: int = 100) -> str:
-    """`true`, `null`, `"text"`: at most so many characters, and `…` for the rest, which is not looked at."""
+    """`true`, `null`, `"text"`: at most `most` characters, with `…` for the rest, which is not even encoded."""
     text = ""
     for piece in _ENCODER.iterencode(value[: most + 1] if isinstance(value, str) else value):
         text += piece
         if len(text) > most:
             text = text[:most] + "…"
             break
-    # What a terminal would obey, or not show, and halves of a pair.
+    # Escapes control characters, invisible ones and lone surrogates.
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)

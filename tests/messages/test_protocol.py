@@ -39,20 +39,26 @@ from genai_server.messages.admin import (
 )
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Capacity, Figures, Histogram, Load
-from genai_server.messages.frames import MAX_FRAME_BYTES, ToApi, ToEngine, api_decoder, encode_frame, engine_decoder
-from genai_server.messages.generation import (
+from genai_server.messages.protocol import (
+    MAX_FRAME_BYTES,
     Accepted,
     Cancel,
     Failed,
     Finished,
+    Hello,
     Progress,
     PromptLogprobs,
     Refused,
     Stop,
     Submit,
+    ToApi,
+    ToEngine,
     Tokens,
+    Welcome,
+    api_decoder,
+    encode_frame,
+    engine_decoder,
 )
-from genai_server.messages.handshake import Hello, Welcome
 from genai_server.profile_plan import Profiled, ProfilePlan, ProfileState, SlowTokens
 
 _SAMPLING = Sampling(0.7, 40, 0.9, 0.05, 1.1, seed=2**63 - 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.text.answers.stop import StopStrings
+from genai_server.text.answers.answer_text import StopStrings
 
 # Few letters, so that strings begin and overlap often.
 TEXTS = st.text("ab\n", max_size=30)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.text.tool_formats import TOOL_FORMATS, detect
+from genai_server.text.tool_formats.registry import TOOL_FORMATS, detect
 from tests.running_server import DEMO
 
 

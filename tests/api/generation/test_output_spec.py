@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.api.generation.constraint import Constraint, chat_constraint, structure
+from genai_server.api.generation.output_spec import Constraint, chat_constraint, structure
 from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.sampling import StructuredOutputs

@@ -1,4 +1,4 @@
-"""What an answer is made of, for whoever tells it in the form of one API or another."""
+"""The parts of an answer, which each API writes in its own form."""
 
 from dataclasses import dataclass, field
 
@@ -14,15 +14,16 @@ class Content:
 
 @dataclass(frozen=True)
 class Reasoning:
-    """More of what the model thought before it answered."""
+    """More of what the model wrote before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ToolCallStart:
-    """A call begins: the `index`-th of the answer, counted from 0."""
+    """A tool call begins."""
 
+    # Counts the calls of the answer, from 0.
     index: int
     id: str
     name: str
@@ -30,21 +31,24 @@ class ToolCallStart:
 
 @dataclass(frozen=True)
 class ToolCallArguments:
-    """More of a call's arguments, which together are one JSON object."""
+    """More of a call's arguments."""
 
+    # Of the call.
     index: int
+    # All fragments of a call together are one JSON object.
     fragment: str
 
 
 Part = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
-# Out of the collector's sight: an answer may have a million of them, and looking at each stopped the process for 0.9 s.
+# Without gc: an answer may have a million of them, and a full collection stopped the process for 0.9 s.
 class ScoredToken(Struct, frozen=True, gc=False):
     """A token's bytes with its log probability."""
 
+    # The token's bytes.
     data: bytes
-    # None for the first token of a prompt, which nothing came before.
+    # None for the first token of a prompt.
     logprob: float | None
     # The likeliest tokens at its place, likeliest first.
     top: tuple["ScoredToken", ...] = ()
@@ -53,16 +57,17 @@ class ScoredToken(Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """The bytes as text, as far as they are."""
+        """The bytes as text; incomplete characters become U+FFFD."""
         return self.data.decode(errors="replace")
 
 
 @dataclass
 class WholeToolCall:
-    """A call with all its arguments, the text of a JSON object."""
+    """A tool call with all its arguments."""
 
     id: str
     name: str
+    # The text of a JSON object.
     arguments: str = ""
 
 
@@ -76,7 +81,7 @@ class WholeAnswer:
     tokens: list[ScoredToken] = field(default_factory=list)
 
     def add(self, part: Part) -> None:
-        """Take one more part."""
+        """Add one more part."""
         match part:
             case Content(text):
                 self.content += text

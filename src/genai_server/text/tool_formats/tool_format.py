@@ -1,4 +1,4 @@
-"""What is common to the formats in which models write tool calls."""
+"""What every format of tool calls must offer, and what the formats share."""
 
 import json
 import secrets
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from genai_server.parts import Part, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Part, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.lookahead import Lookahead, Reader
 
 # With these a schema says more about its properties than "properties" does.
@@ -18,9 +18,10 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call; `parameters` is the JSON schema of its arguments, None for no arguments."""
+    """A function that the model may call."""
 
     name: str
+    # The JSON schema of its arguments; None for no arguments.
     parameters: Mapping[str, Any] | None = None
 
     @property
@@ -51,21 +52,21 @@ def lists_its_properties(schema: Mapping[str, Any]) -> bool:
 
 
 class ToolFormat(Protocol):
-    """How one family of models writes tool calls. `name` is its name in settings.
-
-    `result_role` is the role that a call's result has in prompts of these models, for chat templates that know nothing
-    of calls and write each role as it is.
-    """
+    """How one family of models writes tool calls."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name in settings."""
+        ...
 
     @property
-    def result_role(self) -> str: ...
+    def result_role(self) -> str:
+        """The role of a call's result in prompts, for chat templates which know no calls and write roles as given."""
+        ...
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
-        """What the decoder must show where it is a token, even a special one."""
+        """Special tokens that the decoder must show."""
         ...
 
     @property
@@ -79,10 +80,10 @@ class ToolFormat(Protocol):
         ...
 
     def read_calls(self, text: Lookahead, calls: "Calls", *, new_line: bool) -> Reader[bool]:
-        """Go past one or several calls at `text.at` and tell them to `calls`.
+        """Go past one or several calls at `text.at` and emit them to `calls`.
 
-        `new_line` says whether a line begins here, or other calls are before. Returns False where the text is not, or
-        is no longer, that of calls; what of it is not told up to `calls.told_to` is something else.
+        `new_line` says whether a line begins here, or other calls come before. Returns False where the text is not, or
+        no longer, one of calls; the text after `calls.emitted_to` is then something else.
         """
         ...
 
@@ -111,34 +112,33 @@ class ToolFormat(Protocol):
 
 
 class Calls:
-    """The calls of one answer: which names there are, and how far the text has been told.
+    """The calls of one answer: their names, and how much of the text has been emitted."""
 
-    A call is `open` from its start to its end; what comes after `told_to` has not been told.
-    """
-
-    def __init__(self, names: Collection[str], new_id: Callable[[], str], tell: Callable[[Part], None]) -> None:
+    def __init__(self, names: Collection[str], new_id: Callable[[], str], emit: Callable[[Part], None]) -> None:
         self.names = names
-        self.told_to = 0
+        # The text before this place has been emitted.
+        self.emitted_to = 0
+        # Whether a call has started and not ended.
         self.open = False
         self._new_id = new_id
-        self._tell = tell
+        self._emit = emit
         self._index = -1
 
-    def start(self, name: str, told_to: int) -> None:
-        """A call begins, and the text before `told_to` is told."""
+    def start(self, name: str, emitted_to: int) -> None:
+        """A call begins. The text before `emitted_to` is emitted."""
         self._index += 1
-        self.open, self.told_to = True, told_to
-        self._tell(ToolCallStart(self._index, self._new_id(), name))
+        self.open, self.emitted_to = True, emitted_to
+        self._emit(ToolCallStart(self._index, self._new_id(), name))
 
-    def arguments(self, fragment: str, told_to: int) -> None:
-        """More of the open call's arguments, and the text before `told_to` is told."""
-        self.told_to = told_to
+    def arguments(self, fragment: str, emitted_to: int) -> None:
+        """More of the open call's arguments. The text before `emitted_to` is emitted."""
+        self.emitted_to = emitted_to
         if fragment:
-            self._tell(ToolCallArguments(self._index, fragment))
+            self._emit(ToolCallArguments(self._index, fragment))
 
-    def end(self, told_to: int) -> None:
-        """The open call is complete, and the text before `told_to` is told."""
-        self.open, self.told_to = False, told_to
+    def end(self, emitted_to: int) -> None:
+        """The open call is complete. The text before `emitted_to` is emitted."""
+        self.open, self.emitted_to = False, emitted_to
 
 
 def write_json(value: Any) -> str:
@@ -155,5 +155,5 @@ def read_closing(text: Lookahead, marker: str) -> Reader[None]:
 
 
 def random_id(prefix: str = "call_", length: int = 24) -> str:
-    """An id that nobody else has: the prefix and so many random letters and digits."""
+    """A new id: the prefix and so many random letters and digits."""
     return prefix + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))

@@ -5,7 +5,7 @@ from datetime import date
 
 import pytest
 
-from genai_server.quoted import quoted
+from genai_server.quoted_values import quoted
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,268 @@
+"""The running answers of one request: their pieces, why each ended, and what it took."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallStart, WholeAnswer
+from genai_server.api.generation.loop_share import LoopShare
+from genai_server.api.generation.prompts import EchoedPrompt
+from genai_server.engine_client.stream import PromptProgress, TokenStream
+from genai_server.generation import FinishReason, Phases, Sampling
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.usage import Usage
+from genai_server.text.answers.answer_text import AnswerText
+from genai_server.timing import Stopwatch, Timings
+
+# The outcome of an answer whose client has left.
+ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next piece of an answer; never empty."""
+
+    parts: list[Part]
+    # Empty unless the request asks for log probabilities.
+    tokens: list[ScoredToken]
+    # Of reading the prompt, in the form of llama.cpp's `prompt_progress`; then all else is empty.
+    progress: JsonObject | None = None
+
+
+class RunningAnswer:
+    """Reads one TokenStream and makes the answer's pieces. Must be closed, which ends the answer if it still runs."""
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        text: AnswerText,
+        stopwatch: Stopwatch,
+        *,
+        echo: EchoedPrompt | None = None,
+        tells_progress: bool = False,
+    ) -> None:
+        # Whether there has been a tool call.
+        self.calls_tools = False
+        # Comes before the first token; None once it has come.
+        self._echo = echo
+        self._stream = stream
+        self._text = text
+        self._stopwatch = stopwatch
+        # Whether there is a piece each time that more of the prompt has been read.
+        self._tells_progress = tells_progress
+        # Tokens of the prompt that have been read.
+        self._num_read = 0
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answer, token by token. An incomplete character, stop string or marker comes with its last token.
+
+        Raises GenerationFailed after the pieces before the failure, but never after a stop string.
+        """
+        share = LoopShare()
+        async for batch in self._stream:
+            await share.give_way()
+            if batch.progress is not None:
+                self._num_read = batch.progress.num_read
+                if self._tells_progress:
+                    yield Piece([], [], self._progress(batch.progress))
+            for index, token in enumerate(batch.tokens):
+                self._stopwatch.count(1)
+                parts, tokens = self._text.feed(token, batch.logprobs[index] if batch.logprobs else None)
+                if parts or tokens:
+                    yield await self._piece(parts, tokens)
+                if self._text.is_stopped:
+                    break
+            if self._text.is_stopped:
+                # Nothing is read after this: a complete answer does not fail if its engine dies now.
+                await self._stream.stop()
+                break
+        self._stopwatch.stop()
+        parts, tokens = self._text.finish()
+        if parts or tokens or self._echo is not None:
+            yield await self._piece(parts, tokens)
+
+    @property
+    def reason(self) -> FinishReason:
+        """Why the answer has ended."""
+        if self._text.is_stopped:
+            return FinishReason.STOP
+        assert self._stream.reason is not None, "pieces() has not ended yet"
+        return self._stream.reason
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the engine has ended the answer."""
+        return self._stream.is_ended
+
+    @property
+    def outcome(self) -> str:
+        """How the answer ended: its finish reason, its error's code, or `abort` if the client left first."""
+        if self._text.is_stopped or self._stream.reason is not None:
+            return self.reason.value
+        return self._stream.error_code or ABORT
+
+    @property
+    def phases(self) -> Phases:
+        """The engine's times, in seconds; known at the end."""
+        return self._stream.phases
+
+    @property
+    def first_token(self) -> float | None:
+        """When the first token came, by the clock; None before it."""
+        return self._stopwatch.first
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._text.stop_string
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the prompt that the engine has not read, as last reported; 0 from the first token on."""
+        has_begun = self._stopwatch.first is not None or self.is_ended
+        return 0 if has_begun else self._stopwatch.input_tokens - self._num_read
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens used up to now; `cached` is known only at the end."""
+        watch = self._stopwatch
+        return Usage(watch.input_tokens, watch.output_tokens, self._stream.num_cached, self._text.num_reasoning)
+
+    @property
+    def num_profiled(self) -> int:
+        """How many of its tokens were profiled; known at the end."""
+        return self._stream.num_profiled
+
+    def timings(self) -> Timings:
+        """The answer's timings; known at the end."""
+        return self._stopwatch.timings(self._stream.phases.decode)
+
+    def end(self) -> None:
+        """End the answer at once, from outside. Its reader receives the partial answer."""
+        self._stream.finish(FinishReason.STOP, Phases())
+        self._stream.close()
+
+    def close(self) -> None:
+        """Cancel the answer in the engine if it still runs."""
+        self._stream.close()
+
+    def _progress(self, progress: PromptProgress) -> JsonObject:
+        """The form of llama.cpp's `prompt_progress`."""
+        return {
+            "total": self._stopwatch.input_tokens,
+            "cache": progress.num_cached,
+            "processed": progress.num_read,
+            "time_ms": int(self._stopwatch.elapsed * 1000),
+        }
+
+    async def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
+        """A piece; the first one begins with the echoed prompt."""
+        self.calls_tools = self.calls_tools or any(isinstance(part, ToolCallStart) for part in parts)
+        if self._echo is None:
+            return Piece(parts, tokens)
+        echo, self._echo = self._echo, None
+        scored = await asyncio.to_thread(
+            lambda: echo.scored([self._text.scored(logprob, 0) for logprob in self._stream.prompt_logprobs])
+        )
+        return Piece([Content(echo.text), *parts], scored + tokens)
+
+
+def usage_of(answers: Sequence[RunningAnswer], num_per_prompt: int) -> Usage:
+    """The tokens of several answers, with those to the same prompt side by side. Each prompt counts once."""
+    usages = [answer.usage for answer in answers]
+    return Usage(
+        prompt=sum(usage.prompt for usage in usages[::num_per_prompt]),
+        completion=sum(usage.completion for usage in usages),
+        cached=sum(usage.cached for usage in usages[::num_per_prompt]),
+        reasoning=sum(usage.reasoning for usage in usages),
+    )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All answers of one request. Must be closed, which ends those that still run."""
+
+    # The request's id.
+    id: str
+    # The model's name in answers, with its adapter if it has one.
+    model: str
+    # Answers to the same prompt stand side by side.
+    answers: Sequence[RunningAnswer]
+    num_per_prompt: int
+    # How tokens are chosen, with every default resolved.
+    sampling: Sampling
+
+    async def pieces(self) -> AsyncIterator[tuple[int, RunningAnswer, Piece | None]]:
+        """The pieces of all answers as they come, each with its answer and index; None when that answer has ended.
+
+        Raises GenerationFailed as soon as one answer fails.
+        """
+        if len(self.answers) == 1:
+            async for only in self.answers[0].pieces():
+                yield 0, self.answers[0], only
+            yield 0, self.answers[0], None
+            return
+        arrived: asyncio.Queue[tuple[int, Piece | None | Exception]] = asyncio.Queue()
+        readers = [asyncio.ensure_future(_read(index, answer, arrived)) for index, answer in enumerate(self.answers)]
+        try:
+            running, share = len(readers), LoopShare()
+            while running:
+                await share.give_way()
+                index, piece = await arrived.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                running -= piece is None
+                yield index, self.answers[index], piece
+        finally:
+            for reader in readers:
+                reader.cancel()
+
+    async def whole(self) -> list[WholeAnswer]:
+        """All answers, read to their ends. Raises GenerationFailed."""
+        found = [WholeAnswer() for _ in self.answers]
+        async for index, _, piece in self.pieces():
+            if piece is not None:
+                for part in piece.parts:
+                    found[index].add(part)
+                found[index].tokens.extend(piece.tokens)
+        return found
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Tokens of all prompts that have been read, and of how many; None once all have been read."""
+        unread = sum(answer.num_unread for answer in self.answers)
+        total = sum(answer.usage.prompt for answer in self.answers)
+        return (total - unread, total) if unread else None
+
+    def usage(self) -> Usage:
+        """Tokens of all answers together."""
+        return usage_of(self.answers, self.num_per_prompt)
+
+    def metrics(self) -> dict[str, Any]:
+        """The first answer's figures to six digits, in the form of openai_api.schemas.base.Metrics."""
+        answer = self.answers[0]
+        figures = msgspec.structs.asdict(answer.timings())
+        rounded = {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()
+        }
+        profiled = {"profiled_tokens": answer.num_profiled} if answer.num_profiled else {}
+        return {**rounded, "model": self.model, **profiled}
+
+    def close(self) -> None:
+        """Close all answers."""
+        for answer in self.answers:
+            answer.close()
+
+
+async def _read(
+    index: int, answer: RunningAnswer, arrived: "asyncio.Queue[tuple[int, Piece | None | Exception]]"
+) -> None:
+    try:
+        async for piece in answer.pieces():
+            arrived.put_nowait((index, piece))
+        arrived.put_nowait((index, None))
+    except Exception as error:  # Generation.pieces raises it
+        arrived.put_nowait((index, error))

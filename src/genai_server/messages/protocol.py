@@ -1,0 +1,175 @@
+"""The connection between an API process and an engine: its messages, and the frames that carry them.
+
+A frame is a four-byte big-endian length and a MessagePack list of messages; nothing is pickled. The messages of admin
+calls are in admin.py, those with which an engine reports its state in figures.py.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, TokenLogprob
+from genai_server.messages.admin import AdminCall, AdminReply
+from genai_server.messages.error import ErrorInfo
+from genai_server.messages.figures import Figures, Load
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_PREFIX_BYTES = 4
+
+
+# the first message of each side
+
+
+class Hello(Struct, frozen=True, tag=True):
+    """From an API process. Without the right secret the engine closes the connection."""
+
+    secret: str
+
+
+class Welcome(Struct, frozen=True, tag=True):
+    """From the engine: its model is loaded, and it takes requests on this connection."""
+
+    pid: int
+    model: ModelInfo
+    batching: Batching
+
+
+# one request and its answer
+
+
+class Submit(Struct, frozen=True, tag=True):
+    """Generate; answered by `Accepted` or `Refused`, then by `Tokens` and one of `Finished` and `Failed`."""
+
+    # Numbers the request within its connection, here and in all messages below.
+    key: int
+    request: GenerationRequest
+    # The next message is a Submit of the same HTTP request: the engine accepts all of these, or none.
+    more: bool = False
+
+
+class Cancel(Struct, frozen=True, tag=True):
+    """End the request; nothing is answered."""
+
+    key: int
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """End the answer with what it has; answered by `Finished` if it still runs."""
+
+    key: int
+
+
+class Accepted(Struct, frozen=True, tag=True):
+    """The request will end in exactly one `Finished` or `Failed`."""
+
+    key: int
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The request was not accepted."""
+
+    key: int
+    error: ErrorInfo
+
+
+class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
+    """The next tokens of an answer."""
+
+    key: int
+    # Their ids.
+    tokens: list[int]
+    # One for each token if the request asks for them, else empty.
+    logprobs: list[TokenLogprob] = []
+
+
+class PromptLogprobs(Struct, frozen=True, tag=True):
+    """The log probabilities of the next tokens of the prompt. The first token has none and is left out."""
+
+    key: int
+    logprobs: list[TokenLogprob]
+
+
+class Progress(Struct, frozen=True, tag=True):
+    """How far the prompt has been read; sent after each chunk if the request asks for it."""
+
+    key: int
+    # Tokens, cached ones included.
+    num_read: int
+    # Tokens that were in the prefix cache.
+    num_cached: int
+
+
+class Finished(Struct, frozen=True, tag=True):
+    """The answer is complete."""
+
+    key: int
+    reason: FinishReason
+    phases: Phases
+    # Tokens of the prompt that were in the prefix cache.
+    num_cached: int = 0
+    # Tokens of the answer that were profiled.
+    num_profiled: int = 0
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """The answer ended in an error."""
+
+    key: int
+    error: ErrorInfo
+
+
+# What an engine reports of a request.
+Event = Accepted | Refused | Tokens | PromptLogprobs | Progress | Finished | Failed
+
+
+# frames
+
+ToEngine = Hello | Submit | Cancel | Stop | AdminCall
+ToApi = Welcome | Load | Figures | Event | AdminReply
+
+
+def encode_frame(messages: Sequence[Struct]) -> bytes:
+    """The bytes of one frame."""
+    body = msgspec.msgpack.encode(messages)
+    return len(body).to_bytes(_PREFIX_BYTES, "big") + body
+
+
+M = TypeVar("M")
+
+
+class FrameDecoder(Generic[M]):
+    """Turns the bytes of a stream, however they are cut, into messages for one of the two sides."""
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[list[M]]", max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterable[M]:
+        """The messages that `data` completes.
+
+        Raises msgspec.DecodeError if the stream is not one of ours, or if a frame is over `max_bytes`.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _PREFIX_BYTES:
+            size = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big")
+            if size > self.max_bytes:
+                raise msgspec.DecodeError(f"a frame of {size} bytes is over the limit of {self.max_bytes}")
+            end = _PREFIX_BYTES + size
+            if len(self._buffer) < end:
+                return
+            messages = self._decoder.decode(bytes(self._buffer[_PREFIX_BYTES:end]))
+            del self._buffer[:end]
+            yield from messages
+
+
+def engine_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToEngine]:
+    """Decodes what an engine receives."""
+    return FrameDecoder(msgspec.msgpack.Decoder(list[ToEngine]), max_bytes)
+
+
+def api_decoder() -> FrameDecoder[ToApi]:
+    """Decodes what an API process receives."""
+    return FrameDecoder(msgspec.msgpack.Decoder(list[ToApi]))
