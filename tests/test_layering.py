@@ -91,11 +91,11 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "starlette": ("api.*", "cli.*"),
     "sse_starlette": ("api.*", "cli.*"),
     "uvicorn": ("cli.*",),
-    "prometheus_client": ("api.*", "cli.observed"),
+    "prometheus_client": ("api.*", "cli.top.snapshot"),
     # With an extra only: whoever serves does not have them.
     "aiohttp": ("bench.*",),
     "opentelemetry": ("api.telemetry.traces",),
-    "rich": ("cli.bench", "cli.top", "cli.tune.command"),
+    "rich": ("cli.bench", "cli.top.command", "cli.tune.command"),
     "matplotlib": ("bench.plot",),
     "huggingface_hub": ("hub.library",),
 }

@@ -16,7 +16,7 @@ COMMANDS = {
     "models": "models",
     "chat": "chat",
     "key": "key",
-    "top": "top",
+    "top": "top.command",
     "bench": "bench",
     "profile": "profile",
     "doctor": "doctor.command",

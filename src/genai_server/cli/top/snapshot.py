@@ -14,12 +14,12 @@ _PATIENCE = 5.0
 _PREFIX = "genai:"
 
 
-class NotSeen(Exception):
+class ServerUnreachable(Exception):
     """The server does not answer, or not as this one does; the message says what."""
 
 
 @dataclass(frozen=True)
-class Moment:
+class Snapshot:
     """What was seen at a time in seconds; `refused` says why the requests are not told, if they are not."""
 
     at: float
@@ -34,11 +34,11 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Span:
+class Interval:
     """What happened between two moments; without an earlier one, since the server's start."""
 
-    before: Moment | None
-    now: Moment
+    before: Snapshot | None
+    now: Snapshot
 
     def more(self, name: str, device: str) -> float:
         """By how much a counter has grown; what has begun anew counts from there."""
@@ -58,23 +58,23 @@ class Span:
         return self.more(f"{name}_sum", device) / count if count else None
 
 
-class Observer:
+class Poller:
     """Looks at one server. `key` opens it, the admin key also what runs there."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    def look(self) -> Moment:
-        """The server now. Raises NotSeen."""
+    def poll(self) -> Snapshot:
+        """The server now. Raises ServerUnreachable."""
         health = _object(self._get("/healthz"), self._url)
         samples = _samples(self._get("/metrics"))
         try:
             requests: list[dict[str, Any]] = _object(self._get("/v1/requests"), self._url)["data"]
             refused = None
-        except NotSeen as error:
+        except ServerUnreachable as error:
             requests, refused = [], str(error)
-        return Moment(time.monotonic(), health, samples, requests, refused)
+        return Snapshot(time.monotonic(), health, samples, requests, refused)
 
     def _get(self, path: str) -> str:
         request = urllib.request.Request(self._url + path, headers=self._headers)
@@ -84,9 +84,9 @@ class Observer:
                 return text
         except urllib.error.HTTPError as error:
             with error:
-                raise NotSeen(f"{path}: {_reason(error)}") from None
+                raise ServerUnreachable(f"{path}: {_reason(error)}") from None
         except (OSError, ValueError) as error:
-            raise NotSeen(f"{self._url}: {getattr(error, 'reason', error)}") from None
+            raise ServerUnreachable(f"{self._url}: {getattr(error, 'reason', error)}") from None
 
 
 def _samples(text: str) -> dict[tuple[str, str], float]:
@@ -106,7 +106,7 @@ def _object(text: str, url: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise NotSeen(f"{url} is no genai-server")
+        raise ServerUnreachable(f"{url} is no genai-server")
     return found
 
 
