@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.bench.library import SHIPPED, TUNED
+from genai_server.bench.bare_loop import SHIPPED, TUNED
 from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.plan import Plan
 from genai_server.bench.plot import save_plot

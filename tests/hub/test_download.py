@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from genai_server.errors import PullFailed
+from genai_server.hub.client import Hub
 from genai_server.hub.download import download
-from genai_server.hub.library import Hub
 from genai_server.hub.repository import select_model
 from tests.local_hub import TOKEN, HubRepository, LocalHub, run_hub
 

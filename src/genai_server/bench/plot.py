@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from genai_server.bench import library
+from genai_server.bench import bare_loop
 from genai_server.bench.measurement import Summary
 from genai_server.bench.report import Report
 from genai_server.bench.statistics import Spread
@@ -53,8 +53,8 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
             lines.setdefault((summary.target, summary.case.prompt_tokens), []).append((summary.case.streams, value))
     for (target, length), points in lines.items():
         label = f"{target}, {length} tokens"
-        if target in (library.TUNED, library.SHIPPED):
-            style = "--" if target == library.TUNED else ":"
+        if target in (bare_loop.TUNED, bare_loop.SHIPPED):
+            style = "--" if target == bare_loop.TUNED else ":"
             axes.axhline(points[0][1].median * scale, linestyle=style, color="gray", label=label)
             continue
         points.sort(key=lambda point: point[0])

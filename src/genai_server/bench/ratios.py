@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from genai_server.bench import disturbance, library, prefix
+from genai_server.bench import bare_loop, disturbance, prefix
 from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.statistics import Spread, spread
 
 _LIBRARIES = {
-    library.TUNED: "the bare og.Generator loop, same threads",
-    library.SHIPPED: "the bare og.Generator loop as shipped",
+    bare_loop.TUNED: "the bare og.Generator loop, same threads",
+    bare_loop.SHIPPED: "the bare og.Generator loop as shipped",
 }
 _Side = tuple[str, Case]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from genai_server.bench.library import SHIPPED, TUNED, run_bare_loop
+from genai_server.bench.bare_loop import SHIPPED, TUNED, run_bare_loop
 from genai_server.bench.load import Outcome, run_load
 from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.plan import Plan

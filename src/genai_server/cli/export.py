@@ -15,8 +15,8 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub import builder, store
 from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
+from genai_server.hub.client import Hub
 from genai_server.hub.download import download
-from genai_server.hub.library import Hub
 from genai_server.hub.repository import select_source
 
 

@@ -18,9 +18,9 @@ import msgspec
 from genai_server.errors import ConfigurationError, ProfileNotFound
 from genai_server.profiles.analysis import SLOW_AT, analyse
 from genai_server.profiles.folder import read_profile
-from genai_server.profiles.page import as_page
+from genai_server.profiles.html_report import as_page
 from genai_server.profiles.report import Report
-from genai_server.profiles.text import as_text
+from genai_server.profiles.text_report import as_text
 from genai_server.profiles.trace import write_trace
 
 _PATIENCE = 60.0

@@ -14,8 +14,8 @@ from genai_server.config import load_settings
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE, check_model_directory, has_chat_template
 from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed
 from genai_server.hub import store
+from genai_server.hub.client import Hub
 from genai_server.hub.download import download
-from genai_server.hub.library import Hub
 from genai_server.hub.repository import Repository, Selection, is_repository_name, select_model
 from genai_server.quoted import quoted
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from genai_server.config.settings import Settings, environment_variable
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSettings
-from genai_server.options import file
+from genai_server.options import config_file
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import THREADS
 
@@ -26,10 +26,13 @@ def device_options(
 
     Raises ConfigurationError.
     """
-    sources = [file.read_file(settings.config), file.read_text(settings.options, environment_variable("options"))]
+    sources = [
+        config_file.read_file(settings.config),
+        config_file.read_text(settings.options, environment_variable("options")),
+    ]
     chosen = settings.devices if devices is None else devices
     real = [device for device in chosen if not device.startswith("scripted")]
-    found = file.device_options(sources, model or next(iter(settings.served)), real)
+    found = config_file.device_options(sources, model or next(iter(settings.served)), real)
     for device, options in found.items():
         threads = options.session.get(THREADS, "0")
         if settings.threads and threads not in ("0", str(settings.threads)):

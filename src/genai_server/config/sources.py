@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from genai_server.config.environment import ATTACH_VARIABLE
 from genai_server.config.settings import Settings, environment_variable, option
 from genai_server.errors import ConfigurationError
-from genai_server.options import file
+from genai_server.options import config_file
 from genai_server.quoted import quoted
 
 # What the scripts that start the server read.
@@ -46,7 +46,7 @@ def load_settings(
         return next(((key, value) for key, value in candidates if value), None)
 
     path = (given("config", {}) or ("", ""))[1]
-    in_file = file.file_settings(file.read_file(path), Settings.model_fields, path)
+    in_file = config_file.file_settings(config_file.read_file(path), Settings.model_fields, path)
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for name in Settings.model_fields:

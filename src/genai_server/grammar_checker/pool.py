@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from genai_server.errors import CheckerUnavailable
-from genai_server.grammar_checker.child import CheckerDied, CheckerProcess, CheckerTimeout
+from genai_server.grammar_checker.checker_process import CheckerDied, CheckerProcess, CheckerTimeout
 
 log = logging.getLogger(__name__)
 # Each checks one grammar at a time, so that it is known of which it has died; more are not needed, for a usual grammar

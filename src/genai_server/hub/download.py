@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from genai_server.errors import PullFailed
+from genai_server.hub.client import Hub
 from genai_server.hub.digest import has_digest
-from genai_server.hub.library import Hub
 from genai_server.hub.repository import RemoteFile, Repository, Selection
 
 _MIB = 1024 * 1024

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from genai_server.cli.doctor.finding import FAIL, MIB, OK, WARN, Finding
 from genai_server.cli.serve.loaders import load_traces, text_loader
-from genai_server.cli.serve.preflight import GET_A_MODEL, check_doors, check_runners, lone_reloader
+from genai_server.cli.serve.preflight import GET_A_MODEL, check_access, check_runners, lone_reloader
 from genai_server.config import Settings, device_options, unknown_variables
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
@@ -26,7 +26,7 @@ from genai_server.text.codec import TextCodec
 def checked_settings(settings: Settings) -> Iterator[Finding]:
     """What the settings say together, the options of sessions and providers, and variables that are no setting."""
     remedies: dict[Callable[[Settings], object], str] = {
-        check_doors: "see README's “Run it for others”",
+        check_access: "see README's “Run it for others”",
         _check_options: "see docs/from-triton.md for all options",
         _check_traces: "correct the endpoint or install the extra otel",
     }

@@ -25,7 +25,7 @@ GET_A_MODEL = (
 
 def check_server(settings: Settings) -> None:
     """See that the server can be opened, and its models served. Raises ConfigurationError."""
-    check_doors(settings)
+    check_access(settings)
     if (traces := load_traces(settings)) is not None:
         traces.close()
     check_models(settings)
@@ -70,7 +70,7 @@ def lone_reloader(settings: Settings) -> str:
     return f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only; one is started"
 
 
-def check_doors(settings: Settings) -> None:
+def check_access(settings: Settings) -> None:
     """See that the server can be opened as the settings say, and not to strangers unless that is wanted.
 
     Raises ConfigurationError.

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from genai_server.api.errors import FOR_BROWSERS, error_body, http_status
 from genai_server.api.middleware.connection_limit import SURPLUS
-from genai_server.cli.serve.old_http import Unchunked
+from genai_server.cli.serve.http10 import Unchunked
 from genai_server.cli.serve.process_limits import most_files
 from genai_server.errors import GenaiServerError, HeadTooLarge, MalformedHead, TooManyConnections
 

@@ -23,8 +23,8 @@ from genai_server.config import Settings, device_options, environment_variable, 
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed
+from genai_server.options.config_file import DEFAULT_FILE
 from genai_server.options.device import DeviceOptions
-from genai_server.options.file import DEFAULT_FILE
 from genai_server.options.session import THREADS
 from genai_server.options.toml import with_settings
 

@@ -7,8 +7,8 @@ import pytest
 
 from genai_server.config import Settings, device_options, load_settings
 from genai_server.errors import ConfigurationError
+from genai_server.options.config_file import device_options as options_of
 from genai_server.options.device import DeviceOptions
-from genai_server.options.file import device_options as options_of
 
 
 def options(text: str, device: str = "cpu", model: str = "onnx-genai", over: str = "") -> DeviceOptions:

@@ -6,7 +6,7 @@ from genai_server.profile_plan import Profiled
 from genai_server.profiles.analysis import analyse
 from genai_server.profiles.folder import read_profile
 from genai_server.profiles.manifest import End, encode_line
-from genai_server.profiles.text import as_text
+from genai_server.profiles.text_report import as_text
 from tests.profiles.files import BEGAN, DOWN, event, kernel, run_events, write, write_session
 
 
