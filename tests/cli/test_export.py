@@ -107,7 +107,7 @@ def test_a_builder_that_fails_shows_its_last_lines_and_leaves_a_log_and_no_model
 def test_what_is_built_without_a_file_is_no_model(tmp_path: Path, libraries: Path, source: Path) -> None:
     done = export(tmp_path, libraries, str(source), "--extra", "lose=model.onnx.data")
     assert done.returncode == 1
-    assert "what was built is no whole model" in done.stderr
+    assert "the builder's output is not a complete model" in done.stderr
     assert list((tmp_path / "models").iterdir()) == []
 
 

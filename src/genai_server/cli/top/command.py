@@ -1,6 +1,6 @@
-"""`genai-server top`: what a server does now, as a table that renews itself: its devices, rates and requests.
+"""`genai-server top`: a table of a running server's devices, rates and requests, renewed until Ctrl-C.
 
-Ctrl-C ends it. Where the server has API keys, the admin key shows most.
+Where the server has API keys, only the admin key shows the requests.
 """
 
 import argparse
@@ -25,13 +25,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("top", help="watch a running server", description=__doc__)
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8002", metavar="URL", help="(default: %(default)s)")
     parser.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY, or an API key")
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks")
-    parser.add_argument("--once", action="store_true", help="look twice, print the table and end")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two polls")
+    parser.add_argument("--once", action="store_true", help="poll twice, print the table and end")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch until Ctrl-C; status 1 if the server cannot be seen. Raises ConfigurationError."""
+    """Watch until Ctrl-C; status 1 if the server cannot be reached. Raises ConfigurationError."""
     if importlib.util.find_spec("rich") is None:
         raise ConfigurationError(
             f"genai-server top needs rich; install it: {this_installation().extra_command('bench')}"
@@ -53,7 +53,7 @@ def _watch(poller: Poller, before: Snapshot, interval: float, *, once: bool) -> 
     if once:
         time.sleep(interval)
         console = Console()
-        with console.capture() as captured:  # itself, it would end the process where nobody reads
+        with console.capture() as captured:  # rich itself would end the process when the output has no reader
             console.print(view(Interval(before, poller.poll())))
         print(captured.get(), end="")
         return
@@ -63,14 +63,14 @@ def _watch(poller: Poller, before: Snapshot, interval: float, *, once: bool) -> 
             try:
                 now = poller.poll()
             except ServerUnreachable as error:
-                live.update(f"{error}; looking again", refresh=True)
+                live.update(f"{error}; trying again", refresh=True)
                 continue
             live.update(view(Interval(before, now)), refresh=True)
             before = now
 
 
 def view(interval: Interval) -> "RenderableType":
-    """The tables of what was seen."""
+    """The tables of an interval."""
     from rich.console import Group
     from rich.table import Table
 
