@@ -136,7 +136,7 @@ def test_an_environment_without_pytorch_is_told_before_anything_is_fetched(tmp_p
 def test_what_is_there_already_is_not_built_over(tmp_path: Path, libraries: Path, source: Path) -> None:
     done = export(tmp_path, libraries, str(source), "--to", str(source))
     assert done.returncode == 2
-    assert "is there already" in done.stderr
+    assert "already exists" in done.stderr
 
 
 def test_an_option_without_a_value_is_refused(tmp_path: Path, libraries: Path, source: Path) -> None:
