@@ -11,7 +11,7 @@ from genai_server.options.session import THREADS
 
 
 def engine_settings(settings: Settings) -> EngineSettings:
-    """The settings that every engine has."""
+    """The settings that all engines share."""
     given = {name: getattr(settings, name) for name in EngineSettings.__struct_fields__}
     paths = {"cache_dir": str(settings.cache_path or ""), "profile_dir": str(settings.profile_dir)}
     return EngineSettings(**given | paths)
@@ -20,11 +20,9 @@ def engine_settings(settings: Settings) -> EngineSettings:
 def device_options(
     settings: Settings, model: str | None = None, devices: Sequence[str] | None = None
 ) -> dict[str, DeviceOptions]:
-    """The session and provider options of each device, from the configuration file and `options` over it.
+    """The session and provider options of each device, from the configuration file, overridden by `options`.
 
-    Of a model that is not the first, or not on the configured devices, name it and them.
-
-    Raises ConfigurationError.
+    `model` defaults to the first model, `devices` to the configured ones. Raises ConfigurationError.
     """
     sources = [
         config_file.read_file(settings.config),
