@@ -1,4 +1,4 @@
-"""What reaches the engine's loop, from any thread: the messages of API processes, and what else happens to it."""
+"""The queue of events for the engine's loop: messages of API processes and other events, from any thread."""
 
 from queue import SimpleQueue
 
@@ -11,24 +11,24 @@ from genai_server.messages.generation import Cancel, Stop, Submit
 
 
 class Connected(Struct, frozen=True):
-    """An API process has attached."""
+    """An API process has connected."""
 
 
 class Disconnected(Struct, frozen=True):
-    """An API process has gone; nobody waits for its requests any more."""
+    """An API process has gone; its requests have no reader any more."""
 
 
 class Leave(Struct, frozen=True):
-    """The engine is to end: what runs is lost."""
+    """The engine must end; running requests are lost."""
 
 
 class GrammarCompiled(Struct, frozen=True):
-    """What has come of the grammar that a sequence waits for."""
+    """The grammar that a sequence waits for is compiled, or has failed."""
 
     sequence: Sequence
     compiled: Compiled
 
 
 Message = Submit | Cancel | Stop | AdminCall | Connected | Disconnected | GrammarCompiled | Leave
-# Each with the number of the connection that it concerns.
+# Events, each with the number of the connection that it concerns.
 Inbox = SimpleQueue[tuple[int, Message]]

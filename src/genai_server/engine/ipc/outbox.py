@@ -1,4 +1,4 @@
-"""What the engine's loop says to the API processes, gathered for each of them."""
+"""The messages of the engine's loop to the API processes, collected for each of them."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -10,12 +10,12 @@ from genai_server.engine.sequence import Sequence
 from genai_server.messages.figures import Figures, Load
 from genai_server.messages.frames import ToApi
 
-# Gives messages to a connection; must not block.
+# Sends messages to a connection; must not block.
 Send = Callable[[int, list[ToApi]], None]
 
 
 class Outbox:
-    """Belongs to the loop's thread; keeps in mind which connections there are, and what each knows of the load."""
+    """Owned by the loop's thread. Knows the connections, and what each was last told about the load."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -24,33 +24,33 @@ class Outbox:
         self._figures: dict[int, Figures] = {}
 
     def connect(self, connection: int) -> None:
-        """An API process has attached, and knows nothing yet."""
+        """Add an API process, which knows nothing yet."""
         self._loads[connection] = Load()
 
     def disconnect(self, connection: int) -> None:
-        """It has gone, if it was ever connected."""
+        """Remove an API process, if it was connected."""
         self._loads.pop(connection, None)
         self._figures.pop(connection, None)
 
     def tell(self, connection: int, *messages: ToApi) -> None:
-        """Say something at the next delivery."""
+        """Add messages to the next delivery."""
         self._gathered.setdefault(connection, []).extend(messages)
 
     def deliver(self) -> None:
-        """Send what has gathered, all that is for one connection in one piece: its process wakes once, not per row."""
+        """Send the collected messages, in one piece for each connection: its process wakes once, not for each row."""
         for connection, messages in self._gathered.items():
             self._send(connection, messages)
         self._gathered.clear()
 
     def tell_figures(self, figures: Figures) -> None:
-        """Tell each API process what has been counted, if it does not know."""
+        """Send the counters to each API process that does not have them yet."""
         for connection in self._loads:
             if self._figures.get(connection) != figures:
                 self._figures[connection] = figures
                 self.tell(connection, figures)
 
     def tell_load(self, scheduler: Scheduler, accepted: Collection[Sequence], *, terminated: bool) -> None:
-        """Tell each API process what has changed since it was told; `accepted` are those that run or wait to run."""
+        """Send the changes of the load to each API process; `accepted` are the running and waiting sequences."""
         running = len(scheduler.running)
         waiting = len(accepted) - running
         room, room_tokens = scheduler.room(), scheduler.room_tokens()
@@ -59,7 +59,7 @@ class Outbox:
             others = len(accepted) - own[connection]
             load = Load(running, waiting, others, terminated, room, room_tokens, last.retry_after, scheduler.capacity)
             if load != last:
-                # Not kept up to date while nothing else changes: it would change by itself.
+                # Not sent while nothing else changes, because it changes by itself.
                 retry_after = scheduler.queue_wait() if 0 in (room, room_tokens) else 0
                 self._loads[connection] = structs.replace(load, retry_after=retry_after)
                 self.tell(connection, self._loads[connection])
