@@ -67,7 +67,7 @@ class _Findings:
                 self.errors[DISTURBED].append(_TOO_SHORT)
 
     def measurements(self, label: str, plan: Plan, number: int) -> list[Measurement]:
-        """One for each of the four cases."""
+        """One measurement for each of the four cases."""
         found = []
         for name, gaps in self.gaps.items():
             case = Case(name, plan.streams, plan.stream_tokens, plan.output_tokens)

@@ -26,7 +26,7 @@ def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Ca
 
 
 async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measurement:
-    """One point on one server in one round."""
+    """Measure one point on one server in one round."""
     count = target.calibration.words_for(case.prompt_tokens)
     prompts = [
         words(count, plan.seed, target.copy, number, case, request) for request in range(plan.requests_at(case.streams))

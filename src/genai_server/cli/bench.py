@@ -187,15 +187,15 @@ def _request_options(arguments: argparse.Namespace) -> "RequestOptions":
 
 
 def _run_with_progress(session: "Session") -> None:
-    """Run the session under a progress bar on standard error, which only a terminal gets to see."""
+    """Run the session with a progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    # Seldom drawn: the bar runs on the cores that are measured.
+    # Redrawn rarely, since the bar runs on the cores that are measured.
     with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
-        task = progress.add_task("looking at the servers", total=None)
+        task = progress.add_task("examining the servers", total=None)
 
         def show(done: int, total: int, title: str) -> None:
             progress.update(task, completed=done, total=total, description=title)
@@ -205,7 +205,7 @@ def _run_with_progress(session: "Session") -> None:
 
 
 def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
-    """The event loop of the server itself, where it has one: the client's share of the cores is what it lacks."""
+    """uvloop if it is installed, as in the server: the client takes CPU time from the server on the same machine."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop

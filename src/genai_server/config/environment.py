@@ -10,8 +10,8 @@ from genai_server.config.settings import Settings, environment_variable
 ATTACH_VARIABLE = "GENAI_ENGINES_DIR"
 # prometheus-client also reads it when it is imported.
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
-# Prefixes of variables for API processes and commands only: our settings with the API keys, headers of OpenTelemetry's
-# exporter, the hub's tokens, and the folder of shared metrics.
+# Prefixes of variables for API processes and commands only. They hold API keys, headers of OpenTelemetry's exporter,
+# the hub's tokens, and the folder of shared metrics.
 _WITHHELD = ("GENAI_", "OTEL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", SHARED_METRICS)
 # Variables that locate Python, its packages and their libraries, and those that the system needs in every process.
 _OF_PYTHON = (

@@ -9,11 +9,11 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-# Limit on the lexer of a grammar. The library's default of 1,000,000 allows 4 s and 170 MB; this allows 0.5 s and 50 MB
+# Limit on the lexer of a grammar. The library's default of 1,000,000 allows 4 s and 170 MB; This allows 0.5 s and 50 MB
 # (2 cores), and a schema with 1,200 dates.
 _LEXER_FUEL = 300_000
 # Limit on a grammar's ambiguity. The library's default of 2000 allows 0.25 s for each token, which delays all streams;
-# this allows 0.05 s (2 cores), and an object with 200 optional properties.
+# This allows 0.05 s (2 cores), and an object with 200 optional properties.
 _MOST_ITEMS = 1000
 # Bytes of stack. The compiler recurses for each rule that leads to another: 2,700 of them end a process with 8 MiB, 650
 # one with 2 MiB. The engine has four times the stack of the check, so a checked grammar fits there.

@@ -130,7 +130,7 @@ class GrammarChecker:
 
     def _take(self) -> CheckerProcess:
         """An idle process, or a new one."""
-        with suppress(IndexError):  # the other thread may have been faster
+        with suppress(IndexError):  # the other thread may have taken the last one
             while True:
                 if (process := self._idle.pop()).is_alive:
                     return process

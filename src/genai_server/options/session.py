@@ -1,7 +1,7 @@
 """The session options: ONNX Runtime's own, and the entries that are added by name.
 
 Names and values follow onnxruntime_session_options_config_keys.h and onnxruntime_run_options_config_keys.h of ONNX
-Runtime 1.31, and the options of Triton's ONNX Runtime backend. onnxruntime-genai (0.18, `SessionOptions_Element` of its
+Runtime 1.31. Triton's are those of its ONNX Runtime backend. onnxruntime-genai (0.18, `SessionOptions_Element` of its
 config.cpp) has no field for `execution_mode`, and has its own thread pools.
 """
 

@@ -120,7 +120,7 @@ def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel,
 
 
 def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Find who lies in whom, by thread; `kernels` are in order of their start, the longer first."""
+    """Compute depth and self time of each kernel, by thread; `kernels` are sorted by start, the longer first."""
     found: list[Kernel] = []
     open_ones: dict[int, list[int]] = {}
     for kernel in kernels:
@@ -136,7 +136,7 @@ def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
-    """What the statistics say, and what the other threads have taken up to now: they count on and on."""
+    """A kernel's thread use, and the pieces that other threads have run up to now: the statistics accumulate."""
     try:
         main = stats["main_thread"]
         shared = sum(int(other["num_run"]) for other in stats["sub_threads"].values())

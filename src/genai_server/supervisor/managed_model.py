@@ -8,8 +8,8 @@ import msgspec
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.supervisor.engine_watch import EngineWatch
 
-# An unloading model ends after so many seconds without requests: an API process may not have read yet that it is
-# unloaded, and may have sent one. A newly loaded model waits as long for the request that caused it.
+# An unloading model ends after so many seconds without requests, since an API process may have sent one before it read
+# the new status. A newly loaded model waits as long for the request that caused it.
 SETTLED = 1.0
 
 StartEngines = Callable[[ModelStatus], Sequence[EngineWatch]]

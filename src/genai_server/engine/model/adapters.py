@@ -41,7 +41,7 @@ class Adapters:
         """The runner's form of a request's adapter; None for no adapter.
 
         A restarted engine loads it with the first request. Raises ModelNotFound if it was unloaded while the request
-        was on its way, and Unavailable if it cannot be loaded, for instance because its file is gone.
+        was on its way. Raises Unavailable if it cannot be loaded, for instance because its file is gone.
         """
         if adapter is None:
             return None

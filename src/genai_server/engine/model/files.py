@@ -31,7 +31,7 @@ _LFS_POINTER = b"version https://git-lfs"
 _FROM_THE_ORIGINAL = "copy it from the model that this one was made of"
 _FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, genai-server export)"
 # A tensor's external file in an ONNX file: a StringStringEntryProto (onnx.proto3) with the key "location" and the
-# file's name, whose length takes one or two bytes of seven bits.
+# file's name. The name's length takes one or two bytes, seven bits in each.
 _EXTERNAL_FILE = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?)([\x01-\x7f])")
 
 
@@ -217,7 +217,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ: of one that stands twice Python sees the last, and onnxruntime-genai obeys both.
+    """An object without repeated keys: Python would take the last one, and onnxruntime-genai would apply both.
 
     Raises ValueError.
     """

@@ -124,7 +124,7 @@ class ProfileManifest:
             assert sequence.profile.active is not None
             _write(self._session(sequence.profile.active, before.started), record)
             if not _is_whole(self._directory / name):
-                raise OSError(f"ONNX Runtime could not write all of {name}")
+                raise OSError(f"ONNX Runtime could not write {name} completely")
             sizes.append((self._directory / name).stat().st_size)
         return sizes
 

@@ -35,7 +35,7 @@ class ProfileSessions:
             raise InvalidField(f"prefix {quoted(plan.prefix)} is in use", param="prefix")
         if len(self._open) >= MOST_OPEN:
             raise InvalidField(
-                f"{MOST_OPEN} profile sessions are open on this device, the most possible: end one",
+                f"at most {MOST_OPEN} profile sessions may be open on a device; end one",
                 param="device",
             )
         session = ProfileSession(self._manifest.begin(plan), plan, self._clock())
