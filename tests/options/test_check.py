@@ -1,6 +1,8 @@
 """A device's options: names that are known, values that fit, and what reaches which runner."""
 
+import re
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from genai_server.options.table import Reach, Row, names
 DOCUMENTED: dict[str, dict[str, Any]] = tomllib.loads(
     (Path(__file__).parent / "documented.toml").read_text(encoding="utf-8")
 )
+LIBRARIES = ("onnxruntime", "onnxruntime_genai")
+LIBRARY = re.compile(r"\.(so(\.[0-9.]+)?|dll|dylib|pyd)$")
 # Values that an option of each kind takes, and one that it does not.
 VALUES: dict[str, tuple[list[Any], Any]] = {
     "flags": ([True, False, "1", "0"], "perhaps"),
@@ -30,6 +34,13 @@ def documented(provider: str) -> dict[str, tuple[list[Any], Any]]:
     page = DOCUMENTED[provider]
     found = {name: values for kind, values in VALUES.items() for name in page.get(kind, ())}
     return found | {name: (values, "wr:ong") for name, values in page.get("choices", {}).items()}
+
+
+def elsewhere(provider: str) -> set[str]:
+    """The options that a provider's page lacks."""
+    page = DOCUMENTED[provider]
+    found = {name for names in page.get("elsewhere", {}).values() for name in names}
+    return found.union(page.get("binary", ()), page.get("unproved", ()))
 
 
 def fault(section: str, key: str, value: Any, device: str) -> str:
@@ -53,16 +64,26 @@ def test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checke
         if "an address inside a program" not in (said := fault(provider, name, 1, provider)):
             wrong.append(f"{name}: {said or 'taken'}")
     assert wrong == []
-    known = {*documented(provider), *page.get("addresses", ()), *page.get("undocumented", ())}
+    known = {*documented(provider), *page.get("addresses", ()), *elsewhere(provider)}
     assert names(PROVIDERS[provider].rows).keys() ^ known == set()
 
 
 @pytest.mark.parametrize("provider", sorted(PROVIDERS.keys() - {"cpu"}))
 def test_an_option_that_no_page_has_is_checked_too(provider: str) -> None:
     rows = names(PROVIDERS[provider].rows)
-    for name in DOCUMENTED[provider].get("undocumented", ()):
+    for name in elsewhere(provider):
         said = fault(provider, name, "" if rows[name].kind.expected == "a text" else "wr:ong", provider)
         assert (rows[name].impossible or "expected ") in said, name
+
+
+def test_options_that_no_document_has_are_in_the_libraries() -> None:
+    folders = [spec.origin for name in LIBRARIES if (spec := find_spec(name)) is not None and spec.origin is not None]
+    files = [file for folder in folders for file in Path(folder).parent.rglob("*") if LIBRARY.search(file.name)]
+    if len(folders) < len(LIBRARIES):
+        pytest.skip(f"{' and '.join(LIBRARIES)} are not installed")
+    wanted = {name for page in DOCUMENTED.values() for name in page.get("binary", ())}
+    strings = b"".join(file.read_bytes() for file in files)
+    assert {name for name in wanted if b"\0" + name.encode() + b"\0" not in strings} == set()
 
 
 def session_example(row: Row) -> Any:
