@@ -226,7 +226,7 @@ def test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads() -> None
 
 
 def test_two_libraries_of_operators_are_one_too_many_for_onnxruntime_genai() -> None:
-    with pytest.raises(ConfigurationError, match="takes one"):
+    with pytest.raises(ConfigurationError, match="takes only one"):
         genai_overlay(checked(custom_op_libraries=["a.so", "b.so"]), 0)
 
 
