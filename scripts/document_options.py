@@ -96,10 +96,11 @@ Nothing here has run on a GPU, and nothing is measured. This is built:
   with the same class bit for bit:
   `tests/engine/runners/test_device_buffers.py::test_a_batch_on_them_answers_bit_for_bit_as_on_the_cpus`; on CUDA
   `::test_a_batch_on_cuda_answers_as_one_whose_buffers_are_the_cpus`, which skips without one and says so.
-- In such a batch the 64 best tokens of each row are chosen on the device, and only they leave it where nobody in the
-  pass needs more: greedy answers, and sampled ones with `top_k` from 1 to 64. Answers without `top_k`, and those with
-  penalties, biases, a grammar, log probabilities or `min_tokens` have the logits of all tokens come for the pass. Shown
-  on the CPU: `tests/engine/runners/test_device_buffers.py::test_the_best_are_those_of_all_in_any_order_of_passes`,
+- In such a batch the 64 best tokens of each row are chosen on the device, and only they leave it unless a request in
+  the step needs more. They are enough for greedy answers, and for sampled ones with `top_k` from 1 to 64. Answers
+  without `top_k`, and those with penalties, biases, a grammar, log probabilities or `min_tokens` have the logits of all
+  tokens come for the pass. Shown on the CPU:
+  `tests/engine/runners/test_device_buffers.py::test_the_best_are_those_of_all_in_any_order_of_passes`,
   `::test_a_token_is_the_same_whether_chosen_from_the_best_or_from_all`; on CUDA
   `::test_the_best_on_cuda_are_those_of_all`, which skips likewise.
 - CUDA graphs (`enable_cuda_graph`) are onnxruntime-genai's own, on its model; the warm-up before `/readyz` runs the
@@ -111,8 +112,8 @@ Nothing here has run on a GPU, and nothing is measured. This is built:
   and grammars of several parts are refused by name; temperature, `top_k`, `top_p`, the repetition penalty,
   `min_tokens`, schemas, `seed` (where it batches dynamically) and everything that ends an answer are honoured. A
   cancelled answer is a `cancel_turn`. Profiles are made on a Generator, where the model runs on one, else they are
-  refused with the library's reason. Without paged attention the library forms batches of at most four that nobody
-  joins, which is all that runs on a CPU, and was tried there; what it does on GPUs only was tried with a fake of the
+  refused with the library's reason. Without paged attention the library forms batches of at most four that no further
+  request joins. Only this runs on a CPU, and was tried there. What it does on GPUs only was tried with a fake of the
   library: `tests/engine/runners/test_og_engine.py::test_answers_side_by_side_are_those_of_generators`,
   `::test_who_comes_later_joins_and_no_token_is_held_back`,
   `tests/test_library_batch.py::test_many_clients_are_answered`.

@@ -3,8 +3,8 @@
 import os
 from importlib.metadata import version
 
-# Every entry imports this package first, and children inherit the variable. ONNX Runtime reads it when it is imported,
-# and without it writes a device id below HOME at once. An engine changes it if GENAI_TELEMETRY says so.
+# Every entry point imports this package first, and child processes inherit the variable. ONNX Runtime reads it on
+# import; without it, it writes a device id below HOME. An engine changes it if GENAI_TELEMETRY is set.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 __version__ = version("genai-server")

@@ -1,4 +1,4 @@
-"""The ASGI entry: `uvicorn genai_server.asgi:app`, and what `genai-server serve` runs in its API processes."""
+"""The ASGI entry point: for `uvicorn genai_server.asgi:app`, and for the API processes of `genai-server serve`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""When Python's collector (module gc) looks for cycles of objects that nobody reaches any more.
+"""When Python's garbage collector (module gc) looks for unreachable cycles.
 
-A full collection looks at every container that there is, and stops the process meanwhile: half a second with 2,000
-requests at hand, for which nobody is answered. What they have freed goes back to the system.
+A full collection visits every container and stops the process meanwhile: half a second with 2,000 requests. Memory that
+it frees is returned to the system.
 """
 
 import asyncio
@@ -12,21 +12,21 @@ from contextlib import asynccontextmanager
 
 from genai_server.malloc import give_back_free_memory
 
-# Full collections may take this share of the time, and come no more often than so.
+# Most of the time that full collections may take, as a share, and the least seconds between two of them.
 _SHARE = 1 / 200
 _LEAST_SECONDS = 10.0
 _NEVER = 1_000_000_000
 
 
 def spare_what_is_there() -> None:
-    """Take what the start has made, and lives as long as the process, out of all later collections."""
+    """Exclude the objects made at the start, which live as long as the process, from all later collections."""
     gc.collect()
     gc.freeze()
 
 
 @asynccontextmanager
 async def rare_full_collections(least_seconds: float = _LEAST_SECONDS) -> AsyncIterator[None]:
-    """Have full collections come by the clock, the rarer the longer they take, instead of by the number of objects."""
+    """Run full collections by the clock instead of by the number of objects; the longer they take, the rarer."""
     spare_what_is_there()
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, _NEVER)

@@ -1,7 +1,7 @@
-"""An engine's heartbeat: some numbers in a small file, which the engine maps into its memory and its supervisor reads.
+"""An engine's heartbeat: some numbers in a small file, which the engine maps into memory and its supervisor reads.
 
-A beat costs the engine less than a microsecond, and to see whether it beats takes nothing from it: native code may hold
-Python's lock for a whole pass. Nothing in it is a time, so neither clocks nor a sleeping machine matter.
+A beat costs the engine less than a microsecond. Reading it costs the engine nothing, although native code may hold
+Python's lock for a whole step. It contains no times, so neither clocks nor a sleeping machine matter.
 """
 
 import mmap
@@ -16,18 +16,20 @@ _COUNTS_AT = _LAYOUT.size - _COUNTS.size
 
 
 class Beat(NamedTuple):
-    """The newest beat: its number, counted from 1 in the life of a process, and the tokens of the pass that it begins;
-    0 tokens between passes. Beside it the requests that run or wait, and how many have ever come.
-    """
+    """The newest beat."""
 
+    # Counted from 1 in the life of a process.
     number: int
+    # Tokens of the step that begins; 0 between steps.
     tokens: int
+    # Running and waiting requests.
     requests: int = 0
+    # Requests that have ever arrived.
     arrived: int = 0
 
 
 class Heartbeat:
-    """The engine's side, in the loop's thread; without a path in memory that nobody else reads."""
+    """The engine's side, in the loop's thread. Without a path it is kept in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._number = 0
@@ -42,18 +44,18 @@ class Heartbeat:
             os.close(descriptor)
 
     def beat(self, tokens: int = 0) -> None:
-        """The loop turns; it begins a pass of so many tokens, of all rows together, or none yet."""
+        """Beat once for each turn of the loop, with the tokens of all rows of the step that begins, or 0."""
         self._number += 1
         _COUNTS.pack_into(self._map, 0, self._number, tokens)
 
     def count(self, requests: int, arrived: int) -> None:
-        """So many requests run or wait; so many have come in the life of the process."""
+        """Publish the running and waiting requests, and the requests that have ever arrived."""
         _COUNTS.pack_into(self._map, _COUNTS_AT, requests, arrived)
 
 
 def read_beat(path: Path) -> Beat:
-    """The newest beat; (0, 0) if there was none. Read while it is written it may be neither the old nor the new one."""
+    """The newest beat; zeros if there was none. Read during a write, it may mix the old and the new one."""
     try:
         return Beat(*_LAYOUT.unpack(path.read_bytes()))
-    except (OSError, struct.error):  # it is not there, or not whole yet
+    except (OSError, struct.error):  # it is missing or incomplete
         return Beat(0, 0)

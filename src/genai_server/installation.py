@@ -1,6 +1,6 @@
-"""Where this copy of the server was installed from, and so the command which adds an extra to it.
+"""Where this copy of the server was installed from, and the command that adds an extra to it.
 
-The package index has no package of ours, so a command names the clone or the wheel that the server came from.
+The package index has no package of ours, so a command names the clone or the wheel of the installation.
 """
 
 import importlib.metadata
@@ -20,20 +20,22 @@ _UNKNOWN = "PATH_TO_WHEEL"
 
 @dataclass(frozen=True)
 class Installation:
-    """`source` is the clone or the wheel, None if nothing tells it or it is gone; `prefix` is the environment."""
+    """An installed copy of the server."""
 
+    # The clone or the wheel; None if it is unknown or gone.
     source: Path | None
     editable: bool
+    # The environment.
     prefix: Path
 
     def command(self, *extras: str, python: str = sys.executable) -> str:
-        """The command line which installs the server with these extras into the environment of `python`."""
+        """The command that installs the server with these extras into the environment of `python`."""
         asked = f"{self.source or _UNKNOWN}[{','.join(extras)}]"
         words = [python, "-m", "pip", "install", *(["-e"] if self.editable else []), asked]
         return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
     def extra_command(self, extra: str) -> str:
-        """The command line which adds one extra beside the device's, here: the clone's script where there is one."""
+        """The command that adds one extra to this installation: the clone's script if there is one."""
         script = Path("scripts", "install")
         if os.name == "nt" or self.source is None or self.prefix != self.source / ".venv":
             return self.command(extra)
@@ -44,16 +46,16 @@ class Installation:
 
 
 def this_installation() -> Installation:
-    """The one that runs."""
+    """The running installation."""
     try:
         text = importlib.metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:  # the sources alone are on Python's path
+    except importlib.metadata.PackageNotFoundError:  # only the sources are on Python's path
         text = None
     return installation(text, Path(sys.prefix))
 
 
 def installation(direct_url: str | None, prefix: Path) -> Installation:
-    """The installation that pip has noted in `direct_url.json` (PEP 610)."""
+    """The installation that pip has recorded in `direct_url.json` (PEP 610)."""
     noted = json.loads(direct_url or "{}")
     url = urlsplit(noted.get("url", ""))
     source = Path(url2pathname(url.path)) if url.scheme == "file" else None

@@ -1,4 +1,4 @@
-"""Where the log goes and what it looks like, the same in every process."""
+"""Destination and format of the log, the same in every process."""
 
 import logging
 import traceback
@@ -13,19 +13,18 @@ _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 
 
 class DiscreetFormatter(logging.Formatter):
-    """Tells of an exception where it was raised and of which type it is, with those that led to it, but no message.
+    """Logs the location and type of an exception, and of those that led to it, without their messages.
 
-    A message may quote what a client has sent: a key that is not there, a value that does not fit, a text that cannot
-    be encoded.
+    A message may quote input of a client, such as a missing key, an invalid value or a text that cannot be encoded.
     """
 
     def formatException(self, ei: _Raised) -> str:
-        """The lines under a record."""
+        """The lines below a record."""
         return "" if ei[1] is None else "\n".join(_told(ei[1], set()))
 
 
 class TextFormatter(DiscreetFormatter):
-    """Each record as one line; its `fields`, if it has some (`extra={"fields": {…}}`), follow the message."""
+    """Each record as one line, with its `fields` (`extra={"fields": {…}}`) after the message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
@@ -33,7 +32,7 @@ class TextFormatter(DiscreetFormatter):
 
 
 class JsonFormatter(DiscreetFormatter):
-    """Each record as one line with an object: time, level, logger and message, and the record's `fields`, likewise."""
+    """Each record as one line with a JSON object: time, level, logger, message, and the record's `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -49,7 +48,7 @@ class JsonFormatter(DiscreetFormatter):
 
 
 def configure_logging(level: str, form: str = "text") -> None:
-    """Log to standard error, one line each; `form` is text or json."""
+    """Log to standard error, one line for each record; `form` is text or json."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(_TEXT))
     handler.addFilter(_cut_asyncio)
@@ -59,7 +58,7 @@ def configure_logging(level: str, form: str = "text") -> None:
 
 
 def _told(error: BaseException, seen: set[int]) -> list[str]:
-    """One exception, after what led to it."""
+    """An exception, after those that led to it."""
     seen.add(id(error))
     lines: list[str] = []
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -76,7 +75,7 @@ def _told(error: BaseException, seen: set[int]) -> list[str]:
 
 
 def _cut_asyncio(record: logging.LogRecord) -> bool:
-    """asyncio's own records show the task, with its exception, on the lines after the first."""
+    """Cut asyncio's own records to one line: the others show the task with its exception."""
     if record.name == "asyncio":
         record.msg, record.args = record.getMessage().partition("\n")[0], None
     return True

@@ -1,38 +1,38 @@
-"""What a process asks of its C library's heap. glibc is asked; with any other nothing happens."""
+"""Settings of the C library's heap. Only glibc is supported; others are left alone."""
 
 import ctypes
 import logging
 import sys
 
 log = logging.getLogger(__name__)
-# glibc's numbers (malloc.h), and its own first value of that threshold.
+# glibc's constants (malloc.h), and its initial value of the threshold.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _MMAP_THRESHOLD = 128 * 1024
 
 
 def give_back_large_blocks() -> None:
-    """Have blocks of 128 KiB and more go back to the system when they are freed, from now on.
+    """Return freed blocks of 128 KiB and more to the system, from now on.
 
-    glibc raises that threshold up to 32 MiB as large blocks are freed, and what a few large bodies and grammars have
-    taken then stays with the process (measured: 145 MB instead of 70 MB after 20,000 hostile requests). It is not for
-    a process that makes large arrays all the time: each would be taken from the system, and cleared by it, anew.
+    glibc raises that threshold up to 32 MiB as large blocks are freed. Memory for a few large bodies and grammars then
+    stays with the process (measured: 145 MB instead of 70 MB after 20,000 hostile requests). Not for a process that
+    allocates large arrays all the time: the system would clear each of them again.
     """
     _ask("mallopt", _M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
 
 
 def share_heaps() -> None:
-    """Have threads that are started from now on take memory from the heaps that there are.
+    """Make threads that are started from now on share the existing heaps.
 
-    glibc gives each its own, which keeps what that thread has freed. For threads that wait for Python's lock it gains
-    nothing.
+    glibc gives each thread a heap of its own, which keeps its freed memory. Threads that wait for Python's lock gain
+    nothing from that.
     """
     _ask("mallopt", _M_ARENA_MAX, 1)
 
 
 def give_back_free_memory() -> None:
-    """Give the system the pages of the heap on which nothing lies now, between blocks that are used, too.
+    """Return all free pages of the heap to the system, including those between used blocks.
 
-    Takes some milliseconds, in which no thread gets memory, and longer the more there is to give.
+    Takes some milliseconds, and longer the more there is to return. No thread can allocate memory meanwhile.
     """
     _ask("malloc_trim", 0)
 

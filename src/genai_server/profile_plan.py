@@ -1,55 +1,62 @@
-"""What a profile session profiles and when it ends: what an operator asks of an engine."""
+"""The plan of a profile session, which an operator gives to an engine, and its results."""
 
 import re
 
 from msgspec import Struct
 
-# What the names of profiles begin with: a name and no path.
+# A valid prefix of profiles' file names: a name, not a path.
 PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class SlowTokens(Struct, frozen=True):
-    """A trigger: the next `num_tokens` tokens are profiled when one took more than `over_ms` milliseconds, or `ratio`
-    times the running median, but at most `max_per_hour` times within an hour. Exactly one of the first two is given.
-    """
+    """A trigger that profiles tokens after a slow one. Exactly one of `over_ms` and `ratio` is given."""
 
+    # A token is slow if it took more milliseconds than this.
     over_ms: float | None = None
+    # A token is slow if it took more than so many times the running median.
     ratio: float | None = None
+    # Tokens that are profiled after a slow one.
     num_tokens: int = 5
+    # Most triggers within an hour.
     max_per_hour: int = 4
 
 
 class ProfilePlan(Struct, frozen=True):
-    """Of all requests, or of those named `request_id`, the output tokens from `first_token` to `last_token` (both
-    included, counted from 0) are profiled; reading the prompt belongs to token 0. With `slow` it is done only after a
-    slow token. The session ends after `max_tokens` profiled tokens or `max_seconds` seconds. Files begin with `prefix`.
-    """
+    """Which tokens a session profiles, and when it ends."""
 
+    # The beginning of the files' names.
     prefix: str
+    # None profiles all requests.
     request_id: str | None = None
+    # The first profiled output token, counted from 0. Reading the prompt belongs to token 0.
     first_token: int = 0
+    # The last profiled output token, included.
     last_token: int | None = None
+    # The session ends after so many profiled tokens.
     max_tokens: int = 256
+    # The session ends after so many seconds.
     max_seconds: float = 3600.0
+    # With it, only tokens after a slow one are profiled.
     slow: SlowTokens | None = None
 
 
 class Profiled(Struct, frozen=True):
-    """What a session has come to: so many tokens were profiled, so often was one slow that had others profiled.
+    """The results of a session."""
 
-    `step_ms` is what a decode step takes that is profiled (the median; such a step runs alone), `other_step_ms` what
-    the others take that the session might have profiled, all that they cost included; None where there was none.
-    """
-
+    # Profiled tokens.
     tokens: int = 0
+    # Slow tokens that triggered profiling.
     triggers: int = 0
+    # Median of the profiled decode steps, each of which runs one sequence alone; None without any.
     step_ms: float | None = None
+    # Median of the other decode steps with sequences that the session concerns; None without any.
     other_step_ms: float | None = None
 
 
 class ProfileState(Struct, frozen=True):
-    """An open session: `state` is "waiting", until a request comes to what it wants to profile, or "recording"."""
+    """An open session."""
 
     id: str
+    # "waiting" until a request reaches what the session profiles, then "recording".
     state: str
     profiled: Profiled

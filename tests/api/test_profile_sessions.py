@@ -211,4 +211,4 @@ def test_with_a_model_the_answers_are_the_same_with_and_without_sessions(own_fol
             assert found["profiled"]["other_step_ms"] > 0
             server.client.delete(f"{PATH}/{session['id']}")
         report: httpx.Response = server.client.get(f"{PATH}/{session['id']}/report", params={"format": "text"})
-        assert "one that was not profiled" in report.text
+        assert "an unprofiled one" in report.text

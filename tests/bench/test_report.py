@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.bench.library import SHIPPED, TUNED
+from genai_server.bench.bare_loop import SHIPPED, TUNED
 from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.plan import Plan
 from genai_server.bench.plot import save_plot
@@ -71,7 +71,7 @@ def test_failures_are_counted_and_the_first_is_told() -> None:
 
 
 def test_an_interrupted_run_says_so() -> None:
-    assert as_text(report(interrupted=True)).endswith("Interrupted: this is what was measured up to then.")
+    assert as_text(report(interrupted=True)).endswith("Interrupted: these are the measurements up to then.")
 
 
 def test_the_json_has_each_round_and_the_summaries() -> None:

@@ -52,7 +52,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:8002"])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ChatFailed, match="is no address of a server"):
+    with pytest.raises(ChatFailed, match="is not the address of a server"):
         ChatClient(url)
 
 

@@ -104,5 +104,5 @@ def test_control_c_ends_it_with_what_was_measured(scripted: RunningServer) -> No
         finally:
             process.kill()
     assert process.returncode == 130, errors
-    assert "Interrupted: this is what was measured up to then." in output
+    assert "Interrupted: these are the measurements up to then." in output
     assert "Traceback" not in errors

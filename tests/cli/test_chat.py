@@ -172,7 +172,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     ("arguments", "status", "message"),
     [
         (("http://127.0.0.1:{port}",), 1, "does not answer"),
-        (("no-such-model",), 2, "there is no directory no-such-model"),
+        (("no-such-model",), 2, "there is neither a directory no-such-model"),
     ],
 )
 def test_a_target_that_is_not_there_ends_it(arguments: tuple[str, ...], status: int, message: str) -> None:

@@ -107,7 +107,7 @@ def test_a_builder_that_fails_shows_its_last_lines_and_leaves_a_log_and_no_model
 def test_what_is_built_without_a_file_is_no_model(tmp_path: Path, libraries: Path, source: Path) -> None:
     done = export(tmp_path, libraries, str(source), "--extra", "lose=model.onnx.data")
     assert done.returncode == 1
-    assert "what was built is no whole model" in done.stderr
+    assert "the builder's output is not a complete model" in done.stderr
     assert list((tmp_path / "models").iterdir()) == []
 
 
@@ -136,7 +136,7 @@ def test_an_environment_without_pytorch_is_told_before_anything_is_fetched(tmp_p
 def test_what_is_there_already_is_not_built_over(tmp_path: Path, libraries: Path, source: Path) -> None:
     done = export(tmp_path, libraries, str(source), "--to", str(source))
     assert done.returncode == 2
-    assert "is there already" in done.stderr
+    assert "already exists" in done.stderr
 
 
 def test_an_option_without_a_value_is_refused(tmp_path: Path, libraries: Path, source: Path) -> None:

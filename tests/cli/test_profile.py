@@ -122,7 +122,7 @@ def test_a_trace_never_takes_the_place_of_a_profile(tmp_path: Path, capsys: pyte
     assert main(["profile", "trace", str(tmp_path), str(profile)]) == 2
     assert profile.read_bytes() == before
     assert DOWN.encode() in before
-    assert "is one of the profiles" in capsys.readouterr().err
+    assert "is a file of the profile" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["report"], ["trace"]])

@@ -82,7 +82,7 @@ def test_a_broken_file_is_found_by_check_and_mended_by_pull(user: User) -> None:
 
     status, out, _ = user.run("models", "check", "tiny")
     assert status == 1
-    assert "fail  model.onnx.data: is not as it was fetched\n      → genai-server pull org/tiny mends it" in out
+    assert "fail  model.onnx.data: differs from the fetched file\n      → genai-server pull org/tiny repairs it" in out
 
     user.hub.sent.clear()
     assert user.run("pull", "org/tiny")[0] == 0
@@ -112,7 +112,7 @@ def test_a_pull_that_is_killed_leaves_no_model_and_is_gone_on_with(user: User) -
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert not (user.models / "tiny").exists()
-    assert "not whole; pull or export it again" in user.run("models")[1]
+    assert "incomplete; pull or export it again" in user.run("models")[1]
 
     user.hub.before_sending = lambda _: None
     user.hub.cuts.clear()
@@ -128,8 +128,12 @@ def test_a_pull_that_is_killed_leaves_no_model_and_is_gone_on_with(user: User) -
         (("org/none",), 1, "there is no org/none on http://127.0.0.1:"),
         (("org/tiny", "--token", "hf_wrong"), 1, "does not accept the token (--token)"),
         (("org/tiny", "--revision", "v9"), 1, 'org/tiny has no revision "v9"'),
-        (("org/tiny", "--include", "cpu/*.json"), 1, "the selected files are no whole model: model directory org/tiny"),
-        (("no name",), 2, '"no name" is no name of a repository'),
+        (
+            ("org/tiny", "--include", "cpu/*.json"),
+            1,
+            "the selected files are not a complete model: model directory org/tiny",
+        ),
+        (("no name",), 2, '"no name" is not the name of a repository'),
     ],
 )
 def test_what_goes_wrong_ends_with_one_line_and_a_status(
@@ -147,7 +151,7 @@ def test_what_is_something_else_is_not_replaced(user: User) -> None:
     (user.models / "tiny").mkdir(parents=True)
     status, _, errors = user.run("pull", "org/tiny")
     assert status == 2
-    assert "name another place with --to" in errors
+    assert "name another directory with --to" in errors
 
 
 def test_ctrl_c_ends_with_one_line_and_keeps_what_has_come(user: User) -> None:
@@ -164,7 +168,7 @@ def test_ctrl_c_ends_with_one_line_and_keeps_what_has_come(user: User) -> None:
     _, errors = process.communicate(timeout=50)
     assert started
     assert process.returncode == 1
-    assert errors == "genai-server: stopped; what has come is kept, and the same command goes on with it\n"
+    assert errors == "genai-server: stopped; the same command continues from here\n"
     assert (user.models / ".tiny.pull" / "model.onnx").exists()
 
 

@@ -119,11 +119,11 @@ def test_adapters_are_names_with_files_of_the_first_model_or_of_one_that_is_name
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("law", '"law" is no adapter with its file; one is such as law=./law.onnx_adapter'),
-        ("law=", '"law" is no adapter with its file'),
-        ("../law=./a", '"../law" is no adapter with its file'),
-        ("a:b:law=./a", '"a:b:law" is of a model that is not served'),
-        ("other:law=./a", '"other:law" is of a model that is not served'),
+        ("law", '"law" is not an adapter with its file, such as law=./law.onnx_adapter'),
+        ("law=", '"law" is not an adapter with its file'),
+        ("../law=./a", '"../law" is not an adapter with its file'),
+        ("a:b:law=./a", '"a:b:law" belongs to a model that is not served'),
+        ("other:law=./a", '"other:law" belongs to a model that is not served'),
         ("law=./a,law=./b", "an adapter is named twice"),
         ("law=./a,onnx-genai:law=./b", "an adapter is named twice"),
     ],
@@ -146,8 +146,8 @@ def test_chat_templates_are_of_the_first_model_or_of_one_that_is_named() -> None
     ("value", "reason"),
     [
         ("other=chatml", '"other=chatml" is for a model that is not served'),
-        ("onnx-genai=", '"onnx-genai=" is no chat template; one is such as chatml, ./chat.jinja or big=chatml'),
-        ("chatml,", '"" is no chat template'),
+        ("onnx-genai=", '"onnx-genai=" is not a chat template, such as chatml, ./chat.jinja or big=chatml'),
+        ("chatml,", '"" is not a chat template'),
         ("chatml,onnx-genai=gemma", "a model is given two chat templates"),
     ],
 )
@@ -166,9 +166,9 @@ def test_several_models_are_names_with_directories_and_else_there_is_one() -> No
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("./models/demo", '"./models/demo" is no model with its directory'),
-        ("a=", '"a" is no model with its directory'),
-        ("a b=/x", '"a b" is no model with its directory'),
+        ("./models/demo", '"./models/demo" is not a model with its directory'),
+        ("a=", '"a" is not a model with its directory'),
+        ("a b=/x", '"a b" is not a model with its directory'),
         ("a=/x,a=/y", "a model is named twice"),
     ],
 )

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from genai_server.errors import PullFailed
+from genai_server.hub.client import Hub
 from genai_server.hub.download import download
-from genai_server.hub.library import Hub
 from genai_server.hub.repository import select_model
 from tests.local_hub import TOKEN, HubRepository, LocalHub, run_hub
 
@@ -83,7 +83,7 @@ def test_what_has_come_before_the_connection_broke_for_good_is_gone_on_with(
     local_hub: LocalHub, tmp_path: Path
 ) -> None:
     local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
-    assert "cannot be reached, or broke off" in failure(local_hub, tmp_path)
+    assert "cannot be reached, or the connection broke" in failure(local_hub, tmp_path)
     assert not (tmp_path / "model.onnx.data").exists()
     local_hub.sent.clear()
     pull(local_hub, tmp_path)
@@ -95,13 +95,13 @@ def test_what_has_come_before_the_connection_broke_for_good_is_gone_on_with(
 def test_a_file_with_another_hash_is_thrown_away_and_named(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.forged["model.onnx.data"] = bytes(len(WEIGHTS))
     message = failure(local_hub, tmp_path)
-    assert "model.onnx.data came with another hash" in message
+    assert "model.onnx.data does not have the hash" in message
     assert not list(tmp_path.glob("model.onnx.data*"))
 
 
 def test_a_small_file_with_another_hash_is_thrown_away_too(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.forged["genai_config.json"] = b"[]"
-    assert "genai_config.json came with another hash" in failure(local_hub, tmp_path)
+    assert "genai_config.json does not have the hash" in failure(local_hub, tmp_path)
 
 
 def test_a_broken_beginning_from_an_earlier_attempt_is_fetched_anew(local_hub: LocalHub, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_too_little_room_is_told_before_anything_is_fetched(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=5 * MIB))
-    assert "24 MiB are to come" in failure(local_hub, tmp_path)
+    assert "24 MiB are to be downloaded" in failure(local_hub, tmp_path)
     assert local_hub.sent == []
 
 
@@ -164,7 +164,7 @@ def test_a_disk_that_fills_up_leaves_no_model_and_with_room_the_rest_comes(local
 
         local_hub.before_sending = fill
         message = failure(local_hub, disk / "model")
-        assert message == f"the disk of {disk / 'model'} is full; what has come is kept: make room and pull again"
+        assert message == f"the disk of {disk / 'model'} is full; free some space, and pull again to continue"
         assert not (disk / "model" / "model.onnx.data").exists()
         other.unlink()
         local_hub.before_sending = lambda _: None
@@ -179,7 +179,7 @@ def test_a_full_disk_is_told_wherever_it_shows(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Hub, "fetch", full)
-    assert "is full; what has come is kept" in failure(local_hub, tmp_path)
+    assert "is full; free some space" in failure(local_hub, tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_named(local_hub: LocalHub, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_only_models_of_the_folder_are_removed(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError):
             store.remove(models, name)
     assert (tmp_path / "other" / "genai_config.json").exists()
-    with pytest.raises(ConfigurationError, match="there are: name"):
+    with pytest.raises(ConfigurationError, match="it has: name"):
         store.remove(models, "none")
 
 
@@ -91,6 +91,6 @@ def test_a_link_to_a_directory_elsewhere_is_not_removed(tmp_path: Path) -> None:
 
 def test_two_do_not_make_one_directory_at_once(tmp_path: Path) -> None:
     second = store.only_one(tmp_path / "name")
-    with store.only_one(tmp_path / "name"), pytest.raises(PullFailed, match="another process is at work"), second:
+    with store.only_one(tmp_path / "name"), pytest.raises(PullFailed, match="another process is working"), second:
         pass
     assert list(tmp_path.iterdir()) == []

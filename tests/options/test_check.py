@@ -1,6 +1,8 @@
 """A device's options: names that are known, values that fit, and what reaches which runner."""
 
+import re
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from genai_server.options.table import Reach, Row, names
 DOCUMENTED: dict[str, dict[str, Any]] = tomllib.loads(
     (Path(__file__).parent / "documented.toml").read_text(encoding="utf-8")
 )
+LIBRARIES = ("onnxruntime", "onnxruntime_genai")
+LIBRARY = re.compile(r"\.(so(\.[0-9.]+)?|dll|dylib|pyd)$")
 # Values that an option of each kind takes, and one that it does not.
 VALUES: dict[str, tuple[list[Any], Any]] = {
     "flags": ([True, False, "1", "0"], "perhaps"),
@@ -30,6 +34,13 @@ def documented(provider: str) -> dict[str, tuple[list[Any], Any]]:
     page = DOCUMENTED[provider]
     found = {name: values for kind, values in VALUES.items() for name in page.get(kind, ())}
     return found | {name: (values, "wr:ong") for name, values in page.get("choices", {}).items()}
+
+
+def elsewhere(provider: str) -> set[str]:
+    """The options that a provider's page lacks."""
+    page = DOCUMENTED[provider]
+    found = {name for names in page.get("elsewhere", {}).values() for name in names}
+    return found.union(page.get("binary", ()), page.get("unproved", ()))
 
 
 def fault(section: str, key: str, value: Any, device: str) -> str:
@@ -47,22 +58,32 @@ def test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checke
     page, wrong = DOCUMENTED[provider], []
     for name, (good, bad) in documented(provider).items():
         wrong += [said for value in good if (said := fault(provider, name, value, provider))]
-        if "expected is" not in (said := fault(provider, name, bad, provider)):
+        if "expected " not in (said := fault(provider, name, bad, provider)):
             wrong.append(f"{name}={bad!r}: {said or 'taken'}")
     for name in page.get("addresses", ()):
         if "an address inside a program" not in (said := fault(provider, name, 1, provider)):
             wrong.append(f"{name}: {said or 'taken'}")
     assert wrong == []
-    known = {*documented(provider), *page.get("addresses", ()), *page.get("undocumented", ())}
+    known = {*documented(provider), *page.get("addresses", ()), *elsewhere(provider)}
     assert names(PROVIDERS[provider].rows).keys() ^ known == set()
 
 
 @pytest.mark.parametrize("provider", sorted(PROVIDERS.keys() - {"cpu"}))
 def test_an_option_that_no_page_has_is_checked_too(provider: str) -> None:
     rows = names(PROVIDERS[provider].rows)
-    for name in DOCUMENTED[provider].get("undocumented", ()):
+    for name in elsewhere(provider):
         said = fault(provider, name, "" if rows[name].kind.expected == "a text" else "wr:ong", provider)
-        assert (rows[name].impossible or "expected is") in said, name
+        assert (rows[name].impossible or "expected ") in said, name
+
+
+def test_options_that_no_document_has_are_in_the_libraries() -> None:
+    folders = [spec.origin for name in LIBRARIES if (spec := find_spec(name)) is not None and spec.origin is not None]
+    files = [file for folder in folders for file in Path(folder).parent.rglob("*") if LIBRARY.search(file.name)]
+    if len(folders) < len(LIBRARIES):
+        pytest.skip(f"{' and '.join(LIBRARIES)} are not installed")
+    wanted = {name for page in DOCUMENTED.values() for name in page.get("binary", ())}
+    strings = b"".join(file.read_bytes() for file in files)
+    assert {name for name in wanted if b"\0" + name.encode() + b"\0" not in strings} == set()
 
 
 def session_example(row: Row) -> Any:
@@ -84,8 +105,8 @@ def test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked
         if row.impossible:
             wrong += [] if "it cannot be set: " in said else [f"{name}: {said or 'taken'}"]
             continue
-        bad = "" if row.kind.expected in ("a text", "one value, passed on as it is") else "wr:ong"
-        if said or "expected is" not in fault("session", name, bad, "cpu"):
+        bad = "" if row.kind.expected in ("a text", "a single value, passed on as it is") else "wr:ong"
+        if said or "expected " not in fault("session", name, bad, "cpu"):
             wrong.append(f"{name}: {said or 'any value is taken'}")
             continue
         options = check_device({"session": {name: good}}, "cpu")
@@ -151,18 +172,18 @@ def test_a_precision_mode_is_a_switch_of_tensorrt(value: str, options: dict[str,
         ({"session": {"session": {"intra_op": {"alow_spinning": 0}}}}, "did you mean session.intra_op.allow_spinning"),
         (
             {"session": {"graph_optimization_level": 3}},
-            r"expected is one of disabled, basic, extended, all \(or 0, 1, 2, 99,",
+            r"expected one of disabled, basic, extended, all \(or 0, 1, 2, 99,",
         ),
-        ({"session": {"graph_optimization_level": -1}}, "expected is one of disabled, basic, extended, all"),
-        ({"session": {"level": 99}}, "expected is one of -1, 0, 1, 2"),
+        ({"session": {"graph_optimization_level": -1}}, "expected one of disabled, basic, extended, all"),
+        ({"session": {"level": 99}}, "expected one of -1, 0, 1, 2"),
         ({"session": {"level": 1, "graph_optimization_level": 2}}, "graph_optimization_level is given twice"),
-        ({"session": {"execution_mode": "paralel"}}, "expected is one of sequential, parallel"),
+        ({"session": {"execution_mode": "paralel"}}, "expected one of sequential, parallel"),
         ({"session": {"level": 1, "graph_optimization_level": "all"}}, "given twice"),
-        ({"session": 3}, r"\[session\]: expected is a table"),
-        ({"session": {"custom_op_libraries": "a.so"}}, "expected is a list of paths"),
+        ({"session": 3}, r"\[session\]: expected a table"),
+        ({"session": {"custom_op_libraries": "a.so"}}, "expected a list of paths"),
         (
             {"session": {"enable_mem_arena": 0, "memory": {"enable_memory_arena_shrinkage": "cpu:0"}}},
-            "without enable_cpu_mem_arena none can shrink",
+            "without enable_cpu_mem_arena there is nothing to shrink",
         ),
         ({"session": {"gpu_mem_limit": 5}}, "it is an option of cuda, not of cpu"),
         ({"provider": {"cuda": {"gpu_memory_limit": 5}}}, r"\[provider.cuda\] .* did you mean gpu_mem_limit\?"),
@@ -172,10 +193,10 @@ def test_a_precision_mode_is_a_switch_of_tensorrt(value: str, options: dict[str,
             {"provider": {"tensorrt": {"precision_mode": "FP16", "trt_fp16_enable": 0}}},
             "trt_fp16_enable is given twice",
         ),
-        ({"providers": ["cpu", "openvino"]}, "cpu must be the last"),
+        ({"providers": ["cpu", "openvino"]}, "cpu must be last"),
         ({"providers": ["openvino", "openvino"]}, "named twice"),
         ({"providers": ["openvno"]}, r"openvno is unknown, .*did you mean openvino\?"),
-        ({"providers": "openvino"}, "expected is a list of names"),
+        ({"providers": "openvino"}, "expected a list of names"),
     ],
 )
 def test_what_is_wrong_is_refused_with_section_key_value_and_the_nearest_name(
@@ -186,7 +207,7 @@ def test_what_is_wrong_is_refused_with_section_key_value_and_the_nearest_name(
 
 
 def test_providers_without_the_devices_own_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cuda is missing, and device cuda:1 is on it"):
+    with pytest.raises(ConfigurationError, match="cuda is missing, on which device cuda:1 runs"):
         check_device({"providers": ["tensorrt"]}, "cuda:1")
 
 

@@ -186,11 +186,11 @@ def test_an_unknown_parameter_is_named_with_the_nearest_one() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (accelerator("migraphx"), 'execution accelerator "migraphx": expected is one of tensorrt, cuda, openvino'),
-        (accelerator("tensorrt", precision_mode="FP8"), 'precision_mode="FP8": expected is one of FP32'),
+        (accelerator("migraphx"), 'execution accelerator "migraphx": expected one of tensorrt, cuda, openvino'),
+        (accelerator("tensorrt", precision_mode="FP8"), 'precision_mode="FP8": expected one of FP32'),
         (accelerator("tensorrt", trt_engine_cache="1"), "did you mean trt_engine_cache_"),
-        (parameter("execution_mode", "2"), 'execution_mode="2": expected is one of'),
-        ("max_batch_size: many", 'max_batch_size="many": expected is a whole number'),
+        (parameter("execution_mode", "2"), 'execution_mode="2": expected one of'),
+        ("max_batch_size: many", 'max_batch_size="many": expected a whole number'),
     ],
 )
 def test_what_triton_would_refuse_is_refused(text: str, message: str) -> None:

@@ -84,7 +84,7 @@ def test_a_killed_engine_is_started_again() -> None:
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: first(supervisor).state == "restarting")
         assert first(supervisor).error == (
-            "the engine process died, exit status -9: killed, by the kernel if memory ran out, or by somebody"
+            "the engine process died, exit status -9: killed, by the kernel if memory ran out, or by a user"
         )
         wait_until(lambda: first(supervisor).state == "ready")
         assert first(supervisor).pid != pid
@@ -151,7 +151,7 @@ def test_a_load_that_hangs_is_ended(tmp_path: Path) -> None:
         assert pid is not None
         wait_until(lambda: first(supervisor).state == "failed")
         assert first(supervisor).error == (
-            "the engine process was killed: it has not loaded its model for 1 s (GENAI_LOAD_TIMEOUT)"
+            "the engine process was killed: it did not load its model within 1 s (GENAI_LOAD_TIMEOUT)"
         )
         assert not psutil.pid_exists(pid)
 

@@ -1,1 +1,1 @@
-"""Measures OpenAI-style servers from outside, and the bare library beside them. Knows nothing of this server."""
+"""Measures OpenAI-style servers from outside, and the bare library beside them. Independent of this server's code."""

@@ -1,28 +1,26 @@
-"""One streamed answer as the client saw it; pure, made from what was recorded while it arrived."""
+"""One streamed answer as the client saw it, made from a recording; pure."""
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# What a token's text may be called: some servers put a model's thinking beside its answer.
+# Fields that hold text: some servers put a model's reasoning beside its answer.
 _TEXTS = ("content", "reasoning_content", "reasoning")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """When the parts of one answer arrived, in seconds of one clock, and how many tokens it had.
-
-    `chunks` are the arrivals of the pieces of text; a token without text, such as the first half of a character, has
-    none. `ended` is the arrival of the last chunk that belongs to the answer, with text or not. `cached_tokens` is None
-    where the server does not tell.
-    """
+    """When the parts of one answer arrived, in seconds of one clock, and how many tokens it had."""
 
     sent: float
+    # Arrivals of the pieces of text. A token without text, such as half a character, has none.
     chunks: tuple[float, ...]
+    # Arrival of the last chunk of the answer, with or without text.
     ended: float
     prompt_tokens: int
     output_tokens: int
+    # None if the server does not report it.
     cached_tokens: int | None = None
 
     @property
@@ -32,7 +30,7 @@ class Answer:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per output token without the first one, as vLLM's benchmark has it; None below two tokens."""
+        """Seconds per output token after the first, as in vLLM's benchmark; None below two tokens."""
         if not self.chunks or self.output_tokens < 2:
             return None
         return (self.ended - self.chunks[0]) / (self.output_tokens - 1)
@@ -44,14 +42,14 @@ class Answer:
 
 
 class AnswerError(Exception):
-    """What arrived is no answer; the message says why."""
+    """The stream is not a complete answer; the message says why."""
 
 
 def read_answer(sent: float, pieces: Iterable[tuple[float, bytes]]) -> Answer:
-    """Make sense of a stream of server-sent events that arrived in pieces, each with its time in seconds.
+    """Read a stream of server-sent events that arrived in pieces, each with its time in seconds.
 
-    An event has the time of the piece that completed it. Raises AnswerError if the server reported an error or the
-    stream broke off before it said why the answer ended.
+    An event has the time of the piece that completed it. Raises AnswerError if the server reported an error, or if the
+    stream ended without a finish reason.
     """
     chunks: list[float] = []
     ended: float | None = None
@@ -81,7 +79,7 @@ def read_answer(sent: float, pieces: Iterable[tuple[float, bytes]]) -> Answer:
 
 
 def text_times(pieces: Iterable[tuple[float, bytes]]) -> list[float]:
-    """When the pieces of text of a stream arrived, whether or not it came to its end."""
+    """The arrivals of a stream's pieces of text, even if it was cut off."""
     return [
         arrived
         for arrived, event in _events(pieces)

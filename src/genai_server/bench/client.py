@@ -1,7 +1,7 @@
-"""Asks one OpenAI-style server and records when what arrived.
+"""Sends requests to one OpenAI-style server and records the arrival of each piece.
 
-Client and server often share their cores, so while an answer arrives nothing is done but noting time and bytes; they
-are read when the load is over. aiohttp for the same reason: it took a third of httpx's time for each chunk.
+Client and server often share their cores. While an answer arrives, only times and bytes are noted; they are read after
+the load. aiohttp takes a third of httpx's time for each chunk.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ import aiohttp
 
 from genai_server.bench.answer import Answer, AnswerError, read_answer
 
-# Seconds without a connection, and without any byte, until a request counts as failed.
+# Seconds to connect, and to wait for the next byte, before a request counts as failed.
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 @dataclass
 class Recording:
-    """What arrived for one request: times in seconds of `time.perf_counter`, and bytes.
+    """What arrived for one request."""
 
-    `is_under_way` is set after `awaited_events` events, and in any case at the end.
-    """
-
+    # Number of events after which `is_under_way` is set.
     awaited_events: int = 1
     sent: float = 0.0
+    # Times in seconds of `time.perf_counter`, and bytes.
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    # Also set at the end, however few events there were.
     is_under_way: asyncio.Event = field(default_factory=asyncio.Event)
     error: str | None = None
 
     def add(self, piece: bytes) -> None:
-        """Note what arrived now."""
+        """Note a piece that has just arrived."""
         self.pieces.append((time.perf_counter(), piece))
         if self.awaited_events > 0:
             self.awaited_events -= piece.count(b"data:")
@@ -42,14 +42,14 @@ class Recording:
                 self.is_under_way.set()
 
     def answer(self) -> Answer:
-        """What was recorded. Raises AnswerError if it is no whole answer."""
+        """The recorded answer. Raises AnswerError if it is not complete."""
         if self.error is not None:
             raise AnswerError(self.error)
         return read_answer(self.sent, self.pieces)
 
 
 class Server:
-    """A server under measurement: its label in reports, its address without a path, and what each request says."""
+    """A measured server: its label in reports, its address without a path, and the fields of each request."""
 
     def __init__(
         self, label: str, url: str, *, api_key: str | None, model: str | None, body: Mapping[str, Any]
@@ -58,12 +58,12 @@ class Server:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
         self._body = body
-        # Identity: a compressed stream would arrive in other pieces.
+        # No compression: a compressed stream would arrive in other pieces.
         headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._http = open_http(headers)
 
     async def find_model(self) -> None:
-        """Take the first model of /v1/models if none was named; without such a list, requests name no model."""
+        """Take the first model of /v1/models if none was named. Without such a list, requests name no model."""
         if self.model is not None:
             return
         try:
@@ -73,7 +73,7 @@ class Server:
             self.model = None
 
     async def ask(self, prompt: str, max_tokens: int, recording: Recording | None = None) -> Recording:
-        """Ask for a streamed answer and record it, failures included; `recording` lets the caller watch."""
+        """Request a streamed answer and record it, failures included. `recording` lets the caller watch it."""
         recording = recording or Recording()
         body = {
             **({"model": self.model} if self.model is not None else {}),
@@ -109,8 +109,9 @@ class Server:
 
 
 def open_http(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
-    """A client of its own connections, as many as are needed, and without the environment's proxies: they would be
-    measured too.
+    """A client with unlimited connections of its own.
+
+    It ignores the environment's proxies, which would be measured, too.
     """
     connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(connector=connector, headers=headers, timeout=_TIMEOUT, trust_env=False)

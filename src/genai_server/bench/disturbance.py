@@ -1,4 +1,4 @@
-"""The disturbance scenario: what a long prompt does to the streams that run already, and they to it."""
+"""The disturbance scenario: how a long prompt and running streams slow each other down."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from genai_server.bench.target import Target
 
 UNDISTURBED, DISTURBED = "streams undisturbed", "streams during prompt"
 ALONE, BESIDE = "prompt alone", "prompt beside streams"
-# Some more than the first, so that the gaps which it falls into come to their ends.
+# More than one token, so that the gaps around the first one come to their ends.
 _OUTPUT_TOKENS = 8
-# Events of each stream before the prompt is sent: the undisturbed gaps are between these.
+# Events of each stream before the prompt is sent; the undisturbed gaps lie between them.
 _UNDISTURBED_EVENTS = 65
 _TOO_SHORT = "a stream ended before the prompt's first token: give --output-tokens more"
 
 
 async def measure(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """One round on one server: a prompt alone, then another one beside running streams, for each repeat."""
+    """One round on one server. Each repeat is a prompt alone, then another one beside running streams."""
     findings = _Findings()
     for repeat in range(plan.repeats):
         await _disturb(target, plan, findings, (plan.seed, target.copy, number, repeat))
@@ -29,7 +29,7 @@ async def measure(target: Target, plan: Plan, number: int) -> list[Measurement]:
 
 
 class _Findings:
-    """The gaps in seconds, the prompts' answers and the failures, by case."""
+    """The gaps in seconds, the answers to the prompts and the failures, by case."""
 
     def __init__(self) -> None:
         self.gaps: dict[str, list[float]] = {UNDISTURBED: [], DISTURBED: []}
@@ -37,7 +37,7 @@ class _Findings:
         self.errors: dict[str, list[str]] = {name: [] for name in (UNDISTURBED, DISTURBED, ALONE, BESIDE)}
 
     def add_prompt(self, name: str, recording: Recording) -> Answer | None:
-        """Take the answer of a prompt, or its failure."""
+        """Add the answer to a prompt, or its failure."""
         try:
             answer = recording.answer()
         except AnswerError as error:
@@ -47,7 +47,7 @@ class _Findings:
         return answer
 
     def add_streams(self, recordings: Sequence[Recording], prompt: Answer) -> None:
-        """Take the gaps before the prompt was sent, with all streams running, and those until its first token."""
+        """Add the gaps before the prompt was sent, while all streams ran, and those until its first token."""
         times = []
         for recording in recordings:
             try:
@@ -67,7 +67,7 @@ class _Findings:
                 self.errors[DISTURBED].append(_TOO_SHORT)
 
     def measurements(self, label: str, plan: Plan, number: int) -> list[Measurement]:
-        """One for each of the four cases."""
+        """One measurement for each of the four cases."""
         found = []
         for name, gaps in self.gaps.items():
             case = Case(name, plan.streams, plan.stream_tokens, plan.output_tokens)
@@ -95,7 +95,7 @@ async def _disturb(target: Target, plan: Plan, findings: _Findings, key: tuple[o
 async def _beside(
     server: Server, prompts: Sequence[str], max_tokens: int, long_prompt: str
 ) -> tuple[list[Recording], Recording]:
-    """Let streams run, ask a long prompt beside them, and hang up on the streams."""
+    """Start streams, send a long prompt beside them, and cancel the streams."""
     streams = [Recording(_UNDISTURBED_EVENTS) for _ in prompts]
     tasks = [
         asyncio.create_task(server.ask(prompt, max_tokens, stream))

@@ -1,4 +1,4 @@
-"""Asks /healthz all the while, to see whether a server stays responsive under load."""
+"""Probes /healthz all the time, to see whether a server stays responsive under load."""
 
 import asyncio
 import time
@@ -8,15 +8,15 @@ import aiohttp
 
 from genai_server.bench.client import open_http
 
-# More unanswered probes than this would be a load of their own.
+# More unanswered probes would be a load themselves.
 _MOST_UNANSWERED = 100
 _FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class HealthProbe:
-    """Sends a GET every `interval` seconds while entered, on time even if earlier ones are still unanswered.
+    """Sends a GET every `interval` seconds while entered, even if earlier ones are still unanswered.
 
-    `samples` are all answers' times in seconds; a probe that fails counts in `failed`.
+    `samples` holds the times of all answers in seconds; `failed` counts failed probes.
     """
 
     def __init__(self, url: str, path: str, interval: float) -> None:
@@ -27,7 +27,7 @@ class HealthProbe:
         self._taken = 0
         self._task: asyncio.Task[None] | None = None
         self._unanswered: set[asyncio.Task[None]] = set()
-        # Connections of its own: none of the requests under measurement waits for one.
+        # Separate connections, so that measured requests never wait for one.
         self._http = open_http()
 
     async def answers(self) -> bool:
@@ -55,7 +55,7 @@ class HealthProbe:
         if kind is not None:
             for probe in self._unanswered:
                 probe.cancel()
-        # Otherwise those under way count: a probe that is unanswered at the end is a slow one.
+        # Otherwise wait for the open probes: a probe that is unanswered at the end is a slow one.
         await asyncio.gather(self._task, *self._unanswered, return_exceptions=True)
 
     async def _probe_on_time(self) -> None:

@@ -1,4 +1,4 @@
-"""A closed load: so many streams at once, each sending its next request when the last one has ended."""
+"""A closed load: so many streams at once, each of which sends its next request when its last one has ended."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from genai_server.bench.client import Recording, Server
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the requests."""
+    """The results of the requests."""
 
     answers: list[Answer]
     errors: list[str]
@@ -32,7 +32,7 @@ async def run_load(server: Server, prompts: Sequence[str], max_tokens: int, stre
 
 
 def read_all(recordings: Sequence[Recording]) -> Outcome:
-    """Answers and failures apart."""
+    """Read the recordings: complete answers, and the errors of the others."""
     outcome = Outcome([], [])
     for recording in recordings:
         try:

@@ -1,4 +1,4 @@
-"""What was measured: one figure set for each target, case and round."""
+"""Measurements: one set of figures for each target, case and round."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from genai_server.bench.statistics import Figures, Spread, spread
 
 @dataclass(frozen=True)
 class Case:
-    """What was asked of a target: a name, how many streams at once, and the wanted lengths in tokens."""
+    """A kind of request: a name, the number of streams at once, and the lengths in tokens."""
 
     name: str
     streams: int
@@ -18,13 +18,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One round of a case on a target; `errors` has the text of each request that failed."""
+    """One round of a case on a target."""
 
     target: str
     case: Case
     round: int
     figures: Figures
     completed: int
+    # One text for each failed request.
     errors: Sequence[str] = field(default=())
 
 
@@ -41,7 +42,7 @@ class Summary:
 
 
 def summarize(measurements: Iterable[Measurement]) -> list[Summary]:
-    """The rounds put together, in the order in which the cases first came."""
+    """The rounds combined, in the order in which the cases first came."""
     rounds: dict[tuple[str, Case], list[Measurement]] = {}
     for measurement in measurements:
         rounds.setdefault((measurement.target, measurement.case), []).append(measurement)

@@ -1,41 +1,45 @@
-"""What is to be measured."""
+"""The plan of a benchmark."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 SCENARIOS = ("sweep", "prefix", "disturbance")
-# Repeats of a round's scenario where the user does not say.
+# Default repeats of a scenario in each round.
 _REPEATS = {"prefix": 3, "disturbance": 1}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Lengths are in tokens as the server counts them.
-
-    A sweep measures each of `prompt_tokens` with each of `concurrency`; the other scenarios have lengths of their own.
-    `requests` is the number for each point, target and round, in the other scenarios of repeats; None takes the
-    scenario's default. `seed` makes the prompts: a server that has seen them has them in its cache.
-    """
+    """What to measure. Lengths are in tokens as the server counts them."""
 
     scenario: str = "sweep"
     rounds: int = 3
+    # Requests for each point, target and round of a sweep; repeats of the other scenarios. None takes the default.
     requests: int | None = None
+    # Sweep: numbers of streams, each measured with each of `prompt_tokens`.
     concurrency: tuple[int, ...] = (1, 4)
     prompt_tokens: tuple[int, ...] = (64,)
     output_tokens: int = 64
+    # Prefix: length of the common beginning.
     prefix_tokens: int = 1000
+    # Prefix: length after the common beginning.
     new_tokens: int = 16
+    # Disturbance: length of the long prompt.
     disturbing_tokens: int = 2000
+    # Disturbance: number of running streams.
     streams: int = 4
+    # Disturbance: prompt length of the running streams.
     stream_tokens: int = 64
+    # Sweep: a model directory for the bare library's loop.
     library: Path | None = None
+    # Generates the prompts. A server that has seen the same seed has its prompts cached.
     seed: str = "0"
 
     def requests_at(self, streams: int) -> int:
-        """Requests of one point of a sweep: by default one wave, and at least four."""
+        """Requests of one point of a sweep: by default one per stream, and at least four."""
         return self.requests or max(4, streams)
 
     @property
     def repeats(self) -> int:
-        """How often another scenario is measured in a round."""
+        """Repeats of another scenario in each round."""
         return self.requests or _REPEATS.get(self.scenario, 1)

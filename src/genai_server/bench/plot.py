@@ -1,4 +1,4 @@
-"""The measured figures as a picture."""
+"""Draws the measured figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from genai_server.bench import library
+from genai_server.bench import bare_loop
 from genai_server.bench.measurement import Summary
 from genai_server.bench.report import Report
 from genai_server.bench.statistics import Spread
 
-# Title, figure, and what it is multiplied with to be shown.
+# Title, figure, and the factor from its unit to the shown one.
 _PANELS = (
     ("decode, tokens/s", "decode_tokens_per_second", 1),
     ("whole, tokens/s", "tokens_per_second", 1),
@@ -25,11 +25,11 @@ _BARS = {
 
 
 def save_plot(report: Report, path: Path) -> None:
-    """Write a PNG or SVG, after the file's name. Raises OSError if it cannot be written."""
+    """Write a PNG or SVG, as the file's suffix says. Raises OSError if that fails."""
     panels = _BARS.get(report.plan.scenario, _PANELS)
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
-    # A Figure by itself: no window system and no global state of pyplot.
+    # A plain Figure needs no window system and no global state of pyplot.
     figure = Figure(figsize=(6.0 * columns, 4.0 * rows), layout="constrained")
     for number, (title, name, scale) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
@@ -45,7 +45,7 @@ def save_plot(report: Report, path: Path) -> None:
 
 
 def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
-    """A line over the number of streams for each target and prompt length; the library's as a level."""
+    """A line over the number of streams for each target and prompt length. The bare library's is a horizontal line."""
     lines: dict[tuple[str, int], list[tuple[int, Spread]]] = {}
     for summary in summaries:
         value = summary.figures.get(name)
@@ -53,8 +53,8 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
             lines.setdefault((summary.target, summary.case.prompt_tokens), []).append((summary.case.streams, value))
     for (target, length), points in lines.items():
         label = f"{target}, {length} tokens"
-        if target in (library.TUNED, library.SHIPPED):
-            style = "--" if target == library.TUNED else ":"
+        if target in (bare_loop.TUNED, bare_loop.SHIPPED):
+            style = "--" if target == bare_loop.TUNED else ":"
             axes.axhline(points[0][1].median * scale, linestyle=style, color="gray", label=label)
             continue
         points.sort(key=lambda point: point[0])
@@ -75,7 +75,7 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
 
 
 def _draw_bars(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
-    """A bar for each target and case in which the figure means something."""
+    """A bar for each target and case that has the figure."""
     found = [(summary, value) for summary in summaries if (value := summary.figures.get(name)) is not None]
     if name == "itl_p95":
         found = [(summary, value) for summary, value in found if summary.case.streams > 1]

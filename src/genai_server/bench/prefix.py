@@ -1,4 +1,4 @@
-"""The prefix scenario: a long prompt that no cache knows, then the same beginning with another end."""
+"""The prefix scenario: a long uncached prompt, then the same beginning with another end."""
 
 from genai_server.bench.client import Recording
 from genai_server.bench.load import read_all
@@ -13,7 +13,7 @@ _OUTPUT_TOKENS = 8
 
 
 async def measure(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """One round on one server, one request at a time: a cold and a cached one for each repeat."""
+    """One round on one server, one request at a time. Each repeat is a cold prompt and a cached one."""
     shared = target.calibration.words_for(plan.prefix_tokens)
     new = target.calibration.words_in(plan.new_tokens)
     found: dict[str, list[Recording]] = {COLD: [], CACHED: []}

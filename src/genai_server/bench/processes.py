@@ -1,4 +1,4 @@
-"""The time that a server on this machine takes of its cores."""
+"""CPU time of a server on this machine."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ import psutil
 
 
 class ServerProcesses:
-    """The processes that listen on one port; a process that only runs the model for them is not among these."""
+    """The processes that listen on one port. Processes that only run the model for them are not among these."""
 
     def __init__(self, processes: Sequence[psutil.Process]) -> None:
         self._processes = processes
 
     def cpu_seconds(self) -> float | None:
-        """What they have taken up to now, all together; None once one of them has gone."""
+        """Their total CPU time up to now; None after one of them has ended."""
         try:
             times = [process.cpu_times() for process in self._processes]
         except psutil.Error:
@@ -23,13 +23,13 @@ class ServerProcesses:
 
 
 def server_processes(url: str) -> ServerProcesses | None:
-    """Those behind a URL; None if they are on another machine, or another user's."""
+    """The processes behind a URL; None if they are on another machine, or belong to another user."""
     parts = urlsplit(url)
     if not _is_loopback(parts.hostname or ""):
         return None
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        sockets = psutil.net_connections(kind="tcp")  # macOS lets only root ask
+        sockets = psutil.net_connections(kind="tcp")  # macOS allows this only for root
         listening = [each for each in sockets if each.status == psutil.CONN_LISTEN]
         pids = {each.pid for each in listening if each.pid is not None and each.laddr and each.laddr.port == port}
         return ServerProcesses([psutil.Process(pid) for pid in pids]) if pids else None

@@ -1,4 +1,4 @@
-"""Prompts of a wanted length that no cache has seen before."""
+"""Prompts of a given length that no cache has seen before."""
 
 import itertools
 import random
@@ -12,14 +12,14 @@ _TEXT = (
     "number table chair mirror candle basket ladder pocket button ribbon marble"
 )
 _WORDS = _TEXT.split()
-# Whole sets of the words, which have the same number of tokens in any order.
+# Multiples of the whole word list, which has the same number of tokens in any order.
 _PROBES = (len(_WORDS), 4 * len(_WORDS))
 
 
 def words(count: int, *key: object) -> str:
-    """Random words; the same key gives the same words, another key others from the first word on.
+    """Random words. The same key gives the same words; another key gives others from the first word on.
 
-    Each comes as often as any other, so that as many words are always about as many tokens.
+    All words are equally frequent, so that equal counts are about equal numbers of tokens.
     """
     order = random.Random("/".join(map(str, key)))
     sets = (order.sample(_WORDS, len(_WORDS)) for _ in range(-(-count // len(_WORDS))))
@@ -28,17 +28,18 @@ def words(count: int, *key: object) -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a server counts: tokens of a prompt = `overhead` of its chat template + `tokens_per_word` x words."""
+    """How a server counts tokens: a prompt has `overhead` + `tokens_per_word` x words."""
 
+    # Tokens of the chat template.
     overhead: float
     tokens_per_word: float
 
     def words_for(self, prompt_tokens: int) -> int:
-        """How many words make a prompt of about so many tokens as the server counts them; at least one."""
+        """The number of words in a prompt of about so many tokens; at least one."""
         return max(1, round((prompt_tokens - self.overhead) / self.tokens_per_word))
 
     def words_in(self, tokens: int) -> int:
-        """How many words are about so many tokens, the template not counted; at least one."""
+        """The number of words in about so many tokens without the template; at least one."""
         return max(1, round(tokens / self.tokens_per_word))
 
 
@@ -53,5 +54,5 @@ async def calibrate(server: Server, *key: object) -> Calibration:
         counted.append(recording.answer().prompt_tokens)
     per_word = (counted[1] - counted[0]) / (_PROBES[1] - _PROBES[0])
     if per_word <= 0:
-        raise AnswerError(f"usage.prompt_tokens is {counted} for {list(_PROBES)} words: it cannot be relied on")
+        raise AnswerError(f"usage.prompt_tokens is {counted} for {list(_PROBES)} words, which cannot be right")
     return Calibration(counted[0] - per_word * _PROBES[0], per_word)

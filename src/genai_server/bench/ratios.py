@@ -1,22 +1,22 @@
-"""One measurement against another of the same round: what a slow or busy machine does to both cancels out."""
+"""Ratios of measurements within a round, in which the effects of a slow or busy machine cancel out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from genai_server.bench import disturbance, library, prefix
+from genai_server.bench import bare_loop, disturbance, prefix
 from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.statistics import Spread, spread
 
 _LIBRARIES = {
-    library.TUNED: "the bare og.Generator loop, same threads",
-    library.SHIPPED: "the bare og.Generator loop as shipped",
+    bare_loop.TUNED: "the bare og.Generator loop, same threads",
+    bare_loop.SHIPPED: "the bare og.Generator loop as shipped",
 }
 _Side = tuple[str, Case]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of one case over that of another, round by round."""
+    """A figure of one case divided by that of another, over the rounds."""
 
     target: str
     title: str
@@ -24,7 +24,7 @@ class Ratio:
 
 
 def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
-    """All that can be formed, in the order in which the cases came."""
+    """All ratios that can be formed, in the order of the cases."""
     found = []
     figures = {(each.target, each.case, each.round): each.figures for each in measurements}
     rounds = sorted({each.round for each in measurements})
@@ -41,7 +41,7 @@ def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
 
 
 def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
-    """Title, figure, numerator and denominator."""
+    """Title, figure, numerator and denominator of each ratio."""
     servers = list(dict.fromkeys(target for target, _ in sides if target not in _LIBRARIES))
     for target, case in sides:
         if target in _LIBRARIES:

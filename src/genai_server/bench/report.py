@@ -1,4 +1,4 @@
-"""What a benchmark has to say: as text for people, as JSON for programs."""
+"""A benchmark's report: as text for people, as JSON for programs."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from genai_server.bench.plan import Plan
 from genai_server.bench.ratios import Ratio, ratios
 from genai_server.bench.statistics import Figures, Spread, latencies
 
-# Title, figure, and what it is multiplied with to be shown.
+# Title, figure, and the factor from its unit to the shown one.
 _COLUMNS = (
     ("TTFT p50 ms", "ttft_p50", 1000),
     ("TTFT p95 ms", "ttft_p95", 1000),
@@ -31,18 +31,19 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """A server as the report names it; `health` are all times of its health probe, in seconds."""
+    """A server as the report names it."""
 
     label: str
     url: str
     model: str | None
+    # Times of all health probes, in seconds.
     health: Sequence[float] = ()
     health_failed: int = 0
 
 
 @dataclass
 class Report:
-    """A benchmark that is over, or was broken off."""
+    """A finished or interrupted benchmark."""
 
     plan: Plan
     targets: Sequence[TargetInfo]
@@ -56,7 +57,7 @@ class Report:
 
     @property
     def ratios(self) -> list[Ratio]:
-        """What can be set against each other."""
+        """The ratios of the measurements."""
         return ratios(self.measurements)
 
     @property
@@ -66,7 +67,7 @@ class Report:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Everything, each round too; times in seconds, rates in tokens per second, null where unknown."""
+    """All figures, including each round. Times are in seconds, rates in tokens per second; null stands for unknown."""
     return {
         "scenario": report.plan.scenario,
         "interrupted": report.interrupted,
@@ -83,7 +84,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def health_figures(target: TargetInfo) -> Figures | None:
-    """Of all probes of a server, in seconds; None if it was not probed."""
+    """The figures of all health probes of a server, in seconds; None if it was not probed."""
     if not target.health and not target.health_failed:
         return None
     found = latencies("health", target.health, 50, 99, 100)
@@ -91,7 +92,7 @@ def health_figures(target: TargetInfo) -> Figures | None:
 
 
 def as_text(report: Report) -> str:
-    """Tables for a terminal; several lines."""
+    """The tables for a terminal."""
     parts = [_heading(report)]
     summaries = report.summaries
     if summaries:
@@ -108,7 +109,7 @@ def as_text(report: Report) -> str:
         if summary.failed
     ]
     if report.interrupted:
-        parts.append("Interrupted: this is what was measured up to then.")
+        parts.append("Interrupted: these are the measurements up to then.")
     return "\n\n".join(parts)
 
 
@@ -122,7 +123,7 @@ def _heading(report: Report) -> str:
 
 def _summary_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     columns = [column for column in _COLUMNS if any(summary.figures.get(column[1]) for summary in summaries)]
-    # A sweep's cases differ in their numbers only.
+    # The cases of a sweep differ only in their numbers.
     with_name = len({summary.case.name for summary in summaries}) > 1
     name = ["case"] if with_name else []
     rows = [["target", *name, "streams", "prompt", "output", *(title for title, _, _ in columns), "failed"]]
@@ -142,7 +143,7 @@ def _summary_rows(summaries: Sequence[Summary]) -> list[list[str]]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns flush left, with two blanks between."""
+    """Left-aligned columns, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
@@ -161,7 +162,7 @@ def _ratio_cell(value: Spread) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that count."""
+    """A number with three significant digits."""
     if value == 0:
         return "0"
     return f"{value:.{min(2, max(0, 2 - math.floor(math.log10(abs(value)))))}f}"

@@ -1,4 +1,4 @@
-"""Runs a plan: rounds that take the targets in turn, with the health probe beside."""
+"""Runs a plan: rounds that take the targets in turn, with the health probe beside them."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ _OTHERS = {"prefix": prefix.measure, "disturbance": disturbance.measure}
 
 @dataclass(frozen=True)
 class Step:
-    """What is measured in one go: a case of the sweep, or all of another scenario, on one target or the library."""
+    """One measurement: a case of the sweep, or all of another scenario, on one target or the library."""
 
     round: int
     target: Target | str
@@ -23,14 +23,14 @@ class Step:
 
     @property
     def title(self) -> str:
-        """For a progress bar."""
+        """The text for a progress bar."""
         label = self.target if isinstance(self.target, str) else self.target.server.label
         what = f", {self.case.prompt_tokens} tokens x {self.case.streams}" if self.case is not None else ""
         return f"round {self.round + 1}: {label}{what}"
 
 
 def steps(plan: Plan, targets: list[Target]) -> Iterator[Step]:
-    """Everything in order: A B A B."""
+    """All steps in order; targets alternate."""
     for number in range(plan.rounds):
         if plan.scenario == "sweep":
             yield from (Step(number, target, case) for target, case in sweep.points(plan, targets))
@@ -44,10 +44,10 @@ async def run(
     on_measured: Callable[[Measurement], None],
     on_step: Callable[[int, int, str], None],
 ) -> None:
-    """Measure it all.
+    """Measure the whole plan.
 
-    `on_measured` gets each measurement at once, so that what was measured is not lost if the rest does not come;
-    `on_step` hears before each step its number from 0, the number of all, and its title.
+    `on_measured` gets each measurement at once, so that an interruption loses none. `on_step` is called before each
+    step with its number from 0, the number of all steps, and its title.
     """
     order = list(steps(plan, targets))
     for number, step in enumerate(order):

@@ -1,4 +1,4 @@
-"""A whole benchmark: find out about the servers, run the plan, and close what was opened."""
+"""A whole benchmark: examines the servers, runs the plan, and closes what it opened."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,18 +27,19 @@ class ServerUnusable(Exception):
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """How the servers are asked. `health_interval` is in seconds, 0 for no probes."""
+    """How the servers are asked."""
 
     urls: Sequence[str]
     model: str | None = None
     api_key: str | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
     health_path: str = "/healthz"
+    # Seconds between health probes; 0 for none.
     health_interval: float = 0.02
 
 
 class Session:
-    """One run of a plan; `report` can be asked for at any time."""
+    """One run of a plan. `report` may be called at any time."""
 
     def __init__(self, plan: Plan, options: RequestOptions) -> None:
         self._plan = plan
@@ -47,12 +48,12 @@ class Session:
         self._measurements: list[Measurement] = []
 
     def report(self, *, interrupted: bool = False) -> Report:
-        """What has been measured up to now."""
+        """The measurements up to now."""
         infos = [_info(target) for target in self._targets]
         return Report(self._plan, infos, list(self._measurements), interrupted)
 
     async def run(self, on_step: Callable[[int, int, str], None]) -> None:
-        """All of it. Raises ServerUnusable before anything is measured."""
+        """Measure everything. Raises ServerUnusable before anything is measured."""
         async with AsyncExitStack() as opened:
             for number, url in enumerate(self._options.urls):
                 self._targets.append(await self._find_target(number, url, opened))
@@ -65,7 +66,8 @@ class Session:
         copy = sum(target.server.url == server.url for target in self._targets)
         await server.find_model()
         try:
-            # The clock in the key: what an earlier run with the same seed asked is in the server's cache.
+            # The key contains the time, because the server may have cached prompts of an earlier run with the same
+            # seed.
             calibration = await calibrate(server, self._plan.seed, copy, time.time_ns())
         except AnswerError as error:
             raise ServerUnusable(f"{url}: {error}") from None

@@ -1,4 +1,4 @@
-"""From answers to figures, and from rounds to medians; pure."""
+"""Figures of answers, and medians over rounds; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import numpy as np
 from genai_server.bench.answer import Answer
 
 Figures = dict[str, float | None]
-# Fewer tokens than this for each stream say little about a rate.
+# A rate needs at least this many tokens of each stream.
 _LEAST_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median over the rounds, and the least and greatest of them."""
+    """The median, least and greatest value over the rounds."""
 
     median: float
     min: float
@@ -24,31 +24,31 @@ class Spread:
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Over the rounds in which the figure is known; None if there is none."""
+    """The spread over the rounds in which the figure is known; None if there are none."""
     known = [value for value in values if value is not None]
     return Spread(median(known), min(known), max(known), len(known)) if known else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear between the nearest ranks, as numpy's and so vLLM's; None without values."""
+    """Linear interpolation between the nearest ranks, as numpy and vLLM do; None without values."""
     return float(np.percentile(values, percent)) if values else None
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """None without values."""
+    """The mean; None without values."""
     return fmean(values) if values else None
 
 
 def latencies(name: str, values: Sequence[float], *percents: int) -> Figures:
-    """`{name}_p50` and so on, in the values' unit."""
+    """The percentiles `{name}_p50` and so on, in the unit of the values."""
     return {f"{name}_p{percent}": percentile(values, percent) for percent in percents}
 
 
 def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
-    """What a load of so many concurrent streams came to; times in seconds, rates in tokens per second.
+    """The figures of a load with so many concurrent streams; times in seconds, rates in tokens per second.
 
-    `tokens_per_second` is all output tokens over the whole time from the first request to the last end;
-    `prefill_tokens_per_second` prompt tokens over TTFT, for one stream only, since several wait for each other.
+    `tokens_per_second` is all output tokens over the time from the first request to the last end.
+    `prefill_tokens_per_second` is prompt tokens over TTFT, for one stream only, since several wait for each other.
     """
     ttfts = [answer.ttft for answer in answers if answer.ttft is not None]
     cached = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
@@ -67,7 +67,7 @@ def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
 
 
 def output_rate(answers: Sequence[Answer]) -> float | None:
-    """All output tokens over the time from the first request to the last end, in tokens per second."""
+    """Output tokens per second, from the first request to the last end."""
     if not answers:
         return None
     wall = max(answer.ended for answer in answers) - min(answer.sent for answer in answers)
@@ -75,18 +75,18 @@ def output_rate(answers: Sequence[Answer]) -> float | None:
 
 
 def per_token(answers: Sequence[Answer], before: float | None, after: float | None) -> float | None:
-    """How much of something was used up for each output token, if that is known."""
+    """The use of a resource for each output token, if it is known."""
     tokens = sum(answer.output_tokens for answer in answers)
     return (after - before) / tokens if tokens and before is not None and after is not None else None
 
 
 def decode_rate(answers: Sequence[Answer], streams: int) -> float | None:
-    """Tokens per second of all streams together while all of them decode, and no prompt is read.
+    """Tokens per second of all streams together while all of them decode and no prompt is read.
 
-    Counted is the time in which exactly `streams` answers are between their first text and their end. For one wave
-    of requests that is from the moment when all have their first token to the moment when the first one ends; for a
-    single stream it gives (tokens - 1) / (last - first). Answers after the first text are taken to arrive in equal
-    parts with each chunk. None if there is too little of that time: fewer than 8 tokens for each stream.
+    It counts the time in which exactly `streams` answers are between their first text and their end. For one wave of
+    requests, this is the time from the last first token to the first end. For a single stream it gives (tokens - 1) /
+    (last - first). Tokens after the first text are assumed to arrive in equal parts with each chunk. None if that time
+    has fewer than 8 tokens for each stream.
     """
     decoding = [answer for answer in answers if answer.chunks and answer.output_tokens > 1]
     seconds = tokens = 0.0
@@ -97,8 +97,8 @@ def decode_rate(answers: Sequence[Answer], streams: int) -> float | None:
 
 
 def _all_decoding(answers: Sequence[Answer], streams: int) -> list[tuple[float, float]]:
-    """The spans in which exactly so many answers are between first text and end."""
-    # At the same moment an end comes before a beginning: -1 sorts first.
+    """The spans in which exactly so many answers are between their first text and their end."""
+    # At equal times an end (-1) sorts before a beginning.
     changes = sorted([(answer.chunks[0], 1) for answer in answers] + [(answer.ended, -1) for answer in answers])
     spans, active = [], 0
     for (moment, change), (following, _) in zip(changes, changes[1:], strict=False):
@@ -119,5 +119,5 @@ def _tokens_between(answer: Answer, start: float, end: float) -> float:
 
 
 def gaps_within(times: Sequence[float], start: float, end: float) -> list[float]:
-    """The gaps between arrivals that share a moment with the span: those that its begin and end cut are in it."""
+    """The gaps between arrivals that overlap the span, even in part."""
     return [after - before for before, after in zip(times, times[1:], strict=False) if after > start and before < end]

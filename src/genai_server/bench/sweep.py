@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from genai_server.bench.library import SHIPPED, TUNED, run_bare_loop
+from genai_server.bench.bare_loop import SHIPPED, TUNED, run_bare_loop
 from genai_server.bench.load import Outcome, run_load
 from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.plan import Plan
@@ -15,7 +15,7 @@ NAME = "sweep"
 
 
 def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Case]]:
-    """One round in order: each point on every target before the next point, the library before one stream."""
+    """One round in order: each point on every target before the next; the library comes before the single stream."""
     for length in plan.prompt_tokens:
         if plan.library is not None:
             alone = Case(NAME, 1, length, plan.output_tokens)
@@ -26,7 +26,7 @@ def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Ca
 
 
 async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measurement:
-    """One point on one server in one round."""
+    """Measure one point on one server in one round."""
     count = target.calibration.words_for(case.prompt_tokens)
     prompts = [
         words(count, plan.seed, target.copy, number, case, request) for request in range(plan.requests_at(case.streams))
@@ -38,7 +38,7 @@ async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measur
 
 
 async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, number: int) -> Measurement:
-    """The bare loop of the same lengths, as often as a server is asked with one stream."""
+    """The bare loop with the same lengths, as many times as a server is asked with one stream."""
     runs = plan.requests_at(1)
     outcome = await run_bare_loop(label, model_dir, case.prompt_tokens, case.output_tokens, runs)
     return _measurement(label, case, number, outcome)

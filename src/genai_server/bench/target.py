@@ -1,4 +1,4 @@
-"""What is measured."""
+"""A target of a benchmark."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,19 @@ from genai_server.bench.prompts import Calibration
 
 @dataclass(frozen=True)
 class Target:
-    """A server, how it counts tokens, its health probe if it has that endpoint, and its processes if they are here.
+    """A server to be measured.
 
-    Servers get the same prompts, except that one which is named again has another `copy` number, and other prompts.
+    All servers get the same prompts. A server that is named again has another `copy` number and other prompts.
     """
 
     server: Server
     calibration: Calibration
+    # None if the server has no health endpoint.
     health: HealthProbe | None
     copy: int = 0
+    # None if the server runs on another machine.
     processes: ServerProcesses | None = None
 
     def cpu_seconds(self) -> float | None:
-        """What its processes have taken of their cores up to now, if that can be known."""
+        """The total CPU time of its processes up to now, if it is known."""
         return self.processes.cpu_seconds() if self.processes is not None else None

@@ -1,4 +1,4 @@
-"""Asks an OpenAI-style server, and gives its answer as it comes."""
+"""Sends chat requests to an OpenAI-style server and yields its answer piece by piece."""
 
 import http.client
 import json
@@ -13,22 +13,21 @@ from urllib.parse import urlsplit
 from genai_server.chat.conversation import Message
 from genai_server.errors import ChatFailed
 
-# Seconds for a connection and for a list of models, and until the next piece of an answer.
+# Seconds to connect or list models, and to wait for the next piece of an answer.
 _SHORT, _LONG = 10.0, 600.0
 
 
 @dataclass
 class Answer:
-    """An answer with what is known of it: times in seconds of `time.monotonic`, tokens as the server counts them.
-
-    Without the server's count, as for an answer that was stopped, `tokens` is the number of pieces that came.
-    """
+    """An answer and its figures; times in seconds of `time.monotonic`."""
 
     sent: float = field(default_factory=time.monotonic)
     text: str = ""
+    # As the server counts them. For a stopped answer without a count, the number of pieces.
     tokens: int = 0
     first: float | None = None
     last: float | None = None
+    # Whether the server has counted the tokens.
     is_counted: bool = False
 
     def took(self) -> str:
@@ -44,19 +43,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of an answer, or of the thinking before it."""
+    """A piece of an answer, or of the reasoning before it."""
 
     text: str
     is_reasoning: bool = False
 
 
 class ChatClient:
-    """One server by its URL, with or without `/v1`. Raises ChatFailed for a URL of another kind."""
+    """A client of one server, whose URL may end in `/v1`. Raises ChatFailed for other URLs."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ChatFailed(f"{url} is no address of a server; one is such as http://127.0.0.1:8002")
+            raise ChatFailed(f"{url} is not the address of a server, such as http://127.0.0.1:8002")
         self.url = url
         self._parts = parts
         self._path = parts.path.rstrip("/").removesuffix("/v1")
@@ -74,17 +73,20 @@ class ChatClient:
             return True
 
     def models(self) -> list[str]:
-        """The ids of the models that it serves. Raises ChatFailed."""
+        """The ids of the server's models. Raises ChatFailed."""
         return list(self._models())
 
     def takes_messages(self, model: str) -> bool:
-        """Whether a model chats, as far as the server says; one without a chat template does not. Raises ChatFailed."""
+        """Whether a model takes messages, as far as the server tells. Models without a chat template do not.
+
+        Raises ChatFailed.
+        """
         return self._models().get(model, {}).get("chat") is not False
 
     def answer(self, model: str, messages: Sequence[Message], answer: Answer) -> Generator[Piece, None, None]:
-        """Ask, and give the pieces as they come; `answer` is filled meanwhile. Raises ChatFailed.
+        """Send the messages, yield the pieces as they arrive, and fill `answer`. Raises ChatFailed.
 
-        Whoever closes the iterator closes the connection, and the server stops.
+        Closing the iterator closes the connection, and the server stops generating.
         """
         body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
         with closing(self._connect(_LONG)) as connection:
@@ -103,7 +105,7 @@ class ChatClient:
         try:
             return {str(model["id"]): dict(model) for model in json.loads(body)["data"]}
         except (ValueError, LookupError, TypeError):
-            raise ChatFailed(f"{self.url}/v1/models is no list of models") from None
+            raise ChatFailed(f"{self.url}/v1/models is not a list of models") from None
 
     def _connect(self, patience: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port

@@ -1,4 +1,4 @@
-"""What was said so far, and what is asked now."""
+"""The conversation up to now, and the current question."""
 
 from typing import TypedDict
 
@@ -11,7 +11,7 @@ class Message(TypedDict):
 
 
 class Conversation:
-    """Turns of question and answer under a system prompt, which may be empty."""
+    """Turns of questions and answers under a system prompt, which may be empty."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system
@@ -20,7 +20,7 @@ class Conversation:
         self._is_answered = False
 
     def ask(self, question: str) -> list[Message]:
-        """The messages to send for a new question, which is part of the history once it is answered."""
+        """The messages for a new question. It joins the history when it is answered."""
         self._question, self._is_answered = question, False
         messages = [Message(role="system", content=self.system)] if self.system else []
         for asked, answered in self._turns:
@@ -28,13 +28,13 @@ class Conversation:
         return [*messages, Message(role="user", content=question)]
 
     def answered(self, answer: str) -> None:
-        """Take the answer to the last question into the history, be it whole or not; an empty one is none."""
+        """Add the answer to the last question to the history, complete or not. An empty answer is ignored."""
         if self._question is not None and answer:
             self._turns.append((self._question, answer))
             self._is_answered = True
 
     def ask_again(self) -> list[Message] | None:
-        """The messages to send for the last question once more, without the answer it had; None if there is none."""
+        """The messages for the last question, without its answer; None if there was no question."""
         if self._question is None:
             return None
         if self._is_answered:
@@ -42,6 +42,6 @@ class Conversation:
         return self.ask(self._question)
 
     def clear(self) -> None:
-        """Forget all turns, not the system prompt."""
+        """Forget all turns but keep the system prompt."""
         self._turns.clear()
         self._question = None

@@ -1,4 +1,4 @@
-"""A server that a chat starts for itself, and ends."""
+"""A server that the chat starts for itself and ends."""
 
 import http.client
 import re
@@ -14,20 +14,20 @@ from urllib.parse import urlsplit
 from genai_server.errors import ChatFailed
 
 _ADDRESS = re.compile(r"listening on (https?://\S+)")
-# What a model may be called, and what its directory's name may have besides.
+# Characters of a directory's name that a model's name must not have.
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+")
 _POLL = 0.05
-# Seconds that it has to end; nothing runs in it any more.
+# Seconds to end; no request runs in it any more.
 _PATIENCE = 10.0
 _LAST_LINES = 5
 
 
 @contextmanager
 def own_server(directory: Path, key_entry: str) -> Iterator[str]:
-    """The URL of a server for a model directory on a free port of this machine, as long as the block runs.
+    """The URL of a server for a model directory on a free port of this machine, for the duration of the block.
 
-    Ctrl-C does not reach it. `key_entry` is an entry of GENAI_API_KEYS. Raises ChatFailed with the server's last words
-    if it does not start.
+    Ctrl-C does not reach the server. `key_entry` is an entry of GENAI_API_KEYS. Raises ChatFailed with the last lines
+    of its log if it does not start.
     """
     command = [sys.executable, "-m", "genai_server", "serve", "--model-dir", str(directory)]
     command += ["--model-name", _NO_NAME.sub("", directory.resolve().name) or "model", "--log-level", "info"]
@@ -51,7 +51,7 @@ def _start(command: list[str], out: int) -> "subprocess.Popen[bytes]":
 
 
 def _ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Its URL, once it can answer."""
+    """The server's URL, once it is ready."""
     while process.poll() is None:
         found = _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace"))
         if found and _is_ready(found[1]):

@@ -8,7 +8,7 @@ from genai_server import __version__
 from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
 from genai_server.errors import ChatFailed, ConfigurationError, ExportFailed, PullFailed
 
-# The module of this package that adds each subcommand.
+# Subcommands, each with the module of this package that adds it.
 COMMANDS = {
     "serve": "serve.command",
     "pull": "pull",
@@ -16,7 +16,7 @@ COMMANDS = {
     "models": "models",
     "chat": "chat",
     "key": "key",
-    "top": "top",
+    "top": "top.command",
     "bench": "bench",
     "profile": "profile",
     "doctor": "doctor.command",
@@ -26,9 +26,10 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status: 2 for a wrong setting, 1 for what failed on the way.
+    """Run a subcommand; returns the exit status.
 
-    It is 141 if what reads the output has gone, as in `genai-server doctor | head -1`.
+    The status is 2 for a wrong setting and 1 for a failure on the way. It is 141 if the reader of the output has gone,
+    as in `genai-server doctor | head -1`.
     """
     try:
         status = _run(sys.argv[1:] if arguments is None else arguments)
@@ -62,5 +63,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _needed(arguments: list[str]) -> tuple[str, ...]:
-    """The subcommand that is named, alone, for the modules of all take most of a second; all where it is not known."""
+    """The named subcommand alone; all of them if none is known by that name.
+
+    Importing the modules of all subcommands takes most of a second.
+    """
     return tuple(command for command in COMMANDS if arguments[:1] == [command]) or tuple(COMMANDS)

@@ -1,7 +1,7 @@
 """`genai-server bench`: measures OpenAI-style servers in turn, and the bare library beside them.
 
-Scenarios: `sweep` takes each prompt length with each number of concurrent streams; `prefix` compares the time to the
-first token of a prompt whose beginning is cached with a cold one; `disturbance` shows what a long prompt does to
+Scenarios: `sweep` measures each prompt length with each number of concurrent streams. `prefix` compares the time to the
+first token of a prompt with a cached beginning to that of a cold one. `disturbance` shows what a long prompt does to
 running streams. Every prompt is new to the server unless the scenario says otherwise.
 """
 
@@ -27,7 +27,7 @@ _LIBRARIES = ("aiohttp", "rich", "matplotlib")
 _PLOTS = (".png", ".svg")
 _DEFAULT_URL = "http://127.0.0.1:8002"
 _DEFAULT_BODY = '{"ignore_eos": true, "temperature": 0}'
-# The running streams of a disturbance are cut off when it is over, so theirs is only a limit.
+# The streams of a disturbance are cut off at its end, so their number is only a limit.
 _OUTPUT_TOKENS = {"sweep": 64, "prefix": 8, "disturbance": 1024}
 _INTERRUPTED = 130
 
@@ -38,7 +38,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "bench", help="measure OpenAI-style servers and the bare library", description=__doc__
     )
     parser.add_argument(
-        "--url", action="append", help=f"a server; again for more, which take turns (default: {_DEFAULT_URL})"
+        "--url",
+        action="append",
+        help=f"a server; repeat it to compare several, which take turns (default: {_DEFAULT_URL})",
     )
     parser.add_argument("--scenario", choices=SCENARIOS, default="sweep", help="default: sweep")
     parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default: 3")
@@ -55,9 +57,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--library",
         type=Path,
         metavar="MODEL_DIR",
-        help="sweep: measure the bare og.Generator loop on this model directory, too",
+        help="sweep: also measure the bare og.Generator loop on this model directory",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, of each round too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, including those of each round")
     parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the figures, as .png or .svg")
     parser.set_defaults(run=run)
 
@@ -86,14 +88,14 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_requests(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="NAME", help="model to ask for (default: the first of /v1/models)")
+    parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the first of /v1/models)")
     parser.add_argument("--api-key", metavar="KEY", help="sent as bearer token")
     parser.add_argument(
         "--body",
         type=_json_object,
         default=_DEFAULT_BODY,
         metavar="JSON",
-        help=f"fields merged into each request, in place of {_DEFAULT_BODY}",
+        help=f"fields merged into each request (default: {_DEFAULT_BODY})",
     )
     parser.add_argument("--health-path", default="/healthz", metavar="PATH", help="default: /healthz")
     parser.add_argument(
@@ -101,15 +103,15 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
         type=_milliseconds,
         default=20.0,
         metavar="MS",
-        help="pause between health probes, which cost some of the same cores; 0 for none (default: 20)",
+        help="pause between health probes, which use some of the server's CPU time; 0 for none (default: 20)",
     )
-    parser.add_argument("--seed", metavar="TEXT", help="of the prompts (default: new prompts in every run)")
+    parser.add_argument("--seed", metavar="TEXT", help="seed of the prompts (default: new prompts in every run)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report; status 1 if all requests failed. Raises ConfigurationError."""
     _check(arguments)
-    # Not above: their libraries come with an extra.
+    # Imported here, because their libraries come with an extra.
     from genai_server.bench.session import ServerUnusable, Session
 
     session = Session(_plan(arguments), _request_options(arguments))
@@ -129,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """What can be known to fail before anything is measured. Raises ConfigurationError."""
+    """Refuse what is known to fail before anything is measured. Raises ConfigurationError."""
     if any(importlib.util.find_spec(library) is None for library in _LIBRARIES):
         raise ConfigurationError(
             f"bench needs {', '.join(_LIBRARIES)}; install it: {this_installation().extra_command('bench')}"
@@ -185,15 +187,15 @@ def _request_options(arguments: argparse.Namespace) -> "RequestOptions":
 
 
 def _run_with_progress(session: "Session") -> None:
-    """Run the session under a progress bar on standard error, which only a terminal gets to see."""
+    """Run the session with a progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    # Seldom drawn: the bar runs on the cores that are measured.
+    # Redrawn rarely, since the bar runs on the cores that are measured.
     with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
-        task = progress.add_task("looking at the servers", total=None)
+        task = progress.add_task("examining the servers", total=None)
 
         def show(done: int, total: int, title: str) -> None:
             progress.update(task, completed=done, total=total, description=title)
@@ -203,7 +205,7 @@ def _run_with_progress(session: "Session") -> None:
 
 
 def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
-    """The event loop of the server itself, where it has one: the client's share of the cores is what it lacks."""
+    """uvloop if it is installed, as in the server: the client takes CPU time from the server on the same machine."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop

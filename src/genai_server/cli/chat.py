@@ -1,10 +1,10 @@
-"""`genai-server chat [URL|DIR]`: a chat in the terminal, with a running server or with one of its own.
+"""`genai-server chat [URL|DIR]`: a chat in the terminal, with a running server or one of its own.
 
-With a URL it talks to that server, with a model directory (or the name of one in GENAI_MODELS_DIR) it starts a server
-on a free port, which ends with it. With neither it takes the server at HOST and PORT if it runs, else the model of
+With a URL it talks to that server. With a model directory, or the name of one in GENAI_MODELS_DIR, it starts a server
+on a free port and ends it afterwards. With neither it takes the server at HOST and PORT if one runs, else the model of
 GENAI_MODEL_DIR.
 
-/system TEXT sets the system prompt, /clear forgets what was said, /retry asks the last question again, /quit ends.
+/system TEXT sets the system prompt, /clear forgets the conversation, /retry asks the last question again, /quit ends.
 Ctrl-C stops an answer, Ctrl-C again ends.
 """
 
@@ -37,9 +37,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "chat", help="chat in the terminal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("target", nargs="?", metavar="URL|DIR", help="a server, or a model directory to start one on")
-    parser.add_argument("--model", metavar="NAME", help="the server's model (default: its first)")
+    parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the server's first)")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
-    parser.add_argument("--api-key", metavar="KEY", help="of the server")
+    parser.add_argument("--api-key", metavar="KEY", help="an API key of the server")
     parser.set_defaults(run=run)
 
 
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise ChatFailed(f"{client.url} has no model {quoted(model)}; it has: {', '.join(models) or 'none'}")
             if not client.takes_messages(model):
                 raise ChatFailed(f"{model} {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}, for the server")
-            print(f"{model} at {client.url}; /help tells what can be said besides questions")
+            print(f"{model} at {client.url}; /help lists the commands")
             Terminal(client, model, Conversation(arguments.system)).run()
     except KeyboardInterrupt:  # while the server starts, or ends
         print()
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Terminal:
-    """Reads lines, obeys or asks, and shows."""
+    """The dialogue: reads lines, runs commands or sends questions, and shows the answers."""
 
     def __init__(self, client: ChatClient, model: str, conversation: Conversation) -> None:
         self._client = client
@@ -71,7 +71,7 @@ class Terminal:
         self._has_colours = sys.stdout.isatty()
 
     def run(self) -> None:
-        """Until the user ends it."""
+        """Read lines until the user ends the chat."""
         if sys.stdin.isatty():
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  arrows and history in input()
@@ -95,7 +95,7 @@ class Terminal:
                 print(f"error: {error}", file=sys.stderr)
 
     def _obey(self, line: str) -> bool:
-        """Do what the line says; False ends."""
+        """Run a command or ask a question; returns False to end."""
         command, _, text = line.partition(" ")
         if command == "/quit":
             return False
@@ -141,7 +141,7 @@ class Terminal:
 
 @contextmanager
 def _client(target: str | None, api_key: str | None) -> Iterator[ChatClient]:
-    """A client of the server that is meant, which may be one of our own."""
+    """A client of the given server, or of one that is started for this chat."""
     settings = load_settings()
     if target and "://" in target:
         yield ChatClient(target, api_key)
@@ -160,7 +160,7 @@ def _client(target: str | None, api_key: str | None) -> Iterator[ChatClient]:
 
 
 def _end_well_when_told_to() -> None:
-    """A closed terminal and `kill` end the chat in order, so that a server of its own ends, too."""
+    """Turn SIGHUP and SIGTERM into an orderly end, so that the chat's own server ends, too."""
 
     def end(*_: object) -> None:
         raise SystemExit(0)

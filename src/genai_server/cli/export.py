@@ -1,7 +1,7 @@
-"""`genai-server export REPO|DIR`: builds a model directory from a model in Hugging Face's form.
+"""`genai-server export REPO|DIR`: builds a model directory from a model in Hugging Face's format.
 
-It runs onnxruntime-genai's model builder with the settings that are fastest here. The builder needs PyTorch, which
-serving does not: install the extra `export`, here or in an environment that --python names.
+It runs onnxruntime-genai's model builder with the settings that are fastest for this server. The builder needs PyTorch,
+which serving does not. Install the extra `export`, here or in the environment that --python names.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub import builder, store
 from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
+from genai_server.hub.client import Hub
 from genai_server.hub.download import download
-from genai_server.hub.library import Hub
 from genai_server.hub.repository import select_source
 
 
@@ -25,20 +25,30 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("export", help="build a model directory", description=__doc__)
     parser.add_argument("source", metavar="REPO|DIR", help="such as Qwen/Qwen3-0.6B, or a directory with config.json")
     parser.add_argument("--precision", choices=PRECISIONS, default="int4", help="of the weights (default: int4)")
-    parser.add_argument("--device", choices=tuple(PROVIDERS), default="cpu", help="that will serve it (default: cpu)")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="where it goes (default: GENAI_MODELS_DIR/NAME-...)")
     parser.add_argument(
-        "--extra", nargs="+", default=[], metavar="NAME=VALUE", help="further options of the builder, or other values"
+        "--device", choices=tuple(PROVIDERS), default="cpu", help="device that will serve it (default: cpu)"
+    )
+    parser.add_argument("--to", type=Path, metavar="DIR", help="target directory (default: GENAI_MODELS_DIR/NAME-...)")
+    parser.add_argument(
+        "--extra",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="further options of the builder; they override this command's own",
     )
     parser.add_argument(
-        "--python", type=Path, default=Path(sys.executable), metavar="FILE", help="whose environment has PyTorch"
+        "--python",
+        type=Path,
+        default=Path(sys.executable),
+        metavar="FILE",
+        help="Python of an environment with PyTorch",
     )
     add_hub_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build it; returns the exit status. Raises ConfigurationError, PullFailed and ExportFailed."""
+    """Build a model directory; returns the exit status. Raises ConfigurationError, PullFailed and ExportFailed."""
     if wrong := [option for option in arguments.extra if "=" not in option]:
         raise ConfigurationError(f"--extra {wrong[0]}: an option is NAME=VALUE")
     builder.check_environment(arguments.python)
@@ -47,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     place = store.place_of(load_settings().models_path, f"{name}-{arguments.precision}-{arguments.device}")
     directory = absolute(arguments.to or place)
     if directory.exists():
-        raise ConfigurationError(f"{directory} is there already; name another place with --to, or remove it")
+        raise ConfigurationError(f"{directory} already exists; name another directory with --to, or remove it")
     with store.only_one(directory):
         if local.is_dir():
             _build(arguments, local.resolve(), directory, store.Origin(str(local.resolve())))
@@ -58,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _build_from_hub(arguments: argparse.Namespace, name: str, directory: Path) -> None:
-    """The original is fetched like a model, and removed when it is of no more use."""
+    """Build from the hub: the original is fetched like a model, and removed after a successful build."""
     hub = Hub(arguments.token)
     repository = hub.repository(name, arguments.revision)
     source = store.staging(directory, "source")
@@ -80,14 +90,14 @@ def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin:
     except KeyboardInterrupt:
         raise ExportFailed("stopped") from None
     except ModelDirectoryError as error:
-        raise ExportFailed(f"what was built is no whole model: {error.message}") from None
-    except BrokenPipeError:  # of the output
+        raise ExportFailed(f"the builder's output is not a complete model: {error.message}") from None
+    except BrokenPipeError:  # the reader of the output has gone
         raise
     except OSError as error:
         raise ExportFailed(f"{error.filename or folder}: {error.strerror}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"{directory} is built, and checked; the builder's words are in {builder.LOG} there")
+    print(f"{directory} is built and checked; the builder's log is {builder.LOG} there")
 
 
 def _tell(line: str) -> None:

@@ -1,4 +1,4 @@
-"""`genai-server import-triton`: prints a Triton model's config.pbtxt as our configuration file, genai-server.toml."""
+"""`genai-server import-triton`: translates a Triton model's config.pbtxt into a configuration file of this server."""
 
 import argparse
 from pathlib import Path
@@ -19,13 +19,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="append",
         default=[],
         metavar="BACKEND,KEY=VALUE",
-        help=f"as on Triton's command line, such as {BACKEND},enable-global-threadpool=1; again for more",
+        help=f"as on Triton's command line, such as {BACKEND},enable-global-threadpool=1; may be repeated",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the translation; what has no place in it stands above it as comments. Raises ConfigurationError."""
+    """Print the translation. Fields without a counterpart stand above it as comments. Raises ConfigurationError."""
     try:
         text = arguments.config.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

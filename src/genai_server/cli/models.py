@@ -1,6 +1,6 @@
-"""`genai-server models`: the models that were fetched or built, in GENAI_MODELS_DIR.
+"""`genai-server models`: the models in GENAI_MODELS_DIR, fetched or built.
 
-`list` shows them, `check` looks at each file of one, `remove` gives its disk space back. Without a word, it lists.
+`list`, the default, shows them. `check` verifies each file of one. `remove` deletes one.
 """
 
 import argparse
@@ -16,15 +16,15 @@ _MIB = 1024 * 1024
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its own."""
+    """The subcommand and its own subcommands."""
     parser = subparsers.add_parser("models", help="list, check and remove models", description=__doc__)
     parser.set_defaults(run=run_list)
     commands = parser.add_subparsers(metavar="COMMAND")
     commands.add_parser("list", help="the models with their sizes").set_defaults(run=run_list)
-    check = commands.add_parser("check", help="look at each file of a model directory")
+    check = commands.add_parser("check", help="verify each file of a model directory")
     check.add_argument("model", metavar="DIR|NAME", help="a directory, or the name of one in GENAI_MODELS_DIR")
     check.set_defaults(run=run_check)
-    remove = commands.add_parser("remove", help="remove a model, or what is there of one")
+    remove = commands.add_parser("remove", help="remove a model, or an unfinished download of one")
     remove.add_argument("name", metavar="NAME")
     remove.set_defaults(run=run_remove)
 
@@ -38,7 +38,7 @@ def run_list(_: argparse.Namespace) -> int:
         print(f"{path.name:<{width}}  {store.size_of(path) / _MIB:8.0f} MiB  {_origin(path)}{_fault(path)}")
     for path in unfinished:
         name = path.stem.removeprefix(".")
-        print(f"{name:<{width}}  {store.size_of(path) / _MIB:8.0f} MiB  not whole; pull or export it again")
+        print(f"{name:<{width}}  {store.size_of(path) / _MIB:8.0f} MiB  incomplete; pull or export it again")
     if not found and not unfinished:
         print(f"no models in {models}; genai-server pull REPO fetches one")
     return 0
@@ -53,7 +53,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     for entry in inventory(directory):
         fault, remedy = entry.fault, entry.remedy
         if not fault and entry.name in changed and origin:
-            fault, remedy = "is not as it was fetched", f"genai-server pull {origin.source} mends it"
+            fault, remedy = "differs from the fetched file", f"genai-server pull {origin.source} repairs it"
         failed |= bool(fault)
         print(f"{'fail' if fault else 'ok':<5} {entry.name}: {fault or f'{entry.size / _MIB:.1f} MiB'}")
         if remedy:
@@ -64,7 +64,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
-    """Remove it; returns the exit status. Raises ConfigurationError."""
+    """Remove a model; returns the exit status. Raises ConfigurationError."""
     models = load_settings().models_path
     if not models.is_dir():
         raise ConfigurationError(f"there are no models in {models}")
@@ -80,7 +80,7 @@ def find(text: str) -> Path:
     for path in (Path(text).expanduser(), models / text):
         if path.is_dir():
             return path
-    raise ConfigurationError(f"there is no directory {text}, nor a model of that name in {models}")
+    raise ConfigurationError(f"there is neither a directory {text} nor a model of that name in {models}")
 
 
 def _origin(path: Path) -> str:

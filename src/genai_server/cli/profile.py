@@ -1,7 +1,7 @@
-"""`genai-server profile`: what the profiles of a server say, from its folder or from its address.
+"""`genai-server profile`: reads the profiles of a server, from its folder or from its address.
 
-`report` tells which operators, nodes and layers the time went to, and which tokens were slow because of which node.
-`trace` merges a session's files into one for https://ui.perfetto.dev, each token on a track of its own.
+`report` shows the time by operator, node and layer, and the slow tokens with the nodes that made them slow. `trace`
+merges a session's files into one for https://ui.perfetto.dev, with a track for each token.
 """
 
 import argparse
@@ -18,29 +18,33 @@ import msgspec
 from genai_server.errors import ConfigurationError, ProfileNotFound
 from genai_server.profiles.analysis import SLOW_AT, analyse
 from genai_server.profiles.folder import read_profile
-from genai_server.profiles.page import as_page
+from genai_server.profiles.html_report import as_page
 from genai_server.profiles.report import Report
-from genai_server.profiles.text import as_text
+from genai_server.profiles.text_report import as_text
 from genai_server.profiles.trace import write_trace
 
 _PATIENCE = 60.0
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its own."""
+    """The subcommand and its own subcommands."""
     parser = subparsers.add_parser("profile", help="read the profiles of a server", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    report = commands.add_parser("report", help="where the time went, and which tokens were slow because of what")
+    report = commands.add_parser("report", help="show where the time went, and why which tokens were slow")
     report.add_argument("source", metavar="DIR|URL", help="a folder or file of profiles, or a server's address")
     report.add_argument("--session", metavar="ID", help="which session of them (default: the last one)")
     report.add_argument(
-        "--slow", type=_multiple, default=SLOW_AT, metavar="X", help=f"times the median is slow (default: {SLOW_AT})"
+        "--slow",
+        type=_multiple,
+        default=SLOW_AT,
+        metavar="X",
+        help=f"tokens that took X times the median are slow (default: {SLOW_AT})",
     )
     report.add_argument("--top", type=_positive, default=10, metavar="N", help="lines of a table (default: 10)")
     report.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY")
     form = report.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print all figures as JSON")
-    form.add_argument("--html", type=Path, metavar="FILE", help="write a page to look at in a browser")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser")
     report.set_defaults(run=run_report)
     trace = commands.add_parser("trace", help="merge a session's files into one trace for https://ui.perfetto.dev")
     trace.add_argument("source", metavar="DIR|URL", help="a folder or file of profiles, or a server's address")
@@ -81,14 +85,15 @@ def run_trace(arguments: argparse.Namespace) -> int:
 
 
 def _write_trace(arguments: argparse.Namespace) -> str:
-    """Write the trace of a folder, or the one that a server gives; returns how much that is. Raises ProfileNotFound,
-    ConfigurationError and OSError.
+    """Write the trace of a folder, or the one that a server gives; returns its size in words.
+
+    Raises ProfileNotFound, ConfigurationError and OSError.
     """
     if _is_server(arguments.source):
         return f"{arguments.out.write_bytes(_answer(arguments, 'trace'))} bytes"
     profile = read_profile(Path(arguments.source), arguments.session)
     if arguments.out.exists() and any(arguments.out.samefile(profile.folder / one.file) for one in profile.passes):
-        raise ConfigurationError(f"{arguments.out} is one of the profiles")
+        raise ConfigurationError(f"{arguments.out} is a file of the profile")
     with arguments.out.open("wb") as out:
         events = write_trace(profile, out)
     return f"{len(profile.passes)} passes, {events} events"
@@ -109,7 +114,7 @@ def _is_server(source: str) -> bool:
 
 
 def _answer(arguments: argparse.Namespace, what: str) -> bytes:
-    """What a server says of a session. Raises ProfileNotFound."""
+    """A server's answer about a session. Raises ProfileNotFound."""
     session = urllib.parse.quote(arguments.session or "latest", safe="")
     url = f"{arguments.source.rstrip('/')}/v1/admin/profiles/{session}/{what}"
     headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}

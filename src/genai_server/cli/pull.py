@@ -1,8 +1,8 @@
-"""`genai-server pull REPO`: fetches a model of onnxruntime-genai from the Hugging Face hub, or from HF_ENDPOINT.
+"""`genai-server pull REPO`: fetches an onnxruntime-genai model from the Hugging Face hub, or from HF_ENDPOINT.
 
-Every file is compared with the hub's hash, and the directory appears when all are there and right. What has come when
-the connection breaks is kept, and the same command goes on with it; run for a model that is there, it repairs it or
-brings it up to date.
+Every file is compared with the hub's hash. The directory appears when all files are there and correct. After a broken
+connection, the same command continues where it stopped. For a model that is already there, it repairs or updates the
+files.
 """
 
 import argparse
@@ -14,12 +14,12 @@ from genai_server.config import load_settings
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE, check_model_directory, has_chat_template
 from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed
 from genai_server.hub import store
+from genai_server.hub.client import Hub
 from genai_server.hub.download import download
-from genai_server.hub.library import Hub
 from genai_server.hub.repository import Repository, Selection, is_repository_name, select_model
 from genai_server.quoted_values import quoted
 
-# As a shell has it for a program that Ctrl-C ended.
+# The status that shells give for a program which Ctrl-C has ended.
 INTERRUPTED = 130
 _MIB = 1024 * 1024
 
@@ -33,21 +33,23 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         nargs="+",
         default=[],
         metavar="PATTERN",
-        help='files to fetch, such as "cpu_and_mobile/*"; of a repository with several models, the one to take',
+        help='files to fetch, such as "cpu_and_mobile/*"; needed for repositories with several models',
     )
     add_hub_options(parser)
-    parser.add_argument("--to", type=Path, metavar="DIR", help="where it goes (default: GENAI_MODELS_DIR/NAME)")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="target directory (default: GENAI_MODELS_DIR/NAME)")
     parser.set_defaults(run=run)
 
 
 def add_hub_options(parser: argparse.ArgumentParser) -> None:
-    """The options of all that asks a hub."""
+    """The options of every command that uses a hub."""
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit (default: main)")
-    parser.add_argument("--token", metavar="TOKEN", help="of the hub (default: HF_TOKEN, or that of hf auth login)")
+    parser.add_argument(
+        "--token", metavar="TOKEN", help="access token of the hub (default: HF_TOKEN, or that of hf auth login)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fetch it; returns the exit status. Raises ConfigurationError and PullFailed."""
+    """Fetch a model; returns the exit status. Raises ConfigurationError and PullFailed."""
     name = checked_name(arguments.repository)
     directory = absolute(arguments.to or store.place_of(load_settings().models_path, name))
     hub = Hub(arguments.token)
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     selection = select_model(repository, arguments.include)
     with store.only_one(directory):
         if _is_up_to_date(directory, repository, selection):
-            print(f"{directory} is as on {hub.endpoint} already (commit {repository.commit[:8]})")
+            print(f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})")
         else:
             fetch(hub, repository, selection, directory)
             size = selection.size / _MIB
@@ -65,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def fetch(hub: Hub, repository: Repository, selection: Selection, directory: Path) -> None:
-    """Make the directory of the selected files. Raises PullFailed, and leaves what is there of it as it was."""
+    """Make the directory of the selected files. Raises PullFailed and then leaves an existing directory as it was."""
     folder = store.staging(directory)
     try:
         if directory.exists():
@@ -75,27 +77,27 @@ def fetch(hub: Hub, repository: Repository, selection: Selection, directory: Pat
     except ModelDirectoryError as error:
         message = error.message.replace(str(folder), repository.name)
         shutil.rmtree(folder, ignore_errors=True)
-        raise PullFailed(f"the selected files are no whole model: {message}") from None
+        raise PullFailed(f"the selected files are not a complete model: {message}") from None
     except KeyboardInterrupt:
-        raise PullFailed("stopped; what has come is kept, and the same command goes on with it") from None
+        raise PullFailed("stopped; the same command continues from here") from None
     store.install(folder, directory, store.origin_of_pull(repository, selection))
 
 
 def checked_name(text: str) -> str:
-    """A repository's name as its owner writes it, also if the address of its page is given."""
+    """A repository's name as its owner writes it. The address of its page is accepted, too."""
     name = text.removeprefix("https://huggingface.co/").strip("/")
     if not is_repository_name(name):
-        raise ConfigurationError(f"{quoted(text)} is no name of a repository; one is such as owner/name")
+        raise ConfigurationError(f"{quoted(text)} is not the name of a repository, such as owner/name")
     return name
 
 
 def absolute(path: Path) -> Path:
-    """The path from the root on, so that what is printed works elsewhere, too."""
+    """The absolute path, so that printed commands work in any directory."""
     return path.expanduser().absolute()
 
 
 def tell_how_to_serve(directory: Path) -> None:
-    """Print the lines to serve the model, and to talk to it."""
+    """Print the commands that serve the model and chat with it."""
     quoted = shlex.quote(str(directory))
     print(f"serve it:  genai-server serve --model-dir {quoted} --model-name {shlex.quote(directory.name)}")
     if has_chat_template(directory):
@@ -105,11 +107,11 @@ def tell_how_to_serve(directory: Path) -> None:
 
 
 def _is_up_to_date(directory: Path, repository: Repository, selection: Selection) -> bool:
-    """Raises ConfigurationError if something else is in the directory's place."""
+    """Whether the directory has exactly these files. Raises ConfigurationError if it holds something else."""
     if not directory.exists():
         return False
     wanted, origin = store.origin_of_pull(repository, selection), store.read_origin(directory)
     if origin is None or (origin.source, origin.folder) != (wanted.source, wanted.folder):
-        what = f"{origin.source} {origin.folder}".strip() if origin else "something"
-        raise ConfigurationError(f"{directory} has {what} in it already; name another place with --to")
+        what = f"{origin.source} {origin.folder}".strip() if origin else "other files"
+        raise ConfigurationError(f"{directory} already holds {what}; name another directory with --to")
     return origin.files == wanted.files and not store.changed_files(directory, origin)

@@ -1,6 +1,6 @@
-"""The settings: command line > environment > .env > configuration file > default, each checked before anything starts.
+"""The settings: command line > environment > .env > configuration file > default. All are checked before the start.
 
-The only room that reads the process's environment.
+The only package that reads the process's environment.
 """
 
 from genai_server.config.engine_settings import device_options, engine_settings

@@ -1,6 +1,6 @@
-"""The settings themselves: their names, defaults, limits and what they mean.
+"""The settings: their names, defaults, limits and meaning.
 
-A field's alias is its environment variable; its command-line option follows from the field's name (`max_length` becomes
+A field's alias is its environment variable. Its command-line option follows from its name (`max_length` becomes
 `--max-length`).
 """
 
@@ -18,16 +18,16 @@ from genai_server.quoted_values import quoted
 DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
-# How a model may be called.
+# Valid names of models.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
-# And an adapter of it, which requests name after the model and a colon.
+# Valid names of adapters, which follow the model's name and a colon in requests.
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 Positive = Annotated[int, Field(gt=0)]
 
 
 class Settings(BaseModel):
-    """Everything an operator can set. Times are in seconds, sizes in bytes, lengths in tokens."""
+    """All settings of an operator. Times are in seconds, sizes in bytes, lengths in tokens."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True, extra="forbid")
 
@@ -49,8 +49,8 @@ class Settings(BaseModel):
     models: str = Field(
         "",
         alias="GENAI_MODELS",
-        description="Several models instead of one: `small=./models/demo,big=/srv/big`; requests choose by `model`, "
-        "without it the first.",
+        description="Several models instead of one: `small=./models/demo,big=/srv/big`; requests choose by `model`; "
+        "the first is the default.",
     )
     adapters: str = Field(
         "",
@@ -62,8 +62,8 @@ class Settings(BaseModel):
         0,
         alias="GENAI_MAX_MODELS",
         ge=0,
-        description="Models that are loaded at once, 0: any number; a request loads one more in place of the one that "
-        "was idle for longest.",
+        description="Most models loaded at once; 0 sets no limit. A request that needs another model replaces the one "
+        "idle for longest.",
     )
     idle_unload: int = Field(
         0,
@@ -85,7 +85,11 @@ class Settings(BaseModel):
         description="Most tokens of prompt and answer together; never more than the model's context.",
     )
     max_batch_size: int = Field(
-        16, alias="GENAI_MAX_BATCH_SIZE", ge=1, le=1024, description="Requests that a device runs at once; others wait."
+        16,
+        alias="GENAI_MAX_BATCH_SIZE",
+        ge=1,
+        le=1024,
+        description="Most requests that a device runs at once; others wait.",
     )
     scheduler: str = Field(
         "auto",
@@ -99,17 +103,17 @@ class Settings(BaseModel):
         0,
         alias="GENAI_KV_CACHE_BYTES",
         ge=0,
-        description="Most memory of a batch's keys and values, in bytes; 0 takes half of what is free at the start.",
+        description="Most memory for a batch's keys and values, in bytes; 0 takes half of what is free at the start.",
     )
     exact: bool = Field(
         False,
         alias="GENAI_EXACT",
-        description="Make every answer bitwise equal whatever else is running, at some cost.",
+        description="Make every answer bitwise equal, whatever else is running, at some cost in speed.",
     )
     tool_parser: str = Field(
         "auto",
         alias="GENAI_TOOL_PARSER",
-        description="How the model writes tool calls, such as hermes; auto asks its chat template, none has no tools.",
+        description="Format of tool calls, such as hermes; auto reads the chat template, none disables tools.",
     )
     chat_template: str = Field(
         "",
@@ -127,28 +131,28 @@ class Settings(BaseModel):
         262_144,
         alias="GENAI_MAX_QUEUE_TOKENS",
         ge=0,
-        description="Tokens that the prompts of waiting requests may have in all, for each device; 0 sets no limit.",
+        description="Most tokens in the prompts of all waiting requests of a device; 0 sets no limit.",
     )
     request_timeout: int = Field(
         600,
         alias="GENAI_REQUEST_TIMEOUT",
         ge=1,
         le=86400,
-        description="Seconds after which an answer ends with its text so far; also the most a request may ask for.",
+        description="Seconds after which an answer ends with its text so far; also the longest timeout of a request.",
     )
     grammar_timeout: int = Field(
         5,
         alias="GENAI_GRAMMAR_TIMEOUT",
         ge=1,
         le=600,
-        description="Seconds for checking one grammar, tool or JSON schema; one that takes longer is a 400.",
+        description="Seconds for checking one grammar, tool or JSON schema; a longer check is a 400.",
     )
     prefill_chunk: int = Field(
         128,
         alias="GENAI_PREFILL_CHUNK",
         ge=2,
-        description="Most prompt tokens that are read at once while other requests are answered; fewer where those "
-        "would be held up.",
+        description="Most prompt tokens read at once while other requests are answered; fewer if those would be "
+        "delayed.",
     )
     prefill_weights: str = Field(
         "auto",
@@ -175,7 +179,7 @@ class Settings(BaseModel):
     cache_dir: str = Field(
         "",
         alias="GENAI_CACHE_DIR",
-        description="Folder for packed weights that all engines share; empty takes the user's, `none` does without.",
+        description="Folder for packed weights, which all engines share; empty takes the user's, `none` disables it.",
     )
     models_dir: str = Field(
         "",
@@ -193,20 +197,20 @@ class Settings(BaseModel):
     max_bodies_bytes: Positive = Field(
         256 * 1024 * 1024,
         alias="GENAI_MAX_BODIES_BYTES",
-        description="Most bytes of all bodies together that each API process has received, or is receiving, for "
-        "requests that have not ended; more get a 503.",
+        description="Most bytes of all bodies together, in each API process, of requests that have not ended; more get "
+        "a 503.",
     )
     response_store_size: int = Field(
         256,
         alias="GENAI_RESPONSE_STORE_SIZE",
         ge=0,
         le=1_000_000,
-        description="Responses of /v1/responses that each API process stores, the last used ones; 0 stores none.",
+        description="Most responses of /v1/responses that each API process stores, the last used ones; 0 stores none.",
     )
     response_store_bytes: Positive = Field(
         64 * 1024 * 1024,
         alias="GENAI_RESPONSE_STORE_BYTES",
-        description="Most bytes of them with the conversations that they belong to, counted as JSON.",
+        description="Most bytes of these responses with their conversations, counted as JSON.",
     )
     drain_timeout: int = Field(
         30,
@@ -220,32 +224,32 @@ class Settings(BaseModel):
         alias="GENAI_STEP_TIMEOUT",
         ge=0,
         le=86400,
-        description="Seconds, and 0.1 more for each of its tokens, after which a step counts as hung and the engine is "
-        "killed and restarted; 0 waits for ever.",
+        description="Seconds, plus 0.1 for each of its tokens, after which a step counts as hung and the engine is "
+        "killed and restarted; 0 sets no limit.",
     )
     load_timeout: int = Field(
         1800,
         alias="GENAI_LOAD_TIMEOUT",
         ge=0,
         le=86400,
-        description="Seconds that an engine may take to load its model; 0 waits for ever.",
+        description="Seconds that an engine may take to load its model; 0 sets no limit.",
     )
     max_restarts: int = Field(
         8,
         alias="GENAI_MAX_RESTARTS",
         ge=0,
-        description="Restarts of an engine in a row, none of which served for a minute, before its device is given up.",
+        description="Restarts in a row, none of which served for a minute, before an engine's device is given up.",
     )
     api_keys: str | None = Field(
         None,
         alias="GENAI_API_KEYS",
         repr=False,
-        description="Keys that open the API, separated by commas, each `NAME:KEY` or `KEY`; with none, all are served.",
+        description="Keys of the API, separated by commas, each `NAME:KEY` or `KEY`; without any, clients need none.",
     )
     api_key_file: str = Field(
         "",
         alias="GENAI_API_KEY_FILE",
-        description="File of more keys, a line of `genai-server key` each; SIGHUP has it read again.",
+        description="File with more keys, a line of `genai-server key` each; read again on SIGHUP.",
     )
     admin_api_key: str | None = Field(
         None,
@@ -260,19 +264,19 @@ class Settings(BaseModel):
         0,
         alias="GENAI_MAX_CONCURRENT_PER_KEY",
         ge=0,
-        description="Requests that a key may have at once, in each API process; more get a 429. 0 sets no limit.",
+        description="Most requests of a key at once, in each API process; more get a 429. 0 sets no limit.",
     )
     rate_per_key: int = Field(
         0,
         alias="GENAI_RATE_PER_KEY",
         ge=0,
         le=100_000,
-        description="Requests that a key may begin within a minute, in each API process; 0 sets no limit.",
+        description="Most requests of a key within a minute, in each API process; 0 sets no limit.",
     )
     shared_prefix_cache: bool = Field(
         False,
         alias="GENAI_SHARED_PREFIX_CACHE",
-        description="Use the cached beginning of one key's prompts for other keys, too, which can then find it out.",
+        description="Use cached prefixes of one key's prompts for other keys, too, which can then detect them.",
     )
     cors_origins: str = Field(
         "",
@@ -288,7 +292,7 @@ class Settings(BaseModel):
     forwarded_allow_ips: str = Field(
         "",
         alias="GENAI_FORWARDED_ALLOW_IPS",
-        description="Addresses or networks of proxies whose X-Forwarded-For and -Proto are believed, with commas.",
+        description="Addresses or networks of trusted proxies (X-Forwarded-For and -Proto), separated by commas.",
     )
     max_header_bytes: int = Field(
         65_536,
@@ -310,7 +314,7 @@ class Settings(BaseModel):
         30,
         alias="GENAI_STALL_TIMEOUT",
         le=86400,
-        description="Seconds without a byte read by the client, after which its request is cancelled.",
+        description="Seconds in which the client reads no byte, after which its request is cancelled.",
     )
     profile_dir: Path = Field(
         Path("./profiles"), alias="GENAI_PROFILE_DIR", description="Folder for the per-token profiles."
@@ -318,13 +322,13 @@ class Settings(BaseModel):
     profile_max_files: Positive = Field(
         1000,
         alias="GENAI_PROFILE_MAX_FILES",
-        description="Most files in that folder; the oldest sessions make room, and "
-        "when only the running ones are left profiling stops.",
+        description="Most files in that folder; the oldest sessions are removed, and "
+        "profiling stops when only running ones are left.",
     )
     profile_max_bytes: Positive = Field(
         256 * 1024 * 1024,
         alias="GENAI_PROFILE_MAX_BYTES",
-        description="Most bytes in that folder; handled in the same way.",
+        description="Most bytes in that folder; enforced in the same way.",
     )
     profile_max_age: Positive = Field(
         30 * 24 * 3600,
@@ -334,19 +338,19 @@ class Settings(BaseModel):
     profile_max_rows: Positive = Field(
         1,
         alias="GENAI_PROFILE_MAX_ROWS",
-        description="Requests of a batch that a switch for the whole device profiles at a time.",
+        description="Most requests of a batch that are profiled at a time when a whole device is profiled.",
     )
     config: str = Field(
         "",
         alias="GENAI_CONFIG",
-        description="Configuration file with these settings by their options' names and the session options of each "
-        "device; empty takes `genai-server.toml` here, if it is there.",
+        description="Configuration file with these settings and the session options of each device; empty takes "
+        "`genai-server.toml` in the working directory, if it exists.",
     )
     options: str = Field(
         "",
         alias="GENAI_OPTIONS",
         repr=False,
-        description="Session and provider options as TOML, over those of the file.",
+        description="Session and provider options as TOML, which override those of the file.",
     )
     log_level: str = Field(
         "info",
@@ -364,18 +368,18 @@ class Settings(BaseModel):
         "key",
         alias="GENAI_METRICS",
         pattern="^(key|open|off)$",
-        description="Who may read /metrics: `key`, whoever may use the API; `open`, everybody; `off`, nobody.",
+        description="Access to /metrics: `key` needs an API key if the API does, `open` needs none, `off` disables it.",
     )
     telemetry: bool = Field(
         False,
         alias="GENAI_TELEMETRY",
-        description="Let ONNX Runtime and onnxruntime-genai tell Microsoft how the engines use them.",
+        description="Let ONNX Runtime and onnxruntime-genai report to Microsoft how the engines use them.",
     )
     otlp_endpoint: str = Field(
         "",
         alias="GENAI_OTLP_ENDPOINT",
         pattern="^(https?://.+)?$",
-        description="Where traces go over HTTP, such as `http://localhost:4318/v1/traces`; needs the extra `otel`. "
+        description="HTTP endpoint for traces, such as `http://localhost:4318/v1/traces`; needs the extra `otel`. "
         "Empty sends none.",
     )
 
@@ -395,14 +399,14 @@ class Settings(BaseModel):
         entries = [entry.partition("=") for entry in _listed(value)] if value else []
         for name, _, path in entries:
             if not re.fullmatch(MODEL_NAME, name) or not path:
-                raise ValueError(f"{quoted(name)} is no model with its directory; one is such as small=./models/demo")
+                raise ValueError(f"{quoted(name)} is not a model with its directory, such as small=./models/demo")
         if len({name for name, _, _ in entries}) < len(entries):
             raise ValueError("a model is named twice")
         return value
 
     @property
     def served(self) -> dict[str, str]:
-        """The directory of each model, by the model's name; the first is for requests that name none."""
+        """The directory of each model, by the model's name. Requests that name no model use the first."""
         if not self.models:
             return {self.model_name: self.model_dir}
         return {name: path for name, _, path in (entry.partition("=") for entry in _listed(self.models))}
@@ -416,9 +420,9 @@ class Settings(BaseModel):
             id, _, path = entry.partition("=")
             model, name = _adapter_id(id)
             if not re.fullmatch(ADAPTER_NAME, name) or not path:
-                raise ValueError(f"{quoted(id)} is no adapter with its file; one is such as law=./law.onnx_adapter")
+                raise ValueError(f"{quoted(id)} is not an adapter with its file, such as law=./law.onnx_adapter")
             if model and model not in served:
-                raise ValueError(f"{quoted(id)} is of a model that is not served")
+                raise ValueError(f"{quoted(id)} belongs to a model that is not served")
             names.append((model or served[0], name))
         if len(set(names)) < len(names):
             raise ValueError("an adapter is named twice")
@@ -434,16 +438,14 @@ class Settings(BaseModel):
             if model and model not in models:
                 raise ValueError(f"{quoted(entry)} is for a model that is not served")
             if not template:
-                raise ValueError(
-                    f"{quoted(entry)} is no chat template; one is such as chatml, ./chat.jinja or big=chatml"
-                )
+                raise ValueError(f"{quoted(entry)} is not a chat template, such as chatml, ./chat.jinja or big=chatml")
             owners.append(model or models[0])
         if len(set(owners)) < len(owners):
             raise ValueError("a model is given two chat templates")
         return value
 
     def chat_template_of(self, model: str) -> str:
-        """The chat template that a model is given in place of its own, a file or a name; "" if it is given none."""
+        """The file or name of the chat template that replaces a model's own; "" for none."""
         first = next(iter(self.served))
         found = map(_chat_template, _listed(self.chat_template))
         return next((template for of, template in found if (of or first) == model), "")
@@ -461,7 +463,7 @@ class Settings(BaseModel):
         for origin in filter(None, _listed(value)):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{quoted(origin)} is no origin; one is such as https://app.example or http://localhost:3000"
+                    f"{quoted(origin)} is not an origin, such as https://app.example or http://localhost:3000"
                 )
         return value
 
@@ -479,7 +481,7 @@ class Settings(BaseModel):
 
     @property
     def cache_path(self) -> Path | None:
-        """The folder for packed weights, None to do without."""
+        """The folder for packed weights; None to do without."""
         if self.cache_dir == "none":
             return None
         return Path(self.cache_dir) if self.cache_dir else platformdirs.user_cache_path("genai-server")
@@ -498,24 +500,24 @@ class Settings(BaseModel):
 
 
 def _listed(text: str) -> list[str]:
-    """The entries of a list with commas."""
+    """The entries of a comma-separated list."""
     return [entry.strip() for entry in text.split(",")]
 
 
 def _named(info: ValidationInfo) -> list[str]:
-    """The names of the models that are served, from settings that were validated before."""
+    """The names of the served models, from the settings that were validated before."""
     models = info.data.get("models")
     return [entry.partition("=")[0] for entry in _listed(models)] if models else [str(info.data.get("model_name"))]
 
 
 def _chat_template(entry: str) -> tuple[str, str]:
-    """Model, or "" for the first, and its chat template."""
+    """The model, or "" for the first, and its chat template."""
     model, equals, template = entry.partition("=")
     return (model, template) if equals else ("", entry)
 
 
 def _adapter_id(id: str) -> tuple[str, str]:
-    """Model, or "" for the first, and name of an adapter."""
+    """The model, or "" for the first, and the name of an adapter."""
     model, _, name = id.rpartition(":")
     return model, name
 
@@ -544,7 +546,7 @@ def option(name: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine, whatever a name server says."""
+    """Whether a host name or address always means this machine, whatever a name server says."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Where settings come from: command line > environment > .env > configuration file > default."""
+"""The sources of settings: command line > environment > .env > configuration file > default."""
 
 import argparse
 import difflib
@@ -13,12 +13,12 @@ from pydantic import ValidationError
 from genai_server.config.environment import ATTACH_VARIABLE
 from genai_server.config.settings import Settings, environment_variable, option
 from genai_server.errors import ConfigurationError
-from genai_server.options import file
+from genai_server.options import config_file
 from genai_server.quoted_values import quoted
 
-# What the scripts that start the server read.
+# Read by the scripts that start the server.
 _OF_SCRIPTS = "GENAI_EXTRA"
-# Characters of a wrong value that are shown: a list of models is long.
+# Characters of a wrong value in a message; a list of models may be long.
 _LONGEST = 1000
 
 
@@ -28,7 +28,7 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     dotenv: Path | None = Path(".env"),
 ) -> Settings:
-    """Merge command line, environment, .env and configuration file into settings; an empty value counts as not given.
+    """Merge command line, environment, .env and configuration file into settings. An empty value counts as not given.
 
     Raises ConfigurationError, whose message names the key as the user wrote it and the value.
     """
@@ -46,7 +46,7 @@ def load_settings(
         return next(((key, value) for key, value in candidates if value), None)
 
     path = (given("config", {}) or ("", ""))[1]
-    in_file = file.file_settings(file.read_file(path), Settings.model_fields, path)
+    in_file = config_file.file_settings(config_file.read_file(path), Settings.model_fields, path)
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for name in Settings.model_fields:
@@ -66,7 +66,7 @@ def load_settings(
 def unknown_variables(
     environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env")
 ) -> dict[str, str | None]:
-    """The variables that are named as settings and are none, each with the setting that may be meant."""
+    """The variables that look like settings but are unknown, each with the setting that was probably meant."""
     environ = os.environ if environ is None else environ
     known = [environment_variable(name) for name in Settings.model_fields]
     given = {*environ, *(dotenv_values(dotenv) if dotenv is not None else ())}

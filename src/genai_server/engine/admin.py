@@ -1,4 +1,4 @@
-"""What operators ask of an engine and change in it while it runs."""
+"""An operator's calls to a running engine: what they ask for and what they change."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ from genai_server.quoted_values import quoted
 
 
 class AdminCalls:
-    """Belongs to the loop's thread; `terminate` ends a sequence as the library's option does."""
+    """Owned by the loop's thread. `terminate` ends a sequence as the library's runtime option does."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class AdminCalls:
         self._terminate = terminate
 
     def reply(self, message: AdminCall) -> AdminReply:
-        """Do what is asked for, and say what has come of it."""
+        """Carry out a call; returns its result."""
         match message:
             case SetRuntimeOption():
                 return self._set_runtime_option(message)
@@ -80,13 +80,13 @@ class AdminCalls:
         return AdapterReply(call)
 
     def _unload_adapter(self, id: str) -> list[str]:
-        """Returns the names of those requests that go on with it to their end."""
+        """Unload an adapter; returns the names of the requests that keep using it to their end."""
         self._runners.adapters.unload(id)
         having = (sequence.request for sequence in self._requests)
         return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
 
     def _cancel(self, unique_id: str) -> list[RequestState]:
-        """End a request for somebody who need not be its reader."""
+        """End a request on an operator's behalf."""
         sequences = self._requests.answering(unique_id)
         ended = [sequence.describe() for sequence in sequences]
         for sequence in sequences:
@@ -95,7 +95,7 @@ class AdminCalls:
         return ended
 
     def _profile_sessions(self, message: StartProfile | EndProfile | ListProfiles) -> OpenProfiles:
-        """Begin or end a session; returns the one that has begun, or all that are open."""
+        """Begin or end a session; returns the new session, or all open ones."""
         begun: list[ProfileSession] = []
         try:
             if isinstance(message, StartProfile):
@@ -121,16 +121,16 @@ class AdminCalls:
                 for sequence in concerned:
                     self._terminate(sequence)
         state = self._options.describe(self._requests.accepted)
-        # First, so that whoever has read the reply finds the state that it speaks of everywhere.
+        # The load is sent before the reply, so that the reader of the reply finds the new state everywhere.
         self._requests.tell_load(terminated=self._options.terminated)
         return Reply(message.call, state, matched=bool(concerned) or one is None, refused=refused)
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
-        """Switch profiling; returns why not, if it cannot be."""
+        """Switch profiling; returns the reason if that is not possible."""
         if value != "0" and (why := self._runners.no_profile(*([] if whole_device else sequences))):
             return why
         if (value if value != "1" else DEFAULT_PREFIX) in self._options.sessions.prefixes:
-            return f"prefix {quoted(value)} is that of an open profile session: give another, or end the session"
+            return f"prefix {quoted(value)} belongs to an open profile session: choose another, or end the session"
         try:
             self._options.set_profiling(value, sequences, whole_device=whole_device)
             self._options.choose(self._scheduler.running, self._scheduler.waiting)

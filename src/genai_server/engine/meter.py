@@ -1,4 +1,4 @@
-"""What an engine counts of its own work, for the metrics."""
+"""An engine's counters of its own work, for the metrics."""
 
 from collections.abc import Sequence as Several
 
@@ -10,13 +10,13 @@ from genai_server.engine.scheduling.scheduler import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.figures import Figures, Histogram
 
-# Seconds of a pass, and between two tokens.
+# Bounds in seconds, for the duration of a step and the time between two tokens.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Tally:
-    """Values that are sorted into a histogram by the thousand: to keep one costs as much as to append it to a list."""
+    """A histogram that sorts in its values in bulk, so that adding one costs as much as appending to a list."""
 
     def __init__(self, bounds: Several[float]) -> None:
         self._bounds = np.array(bounds, dtype=np.float64)
@@ -26,7 +26,7 @@ class Tally:
         self.add = self._fresh.append
 
     def histogram(self) -> Histogram:
-        """All that has been added."""
+        """The histogram of all added values."""
         if self._fresh:
             values = np.array(self._fresh)
             self._counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))
@@ -36,7 +36,7 @@ class Tally:
 
 
 class Meter:
-    """Belongs to the loop's thread; cheap enough for each token."""
+    """Owned by the loop's thread; cheap enough for each token."""
 
     def __init__(self) -> None:
         self._prompt_tokens = 0
@@ -49,7 +49,7 @@ class Meter:
         self._token_gaps = Tally(_SECONDS)
 
     def opened(self, sequence: Sequence) -> None:
-        """A sequence has its place, and what the cache had of its prompt."""
+        """Count a sequence that got its KV cache slot, with the cached part of its prompt."""
         request = sequence.request
         if sequence.batched and not sequence.by_library and request.cache_prompt and not request.prompt_logprobs:
             self._cache_queries += len(request.prompt)
@@ -60,7 +60,7 @@ class Meter:
         self._cache_hits += num_tokens
 
     def passed(self, step: Step, seconds: float) -> None:
-        """A pass has run to its end."""
+        """Count a finished step."""
         if step.decodes:
             self._decode_passes.add(seconds)
             self._decode_rows.add(len(step.reads))
@@ -68,7 +68,7 @@ class Meter:
             self._prefill_passes.add(seconds)
 
     def produced(self, sequence: Sequence) -> None:
-        """A sequence has one token more."""
+        """Count a sequence's new token."""
         self._generation_tokens += 1
         if sequence.gap is not None:
             self._token_gaps.add(sequence.gap)
@@ -76,7 +76,7 @@ class Meter:
             self._prompt_tokens += len(sequence.request.prompt)
 
     def figures(self, running: Several[Sequence], requests: RequestTable, options: RuntimeOptionState) -> Figures:
-        """All that has been counted, here and elsewhere."""
+        """All counters, here and elsewhere in the engine."""
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
             prompt_tokens=self._prompt_tokens,

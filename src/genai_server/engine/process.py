@@ -1,8 +1,7 @@
-"""The engine process: started by its supervisor, it loads one model on one device and runs the generator worker.
+"""The engine process: started by its supervisor, it loads one model on one device and runs the engine's loop.
 
-Its standard input brings one line, the EngineSpec, and then stays open for as long as the supervisor lives: its end is
-the order to leave, which reaches the process however the supervisor died. Its standard output carries one line, the
-EngineReport.
+Standard input carries one line, the EngineSpec, and stays open while the supervisor lives. Its end is the order to
+exit, which arrives however the supervisor died. Standard output carries one line, the EngineReport.
 """
 
 import logging
@@ -35,7 +34,7 @@ from genai_server.logs import configure_logging
 from genai_server.messages.launch import EngineReport, EngineSpec
 
 log = logging.getLogger(__name__)
-# Prompt tokens read at once while nobody waits for a token.
+# Prompt tokens read at once while no stream waits for a token.
 IDLE_CHUNK = 256
 
 
@@ -48,24 +47,24 @@ def main() -> None:
     parent_watch.hold()
     configure_logging(spec.settings.log_level, spec.settings.log_format)
     if spec.settings.telemetry:
-        # Here, for it brings all settings with it: a quarter of the start of an engine without a model.
+        # Imported here: all settings come with it, which takes a quarter of the start of an engine without a model.
         from genai_server.config import allow_telemetry
 
         allow_telemetry()
     try:
-        listener = listen(spec.address)  # first, for what is wrong with the address is known without the model
+        listener = listen(spec.address)  # first, since a wrong address shows without the model
         runners = load_runners(spec)
         for adapter in spec.adapters:
             runners.adapters.load(adapter)
         warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
         model = structs.replace(runners.model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
         guidance = load_guidance(spec, model)
-    except Exception as error:  # whatever the library raises: the operator must read it
+    except Exception as error:  # the operator must see any error of the library
         parent_watch.let_go()
-        # Our own words, and the library's, speak for themselves.
+        # Our own messages, and those of the library, need no type.
         is_plain = isinstance(error, GenaiServerError) or type(error) is RuntimeError
         _tell(report, EngineReport(error=str(error) if is_plain else f"{type(error).__name__}: {error}"))
-        os._exit(1)  # not sys.exit: the thread that reads standard input cannot be ended
+        os._exit(1)  # sys.exit would wait for the thread that reads standard input
     try:
         serve(spec, listener, runners, model, guidance, report, parent_watch)
     except BaseException:
@@ -83,9 +82,10 @@ def serve(
     report: BinaryIO,
     parent_watch: ParentWatch,
 ) -> None:
-    """Take connections, tell them of the model, and run the generator worker, until the process ends.
+    """Accept connections, send them the model's data, and run the engine's loop until the process ends.
 
-    Only a model whose whole session is profiled has it end, which is when its file is written; else that takes time.
+    The model is closed only if its whole session is profiled, because closing writes that file. Otherwise it would take
+    time for nothing.
     """
     connections = Connections(listener, spec.secret, model, runners.batching, runners.interrupt)
     profiles = profile_folder(spec)
@@ -107,7 +107,7 @@ def serve(
     )
     connections.start(loop.inbox)
     if not spec.device.startswith("scripted") and (name := session_profile(Path(spec.model_dir))):
-        log.warning("all passes are profiled, as %s wants it, into %s", spec.model_dir, profiles.path_prefix(name))
+        log.warning("all steps are profiled, as %s asks, into %s", spec.model_dir, profiles.path_prefix(name))
         parent_watch.before_leaving(loop.leave)
     spare_what_is_there()
     _tell(report, EngineReport(address=listener.address))
@@ -116,7 +116,7 @@ def serve(
 
 
 def make_scheduler(spec: EngineSpec, max_running: int, *, mixes: bool = False) -> Scheduler:
-    """The scheduler for as many running sequences as the runners have room for."""
+    """The scheduler for as many running sequences as the runners have slots for."""
     by_library = runs_by_library(spec.device, Path(spec.model_dir), spec.settings.scheduler)
     limited_by = "the batch of onnxruntime-genai" if by_library else "GENAI_KV_CACHE_BYTES"
     return Scheduler(
@@ -131,7 +131,7 @@ def make_scheduler(spec: EngineSpec, max_running: int, *, mixes: bool = False) -
 
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
-    """What the device's answers can be guided with."""
+    """The guidance for grammars of answers on this device."""
     return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
 
 

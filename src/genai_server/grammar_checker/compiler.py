@@ -1,4 +1,4 @@
-"""llguidance's compiler with this server's limits: for the process that checks a grammar, and for the engine."""
+"""llguidance's compiler with this server's limits, for the grammar checker and for the engine."""
 
 import random
 import re
@@ -9,59 +9,62 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-# What may be spent on the lexer of a grammar. The library's own 1,000,000 lets one take 4 s and 170 MB, with this it is
-# 0.5 s and 50 MB (2 cores), and a schema may have 1,200 dates.
+# Limit on the lexer of a grammar. The library's default of 1,000,000 allows 4 s and 170 MB; This allows 0.5 s and 50 MB
+# (2 cores), and a schema with 1,200 dates.
 _LEXER_FUEL = 300_000
-# How ambiguous a grammar may become on its way. The library's own 2000 lets one take 0.25 s for each token, in which
-# all streams stand still; with this it is 0.05 s (2 cores), and an object may have 200 optional properties.
+# Limit on a grammar's ambiguity. The library's default of 2000 allows 0.25 s for each token, which delays all streams;
+# This allows 0.05 s (2 cores), and an object with 200 optional properties.
 _MOST_ITEMS = 1000
-# Bytes of stack. The compiler calls itself for each rule that leads to another: with 8 MiB 2,700 of them end the
-# process, with 2 MiB 650. What passes where a grammar is checked has four times as much in the engine.
+# Bytes of stack. The compiler recurses for each rule that leads to another: 2,700 of them end a process with 8 MiB, 650
+# one with 2 MiB. The engine has four times the stack of the check, so a checked grammar fits there.
 CHECK_STACK = 2 * 1024 * 1024
 ENGINE_STACK = 4 * CHECK_STACK
 _LONGEST_MESSAGE = 500
 _EXPRESSION_ERROR = re.compile(r"regex parse error:\n.*?^error: [^\n]*", re.MULTILINE | re.DOTALL)
-# Answers that a check follows, and the tokens of each.
+# Random answers that a check follows, and the tokens of each.
 _WALKS, _STEPS = 3, 10
-# Tokens that a grammar names: by id, and by text.
+# References to tokens in a grammar: by id, and by text.
 _IDS = re.compile(r"<\[([-^\d,\s]+)\]>")
 _NAMES = re.compile(r"<[^<>\s\[\]]+>")
-# The token that ends an answer, after those of the bytes.
+# The token that ends an answer; the tokens before it are bytes.
 _END = 256
 _LARGEST_ID, _MOST_NAMES = 300_000, 1_000
 
 
 def byte_tokenizer(special: Sequence[bytes], eos: Sequence[int], vocab_size: int) -> LLTokenizer:
-    """Tokens are bytes; those from 256 on are special, and any without a text are empty."""
+    """A tokenizer whose first 256 tokens are the bytes. Then come the special tokens, then empty ones."""
     return LLTokenizer(TokenizerWrapper(_Bytes(special, eos, vocab_size)), vocab_size, list(eos))
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str:
-    """The grammar at its start with its first mask computed, or why it cannot be used. Python's lock is not held."""
+    """The grammar's matcher at its start, with the first mask computed; or the reason why the grammar cannot be used.
+
+    Python's lock is released meanwhile.
+    """
     try:
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
-        # The first mask may take a second, too; what is learned for it comes along with each copy.
+        # The first mask may take a second, too; each copy of the matcher includes what it has computed.
         matcher.compute_bitmask()
-    except BaseException as error:  # a panic of the library is no Exception, and somebody waits
+    except BaseException as error:  # a panic of the library is not an Exception, and a request is waiting
         return in_short(str(error))
     return reason(matcher) if matcher.is_error() else matcher
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Why a matcher goes no further."""
+    """Why a matcher cannot continue."""
     return in_short(matcher.get_error())
 
 
 def in_short(words: str) -> str:
-    """The library's words without what only its authors can read: of a panic it tells the whole stack."""
+    """The library's message without its backtrace, which a panic includes."""
     return words.partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()[:_LONGEST_MESSAGE]
 
 
 def complaint(grammar: str) -> str | None:
-    """What the compiler says against a grammar, None if nothing.
+    """The compiler's error message for a grammar; None if it is valid.
 
-    A sound one is followed for a few tokens, as an engine will follow it. What only shows with the tokens of a model is
-    left to the engine.
+    A valid grammar is followed for a few tokens, as an engine will follow it. Errors that depend on a model's tokens
+    are found in the engine only.
     """
     matcher = compile_grammar(_stand_in(grammar), grammar)
     if isinstance(matcher, LLMatcher):
@@ -70,14 +73,14 @@ def complaint(grammar: str) -> str | None:
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_limits())
     if not wrong:
         return None
-    # Around a regular expression it shows a grammar that nobody has written.
+    # The message quotes an internal grammar around a regular expression.
     expression = _EXPRESSION_ERROR.search(messages[0])
     return in_short(expression[0] if expression else messages[0])
 
 
 @contextmanager
 def stack(size: int) -> Iterator[None]:
-    """Threads that are started within have so many bytes of stack."""
+    """Set the stack size, in bytes, of the threads that are started within the block."""
     before = threading.stack_size(size)
     try:
         yield
@@ -90,7 +93,7 @@ def _limits() -> LLParserLimits:
 
 
 def _follow(matcher: LLMatcher) -> None:
-    """Draw the beginnings of some answers that go on for as long as they can; the same each time."""
+    """Follow some random answers that continue for as long as they can; the same ones each time."""
     for seed in range(_WALKS):
         chance, answer = random.Random(seed), matcher.deep_copy()
         for _ in range(_STEPS):
@@ -102,7 +105,7 @@ def _follow(matcher: LLMatcher) -> None:
 
 
 def _stand_in(grammar: str) -> LLTokenizer:
-    """A tokenizer of bytes that has the special tokens which a grammar names, for those of a model are not known."""
+    """A byte tokenizer with the special tokens that a grammar names, because the model's own are not known here."""
     ids = [int(number) for listed in _IDS.findall(grammar) for number in re.findall(r"\d{1,9}", listed)]
     largest = max((number for number in ids if number <= _LARGEST_ID), default=0)
     return _stand_in_tokenizer(tuple(sorted(set(_NAMES.findall(grammar)))[:_MOST_NAMES]), largest)
@@ -115,7 +118,7 @@ def _stand_in_tokenizer(names: tuple[str, ...], largest: int) -> LLTokenizer:
 
 
 class _Bytes:
-    """Bytes and special tokens as the library wants a tokenizer described."""
+    """Bytes and special tokens, in the form in which the library takes a tokenizer."""
 
     bos_token_id = None
 

@@ -1,4 +1,4 @@
-"""Has grammars checked in processes of their own: a grammar that ends or holds up one disturbs nobody else."""
+"""Has grammars checked in separate processes, so that a grammar which crashes or blocks one affects nothing else."""
 
 import asyncio
 import hashlib
@@ -11,40 +11,44 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from genai_server.errors import CheckerUnavailable
-from genai_server.grammar_checker.child import CheckerDied, CheckerProcess, CheckerTimeout
+from genai_server.grammar_checker.checker_process import CheckerDied, CheckerProcess, CheckerTimeout
 
 log = logging.getLogger(__name__)
-# Each checks one grammar at a time, so that it is known of which it has died; more are not needed, for a usual grammar
-# takes milliseconds.
+# Each process checks one grammar at a time, so that a crash can be attributed. A typical grammar takes milliseconds, so
+# more processes are not needed.
 _PROCESSES = 2
-# Verdicts that are remembered: an agent brings the same tools with each request.
+# Most cached verdicts: an agent sends the same tools with each request.
 _KEPT_VERDICTS = 4096
-# How a check may end.
+# The results of a check.
 RESULTS = ("passed", "refused", "crashed", "timed_out")
 _CRASHES = "the grammar compiler crashes on it, or needs more memory than it may have"
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """`words` say what is wrong, if anything; how it came about, `result`, is counted."""
+    """The result of a check."""
 
+    # The error message; None if the grammar is valid.
     words: str | None
+    # One of RESULTS, for the metrics.
     result: str
+    # Whether the verdict may be cached.
     is_lasting: bool = True
 
 
 @dataclass
 class _Check:
-    """A check that is under way, and how many wait for it."""
+    """A running check."""
 
     verdict: "asyncio.Future[_Verdict]"
+    # Number of requests that wait for it.
     waiting: int = 0
 
 
 class GrammarChecker:
-    """Starts the processes when they are first needed, and again when they have died.
+    """Starts the processes when they are first needed, and replaces those that have died.
 
-    Belongs to the event loop; must be closed. `count` is told of each check how it ended, one of RESULTS.
+    Belongs to the event loop; must be closed. `count` is called with the result of each check, one of RESULTS.
     """
 
     def __init__(
@@ -64,9 +68,9 @@ class GrammarChecker:
         self._closed = threading.Event()
 
     async def complaint(self, grammar: str) -> str | None:
-        """What is wrong with a grammar, None if nothing. Raises CheckerUnavailable.
+        """The error message for a grammar; None if it is valid. Raises CheckerUnavailable.
 
-        Grammars that are alike are checked once; a check for which nobody waits any more is not begun.
+        Equal grammars are checked once. A check that no request waits for any more is not started.
         """
         key = hashlib.sha256(grammar.encode()).digest()
         if key in self._verdicts:
@@ -88,7 +92,7 @@ class GrammarChecker:
                     del self._checks[key]
 
     def close(self) -> None:
-        """End the processes. Blocks for the moment that this takes."""
+        """End the processes. Blocks until they have ended."""
         self._closed.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in list(self._processes):
@@ -105,7 +109,10 @@ class GrammarChecker:
                 self._verdicts.popitem(last=False)
 
     def _check(self, grammar: str) -> _Verdict:
-        """Runs in one of the threads. Once more in a new process if one dies, for somebody may have killed it."""
+        """Check a grammar, in one of the threads.
+
+        If a process dies, the check is repeated in a new one, because the first may have been killed from outside.
+        """
         for _ in range(2):
             process = self._take()
             try:
@@ -122,8 +129,8 @@ class GrammarChecker:
         return _Verdict(_CRASHES, "crashed")
 
     def _take(self) -> CheckerProcess:
-        """One that nobody uses, or a new one."""
-        with suppress(IndexError):  # the other thread may have been faster
+        """An idle process, or a new one."""
+        with suppress(IndexError):  # the other thread may have taken the last one
             while True:
                 if (process := self._idle.pop()).is_alive:
                     return process

@@ -1,10 +1,10 @@
-"""The grammar checker: a process that compiles what strangers send, so that only it dies of that.
+"""The grammar checker: a process that compiles grammars from strangers, so that they can crash nothing else.
 
-Its standard input brings grammars, each as a line of JSON, and stays open for as long as the API process lives: its end
-is the order to leave, which is obeyed at once, also in the middle of a check. Its standard output carries one line of
-JSON when it is ready, and then one for each grammar: what the compiler says against it, or null.
+Standard input carries grammars, one line of JSON each, and stays open while the API process lives. Its end is the order
+to exit, which is obeyed at once, even during a check. Standard output carries one line of JSON when the process is
+ready, and then one for each grammar: the compiler's error message, or null.
 
-It imports little, reads no environment and holds no secret.
+The process imports little, reads no environment and holds no secrets.
 """
 
 import json
@@ -20,14 +20,14 @@ from genai_server.child_process import ignore_group_signals, private_standard_ou
 from genai_server.grammar_checker.compiler import CHECK_STACK, complaint, in_short, stack
 from genai_server.malloc import give_back_large_blocks, share_heaps
 
-# Bytes that checks may take, beside what the process has at its start. The largest grammars of use take 50 MB.
+# Most bytes for checks, beyond the process's memory at its start. The largest useful grammars take 50 MB.
 MOST_MEMORY = 512 * 1024 * 1024
 _SECONDS_BETWEEN_LOOKS = 0.05
 _TOO_MUCH_MEMORY = 70
 
 
 def main() -> None:
-    """Check until the parent leaves."""
+    """Check grammars until the parent leaves."""
     answers = private_standard_output()
     ignore_group_signals()
     give_back_large_blocks()
@@ -38,12 +38,12 @@ def main() -> None:
         threading.Thread(target=_check, args=(grammars, answers), daemon=True).start()
     for line in sys.stdin.buffer:
         grammars.put(line)
-    os._exit(0)  # not sys.exit: the other thread may be in native code for long
+    os._exit(0)  # sys.exit would wait for the other thread, which may be in native code for long
 
 
 def limit_memory(most: int) -> None:
-    """End this process when it takes more than so many bytes beside what it has now: by the kernel on Linux, elsewhere
-    by a thread that looks.
+    """End this process when it takes so many bytes more than now: by the kernel on Linux, elsewhere by a watching
+    thread.
     """
     if sys.platform == "linux":
         import resource
@@ -57,7 +57,7 @@ def limit_memory(most: int) -> None:
 
 
 def watch_memory(most: int) -> None:
-    """End this process once it has so many bytes more than now. Native code that compiles does not hold it up."""
+    """End this process once it has so many bytes more than now. Native code of the compiler does not delay it."""
     import psutil
 
     process = psutil.Process()
@@ -68,15 +68,15 @@ def watch_memory(most: int) -> None:
 
 
 def _check(grammars: "SimpleQueue[bytes]", answers: BinaryIO) -> None:
-    complaint('start: ""')  # whatever the library does only once is done before the first check is timed
+    complaint('start: ""')  # one-time work of the library is done before the first check is timed
     _tell(answers, None)
-    # A library that dies says why on standard error, and quotes what it was given; no log quotes a request.
+    # A crashing library prints its input to standard error; logs must not quote requests.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     while True:
         grammar = json.loads(grammars.get())
         try:
             found = complaint(grammar)
-        except BaseException as error:  # a panic of the library is no Exception
+        except BaseException as error:  # a panic of the library is not an Exception
             found = in_short(f"the compiler fails: {error}")
         _tell(answers, found)
 

@@ -1,4 +1,4 @@
-"""Runs onnxruntime-genai's model builder, with the settings that are fastest here, in a process of its own."""
+"""Runs onnxruntime-genai's model builder in a separate process, with the settings that are fastest for this server."""
 
 import re
 import shutil
@@ -13,12 +13,12 @@ from genai_server.errors import ConfigurationError, ExportFailed
 from genai_server.installation import this_installation
 
 LOG = "export.log"
-# The builder's names of our devices.
+# The builder's names for this server's devices.
 PROVIDERS = {"cpu": "cpu", "cuda": "cuda", "directml": "dml"}
 PRECISIONS = ("int4", "int8", "fp16", "bf16", "fp32")
-# What the builder imports and serving does without.
+# Modules that the builder imports and serving does not need.
 _NEEDED = ("torch", "transformers", "onnx_ir", "onnxruntime_genai.models.builder")
-# Files of the original that the builder writes anew, in another form than their makers'.
+# Files that the builder rewrites in another form; the original's are kept instead.
 _KEPT = ("tokenizer.json", "chat_template.jinja")
 _STEP = re.compile(r"^(Reading [\w ]+|Saving (?:ONNX model|GenAI config|processing files))(?: in .*)?$")
 _LAST_LINES = 15
@@ -26,21 +26,23 @@ _LAST_LINES = 15
 
 @dataclass(frozen=True)
 class Build:
-    """What to build: from a directory in Hugging Face's form to a directory that does not exist yet.
+    """What to build."""
 
-    `extra` are further options of the builder, `NAME=VALUE`.
-    """
-
+    # A directory in Hugging Face's format.
     source: Path
+    # A directory that does not exist yet.
     target: Path
     precision: str
     device: str
+    # Further options of the builder, `NAME=VALUE`.
     extra: tuple[str, ...] = ()
 
     @property
     def options(self) -> list[str]:
-        """Of the builder. Prompts need the last token's logits only; the rest is what a CPU's kernels are fastest with
-        (docs/performance.md has the measurements).
+        """The options for the builder.
+
+        The prompt needs only the logits of its last token. The other options suit a CPU's kernels best (measurements in
+        docs/performance.md).
         """
         chosen = {"prune_lm_head": "true"}
         if self.device == "cpu" and self.precision in ("int4", "int8"):
@@ -50,7 +52,7 @@ class Build:
 
 
 def check_environment(python: Path) -> None:
-    """See that an interpreter has what the builder needs. Raises ConfigurationError."""
+    """Check that a Python interpreter has what the builder needs. Raises ConfigurationError."""
     code = f"import importlib.util as u; print(*[n for n in {_NEEDED!r} if not _has(u, n)])"
     code = "def _has(u, n):\n try: return u.find_spec(n)\n except ImportError: return None\n" + code
     try:
@@ -60,14 +62,14 @@ def check_environment(python: Path) -> None:
     if missing := done.stdout.split():
         raise ConfigurationError(
             f"{python} lacks {', '.join(missing)}: {this_installation().command('cpu', 'export', python=str(python))}, "
-            "or name the Python of an environment that has it with --python"
+            "or name another environment's Python with --python"
         )
 
 
 def build(build: Build, python: Path, environment: dict[str, str], tell: Callable[[str], None]) -> None:
-    """Build, with a line for each step; all that the builder says goes to LOG in the target.
+    """Run the builder and report each step; its output goes to the file LOG in the target.
 
-    Raises ExportFailed with the end of it.
+    Raises ExportFailed with the end of that output.
     """
     command = [str(python), "-u", "-m", "onnxruntime_genai.models.builder", "-i", str(build.source)]
     command += ["-o", str(build.target), "-p", build.precision, "-e", PROVIDERS[build.device]]
@@ -87,7 +89,7 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
 def _run(
     command: Sequence[str], environment: dict[str, str], log: Path, tell: Callable[[str], None]
 ) -> tuple[int, list[str]]:
-    """The exit status, and the last lines."""
+    """The exit status and the last lines of output."""
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with (
         log.open("w", encoding="utf-8") as out,

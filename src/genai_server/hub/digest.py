@@ -1,4 +1,4 @@
-"""The hash of a file's content, as hubs tell it."""
+"""Hashes of files' contents, in the forms that hubs use."""
 
 import hashlib
 from pathlib import Path
@@ -7,7 +7,7 @@ _PIECE = 4 * 1024 * 1024
 
 
 def has_digest(path: Path, digest: str) -> bool:
-    """Whether a file's content has the digest `sha256:…`, or `git:…` as git names a blob. Raises OSError."""
+    """Whether a file has the digest `sha256:…`, or `git:…` for the hash of a git blob. Raises OSError."""
     kind, _, expected = digest.partition(":")
     return digest_of(path, kind).partition(":")[2] == expected.lower()
 

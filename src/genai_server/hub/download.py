@@ -1,7 +1,7 @@
-"""Fetches the files of a selection into a folder beside the directory that they shall be, one by one, each checked.
+"""Downloads the files of a selection into a folder beside their final directory, one by one, and checks each.
 
-A file has its own name only once its hash is right. Until then it is `NAME.HASH.partial`, which a later pull goes on
-with.
+A file gets its own name only after its hash was checked. Until then it is `NAME.HASH.partial`, which a later pull
+continues.
 """
 
 import errno
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from genai_server.errors import PullFailed
+from genai_server.hub.client import Hub
 from genai_server.hub.digest import has_digest
-from genai_server.hub.library import Hub
 from genai_server.hub.repository import RemoteFile, Repository, Selection
 
 _MIB = 1024 * 1024
@@ -20,9 +20,9 @@ _HASH_LENGTH = 12
 
 
 def download(hub: Hub, repository: Repository, selection: Selection, folder: Path, tell: Callable[[str], None]) -> None:
-    """Have all files of the selection in the folder, and nothing else; what is right already is kept.
+    """Make the folder hold exactly the files of the selection; correct files are kept.
 
-    Raises PullFailed, and leaves what has come for the next attempt.
+    Raises PullFailed and keeps the partial files for the next attempt.
     """
     with _disk_told_plainly(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path) -> 
     partial = _partial(target, file)
     if partial.exists() and partial.stat().st_size > file.size:
         partial.unlink()
-    # What an earlier attempt has left may be broken; what came whole just now is what the hub has.
+    # A wrong hash may come from the rest of an earlier attempt. If all bytes came just now, the hub is wrong.
     for _ in range(2 if partial.exists() else 1):
         hub.fetch(repository, file, partial)
         if has_digest(partial, file.digest):
@@ -48,13 +48,13 @@ def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path) -> 
             return
         partial.unlink()
     raise PullFailed(
-        f"{file.path} came with another hash than the hub tells ({file.digest}); it was thrown away: try again, "
+        f"{file.path} does not have the hash that the hub tells ({file.digest}) and was removed; try again, "
         "and if it stays so, the hub or a proxy before it is broken"
     )
 
 
 def _partial(target: Path, file: RemoteFile) -> Path:
-    """Named by the hash, so that no other revision's file is gone on with."""
+    """The partial file. Its name contains the hash, so that no other revision continues it."""
     return target.with_name(f"{target.name}.{file.digest.partition(':')[2][:_HASH_LENGTH]}.partial")
 
 
@@ -63,7 +63,7 @@ def _is_there(path: Path, file: RemoteFile) -> bool:
 
 
 def _remove_strangers(folder: Path, selection: Selection) -> None:
-    """What an attempt at another revision or selection has left."""
+    """Remove what an attempt with another revision or selection has left."""
     ours = {folder / name for name in selection.files}
     ours |= {_partial(folder / name, file) for name, file in selection.files.items()}
     for path in [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]:
@@ -77,18 +77,18 @@ def _check_space(folder: Path, missing: dict[str, RemoteFile]) -> None:
     need = sum(file.size for file in missing.values()) - have
     free = shutil.disk_usage(folder).free
     if need > free:
-        raise PullFailed(f"{need / _MIB:.0f} MiB are to come, and {folder} has {free / _MIB:.0f} MiB free")
+        raise PullFailed(f"{need / _MIB:.0f} MiB are to be downloaded, and {folder} has {free / _MIB:.0f} MiB free")
 
 
 @contextmanager
 def _disk_told_plainly(folder: Path) -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:  # of the output, which no disk is
+    except BrokenPipeError:  # the reader of the output has gone; the disk is fine
         raise
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            why = f"the disk of {folder} is full; what has come is kept: make room and pull again"
+            why = f"the disk of {folder} is full; free some space, and pull again to continue"
         else:
             why = f"{error.filename or folder}: {(error.strerror or str(error)).splitlines()[0]}"
         raise PullFailed(why) from None

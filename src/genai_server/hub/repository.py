@@ -1,4 +1,4 @@
-"""What a repository on a hub holds at one commit, and which of its files make a model."""
+"""The contents of a hub's repository at one commit, and the files in it that form a model."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from genai_server.quoted_values import quoted
 
 MODEL_CONFIG = "genai_config.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-# What Transformers and onnxruntime-genai's builder read of a repository with PyTorch's weights.
+# The files that Transformers and onnxruntime-genai's builder read from a repository with PyTorch weights.
 _SOURCE = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
 _SOURCE_CONFIG = "config.json"
 _MOST_SHOWN = 20
@@ -20,10 +20,12 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository: `digest` is `sha256:…` of its content, or `git:…` of git's blob; size in bytes."""
+    """A file of a repository."""
 
     path: str
+    # In bytes.
     size: int
+    # `sha256:…` of the content, or `git:…` of git's blob.
     digest: str
 
 
@@ -38,26 +40,28 @@ class Repository:
 
 @dataclass(frozen=True)
 class Selection:
-    """The files that make one directory, by their names in it; `folder` is where they lie in the repository."""
+    """The files that form one directory."""
 
+    # The folder in the repository that contains them; "" for its root.
     folder: str
+    # By their names in the directory.
     files: dict[str, RemoteFile]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files."""
         return sum(file.size for file in self.files.values())
 
 
 def is_repository_name(text: str) -> bool:
-    """Whether it has the form of a repository's name, `OWNER/NAME` or, for a few old ones, `NAME`."""
+    """Whether the text has the form of a repository's name: `OWNER/NAME`, or `NAME` for a few old ones."""
     return _NAME.fullmatch(text) is not None
 
 
 def select_model(repository: Repository, include: Sequence[str] = ()) -> Selection:
-    """The files of the one onnxruntime-genai model among those that the patterns name, or among all.
+    """The files of the only onnxruntime-genai model among those that match the patterns, or among all.
 
-    Raises PullFailed if there is none, or more than one to choose from.
+    Raises PullFailed if there is none, or if there are several.
     """
     chosen = [file for file in repository.files if not include or _matches(file.path, include)]
     if not chosen:
@@ -73,7 +77,7 @@ def select_model(repository: Repository, include: Sequence[str] = ()) -> Selecti
 
 
 def select_source(repository: Repository) -> Selection:
-    """The files at the top of a repository that a model is built from. Raises PullFailed if it has no such model."""
+    """The top-level files of a repository that a model can be built from. Raises PullFailed if it has no such model."""
     top = [file for file in repository.files if "/" not in file.path]
     if not any(file.path == _SOURCE_CONFIG for file in top):
         raise PullFailed(f"{repository.name} has no {_SOURCE_CONFIG}: there is nothing to build a model from")
@@ -85,14 +89,14 @@ def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
     named = {file.path[start:]: file for file in files if not PurePosixPath(file.path).name.startswith(".")}
     for name in named:
         if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive:
-            raise PullFailed(f"a file of the repository would lie elsewhere: {quoted(name)}")
+            raise PullFailed(f"a file of the repository would be written outside the directory: {quoted(name)}")
     return Selection(folder, named)
 
 
 def _no_model(repository: Repository, include: Sequence[str]) -> str:
     where = f"no {MODEL_CONFIG} among the files that --include names" if include else f"no {MODEL_CONFIG}"
     remedy = "name a folder that has one" if include else f"genai-server export {repository.name} builds one"
-    return f"{repository.name} has no model of onnxruntime-genai ({where}); {remedy}"
+    return f"{repository.name} has no onnxruntime-genai model ({where}); {remedy}"
 
 
 def _choice(repository: Repository, files: Sequence[RemoteFile], folders: Sequence[str]) -> str:
@@ -106,7 +110,7 @@ def _choice(repository: Repository, files: Sequence[RemoteFile], folders: Sequen
 
 
 def _matches(path: str, patterns: Sequence[str]) -> bool:
-    """As huggingface_hub has it: a pattern that ends in a slash stands for all below it."""
+    """Match as huggingface_hub does: a pattern that ends in a slash stands for everything below it."""
     return any(fnmatchcase(path, pattern + "*" if pattern.endswith("/") else pattern) for pattern in patterns)
 
 

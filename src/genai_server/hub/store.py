@@ -1,6 +1,6 @@
-"""Where models lie: a folder with a directory for each, and in each that was fetched or built a note of its origin.
+"""The folder of models: a directory for each, which contains a note of its origin if it was fetched or built.
 
-A directory is made beside its place, in a hidden folder, and gets its name when it is whole and checked.
+A directory is prepared in a hidden folder beside it, and renamed when it is complete and checked.
 """
 
 import shutil
@@ -20,39 +20,40 @@ ORIGIN = ".genai-server.json"
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a directory comes from: the repository or directory, its commit, and its files with their digests.
+    """Where a directory comes from."""
 
-    `files` are those as fetched; what was built has none. `built` says how it was built.
-    """
-
+    # The repository or directory.
     source: str
+    # The commit.
     revision: str = ""
     folder: str = ""
+    # How it was built.
     built: str = ""
+    # Digests of the fetched files; empty for a built model.
     files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def origin_of_pull(repository: Repository, selection: Selection) -> Origin:
-    """The note of a directory that is one of a repository's."""
+    """The note for a directory that was fetched from a repository."""
     digests = {name: file.digest for name, file in selection.files.items()}
     return Origin(repository.name, repository.commit, selection.folder, files=digests)
 
 
 def place_of(models: Path, source: str) -> Path:
-    """The directory of a model by its repository's or folder's name."""
+    """The directory for a model, named after the last part of its repository or folder."""
     return models / source.rstrip("/").rpartition("/")[2]
 
 
 def staging(directory: Path, what: str = "pull") -> Path:
-    """The hidden folder in which a directory is made."""
+    """The hidden folder in which a directory is prepared."""
     return directory.parent / f".{directory.name}.{what}"
 
 
 @contextmanager
 def only_one(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory that is being made or removed.
+    """Hold the lock of a directory that is being prepared or removed.
 
-    Raises PullFailed if another process has it, and ConfigurationError if there can be none.
+    Raises PullFailed if another process holds it, and ConfigurationError if it cannot be locked.
     """
     path = directory.parent / f".{directory.name}.lock"
     lock = FileLock(path, mode=0o600)
@@ -60,7 +61,7 @@ def only_one(directory: Path) -> Iterator[None]:
         directory.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
-        raise PullFailed(f"another process is at work on {directory}") from None
+        raise PullFailed(f"another process is working on {directory}") from None
     except OSError as error:
         raise ConfigurationError(f"{error.filename or directory}: {error.strerror}") from None
     try:
@@ -71,7 +72,7 @@ def only_one(directory: Path) -> Iterator[None]:
 
 
 def seed(folder: Path, directory: Path) -> None:
-    """Let the making of a directory begin with the files of its present state, as links where the disk can."""
+    """Start from the files of the existing directory, as hard links where the disk allows it."""
     try:
         for path in [path for path in directory.rglob("*") if path.is_file()]:
             target = folder / path.relative_to(directory)
@@ -83,11 +84,11 @@ def seed(folder: Path, directory: Path) -> None:
 
 
 def install(folder: Path, directory: Path, origin: Origin) -> None:
-    """Give what was made its name, in the place of its former state. Raises PullFailed if that cannot be done."""
+    """Rename the prepared folder, in place of the existing directory. Raises PullFailed if that fails."""
     former = staging(directory, "former")
     try:
         note = folder / ORIGIN
-        note.unlink(missing_ok=True)  # it may be a link to the former one
+        note.unlink(missing_ok=True)  # it may be a hard link to the former note
         note.write_bytes(msgspec.json.format(msgspec.json.encode(origin), indent=2) + b"\n")
         if directory.exists():
             directory.rename(former)
@@ -99,7 +100,7 @@ def install(folder: Path, directory: Path, origin: Origin) -> None:
 
 
 def read_origin(directory: Path) -> Origin | None:
-    """The note in a directory; None where there is none that can be read."""
+    """The note in a directory; None if there is none, or none that can be read."""
     try:
         return msgspec.json.decode((directory / ORIGIN).read_bytes(), type=Origin)
     except (OSError, msgspec.DecodeError):
@@ -107,37 +108,40 @@ def read_origin(directory: Path) -> Origin | None:
 
 
 def changed_files(directory: Path, origin: Origin) -> list[str]:
-    """The names of those files that are not as they were fetched, or are gone."""
+    """The names of files that are missing, or differ from the fetched ones."""
     return [name for name, digest in origin.files.items() if not _is_as_fetched(directory / name, digest)]
 
 
 def models_in(models: Path) -> list[Path]:
-    """The model directories of the folder, by name."""
+    """The model directories in the folder, by name."""
     if not models.is_dir():
         return []
     return sorted(path for path in models.iterdir() if not path.name.startswith(".") and _is_model(path))
 
 
 def unfinished_in(models: Path) -> list[Path]:
-    """What pulls and exports that have not ended well keep for the next attempt."""
+    """What unfinished pulls and exports keep for the next attempt."""
     if not models.is_dir():
         return []
     return sorted(path for path in models.glob(".*.*") if path.is_dir() and path.suffix in (".pull", ".source"))
 
 
 def remove(models: Path, name: str) -> int:
-    """Remove a model, or what is there of one; returns the bytes that it took. Raises ConfigurationError."""
+    """Remove a model, or what an unfinished pull has left of it; returns the bytes freed.
+
+    Raises ConfigurationError.
+    """
     directory = models / name
     if directory.parent != models or name.startswith("."):
-        raise ConfigurationError(f"{quoted(name)} is no name of a model in {models}")
+        raise ConfigurationError(f"{quoted(name)} is not the name of a model in {models}")
     found = [path for path in (staging(directory), staging(directory, "source")) if path.is_dir()]
     if directory.is_symlink() or (directory.is_dir() and not _is_model(directory)):
-        raise ConfigurationError(f"{directory} is no model directory; remove it yourself")
+        raise ConfigurationError(f"{directory} is not a model directory; remove it yourself")
     if directory.is_dir():
         found.append(directory)
     if not found:
         known = ", ".join(path.name for path in models_in(models)) or "none"
-        raise ConfigurationError(f"there is no model {quoted(name)} in {models}; there are: {known}")
+        raise ConfigurationError(f"there is no model {quoted(name)} in {models}; it has: {known}")
     size = sum(size_of(path) for path in found)
     try:
         for path in found:

@@ -1,4 +1,4 @@
-"""Checks what an operator wrote of a device's options, and makes of it what the libraries take."""
+"""Checks an operator's options of a device, and translates them into the libraries' form."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +19,10 @@ _SESSION_ROWS = names(session.SESSION)
 _ENTRY_ROWS = names(session.ENTRIES)
 _RUN_ROWS = names(session.RUN)
 _CUDA_DEVICES = ("cuda", "tensorrt")
-# They number the same cards.
+# These number the same devices.
 _NVIDIA = ("cuda", "tensorrt", "nv_tensorrt_rtx")
 _PLACES = ("library", "package")
-# What providers call the number of a device.
+# The providers' names for the number of a device.
 _INDICES = ("device_id", "device_index", "deviceId")
 _MOVED = {"cudnn_conv_algo_search": SEARCHES, "arena_extend_strategy": STRATEGIES}
 
@@ -64,7 +64,7 @@ def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A table whose nested tables are names with dots: what TOML makes of such a name without quotes."""
+    """A table with nested tables flattened to dotted names, which TOML reads as nested without quotes."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
@@ -76,12 +76,12 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _table(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{where}: expected is a table, not {quoted(value)}")
+        raise ConfigurationError(f"{where}: expected a table, not {quoted(value)}")
     return dict(value)
 
 
 def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
-    """Take out of `given` what has a row."""
+    """Remove from `given` the options that have a row, and return their text."""
     found: dict[str, str] = {}
     for name in [name for name in given if name in rows]:
         row, value = rows[name], given.pop(name)
@@ -90,7 +90,7 @@ def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
 
 
 def _add(found: dict[str, str], row: Row, name: str, value: Value, where: str) -> None:
-    """Put what a value stands for into `found`. Raises ConfigurationError."""
+    """Add the options that a value stands for to `found`. Raises ConfigurationError."""
     meant = row.options(_text(row, name, value, where))
     if twice := sorted(meant.keys() & found.keys()):
         raise ConfigurationError(f"{where} {name}={quoted(value)}: {twice[0]} is given twice")
@@ -108,21 +108,23 @@ def _text(row: Row, name: str, value: Value, where: str) -> str:
 
 def _libraries(value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(path, str) and path for path in value):
-        raise ConfigurationError(f"[session] {session.LIBRARIES}={quoted(value)}: expected is a list of paths")
+        raise ConfigurationError(f"[session] {session.LIBRARIES}={quoted(value)}: expected a list of paths")
     return value
 
 
 def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) -> list[ProviderOptions]:
-    """The device's providers in their order; options of others are for other devices."""
+    """The device's providers in order. Options of other providers belong to other devices."""
     kind, _, index = device.partition(":")
     if order is None:
         order = [kind, *PROVIDERS[kind].fallback] if kind in PROVIDERS else []
     if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
-        raise ConfigurationError(f"providers={quoted(order)}: expected is a list of names")
+        raise ConfigurationError(f"providers={quoted(order)}: expected a list of names")
     if len(set(order)) < len(order):
         raise ConfigurationError(f"providers={quoted(order)}: a provider is named twice")
     if CPU in order[:-1]:
-        raise ConfigurationError(f"providers={quoted(order)}: {CPU} must be the last, for it leaves nothing to others")
+        raise ConfigurationError(
+            f"providers={quoted(order)}: {CPU} must be last, since it leaves nothing to the others"
+        )
     read = {name: provider_options(name, table) for name, table in tables.items()}
     for name in order:
         if name not in PROVIDERS and not any(tables.get(name, {}).get(place) for place in _PLACES):
@@ -131,19 +133,19 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
                 f"{nearest(name, PROVIDERS)}"
             )
     if kind in PROVIDERS and kind != CPU and kind not in order:
-        raise ConfigurationError(f"providers={quoted(order)}: {kind} is missing, and device {device} is on it")
+        raise ConfigurationError(f"providers={quoted(order)}: {kind} is missing, on which device {device} runs")
     found = [read.get(name, ProviderOptions(name)) for name in order if name != CPU]
     family = _NVIDIA if kind in _NVIDIA else (kind,)
     return [_with_index(one, index) if index and one.name in family else one for one in found]
 
 
 def on_providers(options: DeviceOptions, device: str) -> DeviceOptions:
-    """The options with the device's own providers, if they name none."""
+    """The options, with the device's default providers if they name none."""
     return msgspec.structs.replace(options, providers=options.providers or _providers(None, {}, device))
 
 
 def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
-    """Put a provider on the device's number, where it has numbers."""
+    """Set a provider's device number, if it has one."""
     key = next((key for key in _INDICES if key in names(provider(options.name).rows)), None)
     if key is None:
         return options
@@ -155,7 +157,7 @@ def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
 
 
 def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
-    """One provider's table, checked; of one that only its library knows, the values are passed on as text.
+    """One provider's checked table. Options of a provider from outside are passed on as text.
 
     Raises ConfigurationError.
     """
@@ -178,11 +180,11 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
 
 
 def _check_together(options: DeviceOptions, warnings: list[str]) -> None:
-    """What is right alone and cannot be together."""
+    """Options that are valid alone, but not together."""
     shrinking = options.run.get(session.SHRINKAGE, "")
     if "cpu" in shrinking and options.session.get(session.ARENA) == "0":
         raise ConfigurationError(
-            f"[session] {session.SHRINKAGE}={quoted(shrinking)}: without {session.ARENA} none can shrink"
+            f"[session] {session.SHRINKAGE}={quoted(shrinking)}: without {session.ARENA} there is nothing to shrink"
         )
     if options.session.get(session.MODE) != "parallel" and int(options.session.get("inter_op_num_threads", "0")) > 1:
         warnings.append(f"[session] inter_op_num_threads has no effect: {session.MODE} is not parallel")

@@ -1,5 +1,6 @@
-"""The options of ONNX Runtime's CUDA execution provider (OrtCUDAProviderOptionsV2), and those of its memory arena that
-onnxruntime-genai takes apart from them.
+"""The options of ONNX Runtime's CUDA execution provider (OrtCUDAProviderOptionsV2), and of its memory arena.
+
+onnxruntime-genai takes those of the arena separately.
 """
 
 from genai_server.options.table import Reach, Row
@@ -18,7 +19,7 @@ CUDA: tuple[Row, ...] = (
     Row("do_copy_in_default_stream", flag()),
     Row("cudnn_conv_use_max_workspace", flag()),
     Row("cudnn_conv1d_pad_to_nc1d", flag()),
-    # Captured once and replayed whatever the shapes; those of a batch change from pass to pass.
+    # A graph is captured once and replayed with the same shapes; a batch's shapes change from step to step.
     Row("enable_cuda_graph", flag(), Reach.GENERATOR),
     Row("enable_skip_layer_norm_strict_mode", flag()),
     Row("prefer_nhwc", flag()),
@@ -41,5 +42,5 @@ CUDA: tuple[Row, ...] = (
     Row("default_memory_arena_cfg", number(), impossible=POINTER),
 )
 
-# Triton's deprecated way: among the model's parameters, with numbers for words.
+# Triton's deprecated form: options among the model's parameters, with numbers instead of words.
 DEPRECATED = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")

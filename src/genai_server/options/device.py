@@ -1,4 +1,4 @@
-"""The options of one device, as an engine is started with them, and which of them reach which runner."""
+"""The options of one device, with which its engine is started, and the runners that they reach."""
 
 import msgspec
 from msgspec import Struct
@@ -9,28 +9,27 @@ from genai_server.options.table import Reach, Row, names
 
 
 class ProviderOptions(Struct, frozen=True):
-    """An execution provider with its options, as its library takes them.
-
-    One from outside is in the file `library`, or in that which the Python package `package` names.
-    """
+    """An execution provider and its options, as its library takes them."""
 
     name: str
     options: dict[str, str] = {}
+    # The file of a provider that is not built in.
     library: str = ""
+    # The Python package that contains such a file.
     package: str = ""
 
 
 class DeviceOptions(Struct, frozen=True):
-    """What an operator wants of a device's sessions; all names are ONNX Runtime's, all values as text.
+    """The options of a device's sessions. All names are ONNX Runtime's; all values are text."""
 
-    `session` are options with fields of their own, `entries` those that are added by name, `run` the same for every
-    pass. `providers` are in the order in which they are asked to take a part of the graph; the CPU takes what is left.
-    """
-
+    # Options that have fields of their own.
     session: dict[str, str] = {}
+    # Options that are added by name.
     entries: dict[str, str] = {}
+    # Options of every run.
     run: dict[str, str] = {}
     custom_op_libraries: list[str] = []
+    # In the order in which they are offered the graph; the CPU takes the rest.
     providers: list[ProviderOptions] = []
     warnings: list[str] = []
 
@@ -40,7 +39,7 @@ _SESSION_ROWS = names(session.SESSION)
 
 
 def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
-    """The first option that does not reach a runner, and why; None if all do."""
+    """The first option that does not reach a runner, with the reason; None if all do."""
     for name in options.session:
         if _misses(_SESSION_ROWS[name], runner):
             return f"[session] {name} reaches only {_where(_SESSION_ROWS[name].reach)}"

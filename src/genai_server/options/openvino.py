@@ -1,4 +1,4 @@
-"""The options of ONNX Runtime's OpenVINO execution provider, which writes its switches in words."""
+"""The options of ONNX Runtime's OpenVINO execution provider, whose switches are words."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""Reads protobuf's text format without a schema, as Triton's config.pbtxt is written in.
+"""Reads protobuf's text format without a schema; Triton's config.pbtxt is written in it.
 
-protobuf's own parser wants the message's schema and leaves out, without a word, what that does not have; here every
-field must be seen, so that those which are not translated can be named. The words are found by protobuf's tokenizer.
+protobuf's own parser needs the message's schema and silently drops unknown fields. Here every field must be seen, so
+that untranslated ones can be reported. protobuf's tokenizer splits the text.
 """
 
 import re
@@ -30,7 +30,7 @@ def read_pbtxt(text: str, name: str) -> Message:
 
 
 def messages(values: Iterable["str | Message"]) -> Iterator[Message]:
-    """Those values that are messages."""
+    """The values that are messages."""
     return (value for value in values if isinstance(value, dict))
 
 

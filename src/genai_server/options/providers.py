@@ -1,4 +1,4 @@
-"""The execution providers, with what each of the two libraries calls them.
+"""The execution providers, with their names in the two libraries.
 
 onnxruntime-genai's names are those of `NormalizeProviderName` and the table in its session_options.cpp (0.18); it has
 no tensorrt. Any other provider may come from a package or a library, under the name that the library gives it.
@@ -17,18 +17,19 @@ from genai_server.options.values import choice, flag, number, text
 
 @dataclass(frozen=True)
 class Provider:
-    """`genai` is onnxruntime-genai's name, None if it has none; `onnxruntime` is ONNX Runtime's.
-
-    `fallback` takes what it leaves of a graph, if nobody says otherwise. `memory` is ONNX Runtime's name of its memory,
-    if a batch can have its keys and values there. `package` is the Python package of one that is not built in.
-    """
+    """An execution provider."""
 
     name: str
+    # onnxruntime-genai's name; None if it has none.
     genai: str | None
+    # ONNX Runtime's name.
     onnxruntime: str
     rows: tuple[Row, ...] = ()
+    # Providers that by default take the rest of the graph.
     fallback: tuple[str, ...] = ()
+    # ONNX Runtime's name of its memory, if a batch can keep its keys and values there.
     memory: str = ""
+    # The Python package of a provider that is not built in.
     package: str = ""
 
 
@@ -103,11 +104,11 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider(name: str) -> Provider:
-    """The provider of this name of ours; a stranger comes from a library and is called alike everywhere."""
+    """The provider with this name of ours. An unknown one comes from a library and has one name everywhere."""
     return PROVIDERS.get(name) or Provider(name, name, name)
 
 
-# What people call devices besides, with whose they are where that is not clear.
+# Other names that people use for devices, with the maker where that is unclear.
 _NICKNAMES = {
     "gpu": {"cuda": " (NVIDIA)", "directml": " (Windows)"},
     "nvidia": {"cuda": ""},
@@ -117,12 +118,12 @@ _NICKNAMES = {
 }
 
 
-# Characters of a name that are looked at.
+# Characters of a name that are compared.
 _LONGEST = 40
 
 
 def meant_devices(name: str) -> str:
-    """The end of a refusal of an unknown device: `; did you mean …?`, or the known ones."""
+    """The end of a message about an unknown device: `; did you mean …?`, or the known devices."""
     letters = name.strip().lower().rstrip(string.digits)
     index = name.strip()[len(letters) :]
     number = f":{index}" if 1 <= len(index) <= 3 else ""

@@ -1,8 +1,8 @@
-"""The session options: ONNX Runtime's own, and the entries that it takes by name.
+"""The session options: ONNX Runtime's own, and the entries that are added by name.
 
 Names and values follow onnxruntime_session_options_config_keys.h and onnxruntime_run_options_config_keys.h of ONNX
-Runtime 1.31, and the options of Triton's ONNX Runtime backend. `execution_mode` is no field of onnxruntime-genai's
-session options (0.18, `SessionOptions_Element` of its config.cpp), and its thread pools are its own.
+Runtime 1.31. Triton's are those of its ONNX Runtime backend. onnxruntime-genai (0.18, `SessionOptions_Element` of its
+config.cpp) has no field for `execution_mode`, and has its own thread pools.
 """
 
 from genai_server.options.table import Reach, Row
@@ -30,7 +30,7 @@ _LEVELS = {
     "ORT_ENABLE_EXTENDED": "extended",
     "ORT_ENABLE_ALL": "all",
 }
-# Triton's numbers, of which 1 and 2 mean something else to ONNX Runtime.
+# Triton's numbers; ONNX Runtime's 1 and 2 have other meanings.
 _TRITONS_LEVELS = {"-1": "basic", "0": "all", "1": "extended", "2": "disabled"}
 
 SESSION: tuple[Row, ...] = (
@@ -44,7 +44,7 @@ SESSION: tuple[Row, ...] = (
     Row(POOL, flag(), Reach.BATCHED, also=("enable-global-threadpool",)),
 )
 
-# Entries of run options: given to every pass.
+# Entries of run options, which apply to every run.
 RUN: tuple[Row, ...] = (Row(SHRINKAGE, arenas()),)
 
 _FLAGS = (
@@ -101,7 +101,7 @@ _TEXTS = (
     "ep.context_file_path",
     "ep.context_model_external_initializers_file_name",
 )
-# The library contains these names, and its documents do not say what values they take.
+# The library contains these names, but its documentation does not give their values.
 _UNDESCRIBED = (
     "session.allow_released_opsets_only",
     "session.debug_layout_transformation",
@@ -122,7 +122,7 @@ _UNDESCRIBED = (
 )
 _BY_THE_SERVER = "the server sets it itself"
 _IMPOSSIBLE = {
-    # The library knows these names, and does nothing about them in a session's entries.
+    # The library knows these names, but ignores them in a session's entries.
     **{f"session.{name}": f"write {name} instead, without session." for name in (ARENA, PATTERN, LEVEL, MODE, THREADS)},
     "session.inter_op_num_threads": "write inter_op_num_threads instead, without session.",
     "session.use_per_session_threads": f"write {POOL} instead",

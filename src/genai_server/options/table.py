@@ -1,4 +1,4 @@
-"""Rows of the option tables, and how a name is found in them or the nearest one told."""
+"""Rows of the option tables, the lookup of a name in them, and suggestions for unknown names."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from genai_server.options.values import Kind
 
 
 class Reach(Enum):
-    """Which of an engine's runners an option reaches: onnxruntime-genai's model, the batched session, or both."""
+    """The runners that an option reaches: onnxruntime-genai's model, the batched session, or both."""
 
     BOTH = "both"
     GENERATOR = "generator"
@@ -18,35 +18,35 @@ class Reach(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """An option under ONNX Runtime's `name`.
+    """An option."""
 
-    `also` are other names for the same, such as Triton's. `means` gives for a Triton name that is not plainly another
-    name the options that each of its values stands for. `impossible` says why the option cannot be set at all.
-    """
-
+    # ONNX Runtime's name.
     name: str
     kind: Kind
     reach: Reach = Reach.BOTH
+    # Other names for the same option, such as Triton's.
     also: tuple[str, ...] = ()
+    # For an option of Triton with other values: the options that each of its values stands for.
     means: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Why the option cannot be set at all; "" if it can.
     impossible: str = ""
 
     def options(self, text: str) -> Mapping[str, str]:
-        """ONNX Runtime's options, by name, that a checked value stands for."""
+        """ONNX Runtime's options, by name, for a checked value."""
         return self.means[text] if self.means else {self.name: text}
 
 
 def names(rows: Iterable[Row]) -> dict[str, Row]:
-    """The rows by each of their names."""
+    """The rows by all of their names."""
     return {name: row for row in rows for name in (row.name, *row.also)}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a refusal: `; did you mean …?`, or the known names if they are few, or nothing."""
+    """The end of a message: `; did you mean …?`, the known names if they are few, or nothing."""
     candidates = sorted(known)
     lower = {candidate.lower(): candidate for candidate in candidates}
     found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    # Another name's end or beginning is a likelier mistake than its letters tell.
+    # A name's beginning or end alone is a common mistake, although few letters match.
     found = found or [one for one in lower if one.endswith(name.lower()) or one.startswith(name.lower())][:1]
     if found:
         return f"; did you mean {lower[found[0]]}?"

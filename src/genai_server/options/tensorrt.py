@@ -1,5 +1,6 @@
-"""The options of ONNX Runtime's TensorRT execution provider (OrtTensorRTProviderOptionsV2), and Triton's names for some
-of them; and those of its relation for RTX cards.
+"""The options of ONNX Runtime's TensorRT execution provider (OrtTensorRTProviderOptionsV2).
+
+Some have other names in Triton. The options of the TensorRT-RTX provider, for RTX cards, follow.
 """
 
 from genai_server.options.cuda import POINTER

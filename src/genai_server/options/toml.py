@@ -1,4 +1,4 @@
-"""Writes single keys and values of TOML; Python's library reads only."""
+"""Writes single keys and values of TOML, since Python's library only reads."""
 
 import re
 from typing import Any
@@ -8,12 +8,12 @@ _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 
 def toml_key(name: str) -> str:
-    """A name of one part, whatever is in it."""
+    """A key of one part, quoted if necessary."""
     return name if _PLAIN_KEY.fullmatch(name) else toml_value(name)
 
 
 def toml_value(value: Any) -> str:
-    """A text, or without quotes what is a whole number."""
+    """A quoted text, or a plain whole number."""
     text = str(value)
     if _INTEGER.fullmatch(text):
         return text
@@ -22,8 +22,9 @@ def toml_value(value: Any) -> str:
 
 
 def with_settings(text: str, settings: dict[str, Any]) -> str:
-    """A configuration file's text with other values of some settings: their lines are replaced, or put at its top, and
-    all else stays as it is, comments too.
+    """A configuration file's text with new values of some settings.
+
+    Their lines are replaced, or added at the top. Everything else stays as it is, comments included.
     """
     lines = text.splitlines()
     top = next((number for number, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))

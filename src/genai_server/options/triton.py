@@ -1,4 +1,4 @@
-"""Translates a model's configuration of Triton's ONNX Runtime backend into ours."""
+"""Translates a model's configuration of Triton's ONNX Runtime backend into this server's configuration file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ _MOVED = {"cudnn_conv_algo_search": SEARCHES, "arena_extend_strategy": STRATEGIE
 _ROWS = names((*SESSION, *ENTRIES, *RUN))
 _POOL, _BATCH = "enable-global-threadpool", "default-max-batch-size"
 _THREADS = ("intra_op_thread_count", "inter_op_thread_count")
-# What Triton's examples say though it is the default, and not every runner knows.
+# Defaults that Triton's examples write out, although not every runner knows the option.
 _DEFAULTS = {
     session.THREADS: "0",
     "inter_op_num_threads": "0",
@@ -30,9 +30,9 @@ _DEFAULTS = {
     session.POOL: "0",
 }
 _ON_CPUS = ("openvino",)
-# A guess: how much of a card's memory a batch's keys and values may take is not known here.
+# A guess: the memory of the card is not known here.
 _KV_CACHE_BYTES = 2 * 1024**3
-# Fields that say where and what the model is, and that our model directory says itself.
+# Fields that describe the model, which the model directory itself does.
 _OF_THE_MODEL = {
     "platform": "",
     "backend": "",
@@ -43,29 +43,28 @@ _OF_THE_MODEL = {
     "dynamic_batching": "requests are batched token by token, without waiting for each other",
     "sequence_batching": "a request's keys and values are kept by the server",
     "model_warmup": "the server warms up by itself before it is ready",
-    "response_cache": "pasts of prompts are used again by the server",
+    "response_cache": "the server has a prefix cache",
 }
 
 
 @dataclass
 class Translation:
-    """Tables of our configuration, and what had no place in them.
-
-    `providers` are the accelerators of each kind of device, with what takes what they leave; `provider` has the options
-    of each.
-    """
+    """Tables of our configuration, and what has no counterpart in them."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     session: dict[str, str] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
+    # The providers of each kind of device, in order.
     providers: dict[str, list[str]] = field(default_factory=dict)
+    # The options of each provider.
     provider: dict[str, dict[str, str]] = field(default_factory=dict)
     libraries: list[str] = field(default_factory=list)
+    # What is left out, and why.
     notes: list[str] = field(default_factory=list)
 
 
 def translate(config: Message, backend_config: Sequence[str] = ()) -> Translation:
-    """The same in our names and ONNX Runtime's values. Raises ConfigurationError for what Triton would refuse, too."""
+    """The translated configuration. Raises ConfigurationError for what Triton would refuse, too."""
     found = Translation()
     for name, values in config.items():
         _field(found, name, values)
@@ -101,12 +100,12 @@ def _max_batch_size(found: Translation, name: str, value: str) -> None:
         size = int(number().text(value))
     except ValueError as error:
         raise ConfigurationError(f"{name}={quoted(value)}: {error}") from None
-    if size > 0:  # 0 is for models that cannot batch
+    if size > 0:  # 0 stands for models that cannot batch
         found.settings["max_batch_size"] = size
 
 
 def _instances(found: Translation, values: list[Any]) -> None:
-    """On which devices; how many of them on each is no question here, for one engine batches."""
+    """The devices. Their counts do not matter, since one engine batches for each device."""
     for group in messages(values):
         kind, gpus = str(group.get("kind", ["KIND_AUTO"])[-1]), group.get("gpus", [])
         found.devices += [f"cuda:{gpu}" for gpu in gpus] or {"KIND_CPU": ["cpu"], "KIND_GPU": ["cuda"]}.get(kind, [])
@@ -144,7 +143,7 @@ def _checked(provider: str, name: str, value: str) -> str:
 
 
 def _entries(values: list[Any]) -> dict[str, str]:
-    """A map of protobuf: each entry is a message of key and value, which may be one with a `string_value`."""
+    """A map of protobuf: messages of key and value, where the value may be a message with a `string_value`."""
     found: dict[str, str] = {}
     for entry in messages(values):
         key, value = (entry.get(part, [""])[-1] for part in ("key", "value"))
@@ -169,19 +168,19 @@ def _optimization(found: Translation, values: list[Any]) -> None:
 def _accelerator(found: Translation, accelerator: Message) -> None:
     name = str(accelerator.get("name", [""])[-1])
     if name not in ("tensorrt", "cuda", "openvino"):
-        raise ConfigurationError(f"execution accelerator {quoted(name)}: expected is one of tensorrt, cuda, openvino")
+        raise ConfigurationError(f"execution accelerator {quoted(name)}: expected one of tensorrt, cuda, openvino")
     options = provider_options(name, _entries(accelerator.get("parameters", []))).options
     found.provider[name] = found.provider.get(name, {}) | options
 
 
 def _backend(found: Translation, backend_config: Sequence[str]) -> None:
-    """The command line's `BACKEND,KEY=VALUE`; those of other backends are not ours."""
+    """The command line's `BACKEND,KEY=VALUE`. Those of other backends are ignored."""
     given: dict[str, str] = {}
     for text in backend_config:
         backend, comma, rest = text.partition(",")
         key, equals, value = rest.partition("=")
         if not comma or not equals:
-            raise ConfigurationError(f"--backend-config={text}: expected is {BACKEND},KEY=VALUE")
+            raise ConfigurationError(f"--backend-config={text}: expected {BACKEND},KEY=VALUE")
         if backend == BACKEND:
             given[key] = value
     known = (_POOL, _BATCH, *_THREADS)
@@ -192,14 +191,14 @@ def _backend(found: Translation, backend_config: Sequence[str]) -> None:
     if _POOL in given:
         _set(found, _POOL, given[_POOL])
         if found.session.get(session.POOL) == "1":
-            for name in _THREADS:  # Triton ignores the model's own beside a global pool
+            for name in _THREADS:  # with a global pool, Triton ignores the model's own
                 if found.session.pop(_ROWS[name].name, None) is not None:
-                    found.notes.append(f"parameter {name} is left out: beside a global pool Triton ignores it")
+                    found.notes.append(f"parameter {name} is left out: Triton ignores it with a global pool")
                 _set(found, name, given.get(name, "0"))
 
 
 def _place(found: Translation) -> None:
-    """Find the devices, and give each kind of them its accelerators; on a GPU, CUDA takes what the others leave."""
+    """Find the devices, and assign each kind its accelerators. On a GPU, CUDA takes the rest of the graph."""
     on_gpus = [name for name in found.provider if name not in (*_ON_CPUS, "cuda")]
     orders = {"cpu": [name for name in found.provider if name in _ON_CPUS], "cuda": on_gpus}
     if "cuda" in found.provider or on_gpus:
@@ -219,15 +218,15 @@ def _place(found: Translation) -> None:
 
 
 def _choose_runner(found: Translation) -> None:
-    """Have GPUs batch where an option reaches nothing else there."""
+    """Choose the batched runner on GPUs if an option would otherwise have no effect."""
     for kind in {device.partition(":")[0] for device in found.devices} - {"cpu"}:
         order = {"providers": found.providers[kind]} if kind in found.providers else {}
         used = {name: options for name, options in found.provider.items() if name in found.providers.get(kind, ())}
         options = check_device({"session": found.session, "provider": used, **order}, kind)
         if reason := unreachable(options, Reach.GENERATOR):
             found.settings |= {"scheduler": "batched", "kv_cache_bytes": _KV_CACHE_BYTES}
-            found.notes.append(f"{reason}: so scheduler is batched, which was never tried on a GPU")
-            found.notes.append("kv_cache_bytes is a guess of what keys and values may take of each card's memory")
+            found.notes.append(f"{reason}: so scheduler is batched, which has not been tested on a GPU")
+            found.notes.append("kv_cache_bytes is a guess of the memory on each card for keys and values")
             for kept in reaching(options, Reach.BATCHED).providers:
                 for key in [key for key in found.provider.get(kept.name, {}) if key not in kept.options]:
                     del found.provider[kept.name][key]
@@ -235,7 +234,7 @@ def _choose_runner(found: Translation) -> None:
 
 
 def as_toml(found: Translation) -> str:
-    """The configuration file's text."""
+    """The text of the configuration file."""
     lines = [f"# {note}" for note in found.notes]
     lines += [f"{name} = {toml_value(value)}" for name, value in found.settings.items()]
     if found.devices:

@@ -16,17 +16,19 @@ _LARGEST_SIZE = 2**64 - 1
 
 @dataclass(frozen=True)
 class Kind:
-    """`read` makes of a value the libraries' text; it raises ValueError for one that is not as `expected`."""
+    """A kind of value."""
 
+    # Describes the valid values.
     expected: str
+    # Turns a value into the libraries' text. Raises ValueError for an invalid one.
     read: Callable[[Value], str]
 
     def text(self, value: Value) -> str:
-        """The libraries' text for a value. Raises ValueError, whose message says what is expected."""
+        """The libraries' text for a value. Raises ValueError, whose message says what was expected."""
         try:
             return self.read(value)
         except (ValueError, KeyError):
-            raise ValueError(f"expected is {self.expected}") from None
+            raise ValueError(f"expected {self.expected}") from None
 
 
 def _flag(value: Value) -> bool:
@@ -34,12 +36,12 @@ def _flag(value: Value) -> bool:
 
 
 def flag(true: str = "1", false: str = "0") -> Kind:
-    """A switch; `true` and `false` are how its library writes it."""
+    """A switch, which its library writes as `true` or `false`."""
     return Kind("true or false (or 1 or 0)", lambda value: true if _flag(value) else false)
 
 
 def number(least: int = 0, most: int | None = None) -> Kind:
-    """A whole number within bounds, which are both allowed."""
+    """A whole number within inclusive bounds."""
 
     def read(value: Value) -> str:
         if isinstance(value, bool | float):
@@ -58,7 +60,7 @@ def size() -> Kind:
 
 
 def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
-    """One of some words in any case, or another way to write one of them."""
+    """One of some words in any case, or another form of one."""
     known = {name.lower(): name for name in names} | {key.lower(): name for key, name in (also or {}).items()}
     shown = ", ".join(names) + ("" if not also else f" (or {', '.join(also)})")
     return Kind(f"one of {shown}", lambda value: known[str(value).lower()])
@@ -76,18 +78,18 @@ def text() -> Kind:
 
 
 def anything() -> Kind:
-    """Any value, for what nobody has written down; a switch becomes 1 or 0."""
+    """Any value of an undocumented option; a switch becomes 1 or 0."""
 
     def read(value: Value) -> str:
         if type(value) not in (bool, int, float, str) or value == "":
             raise ValueError
         return str(int(value)) if isinstance(value, bool) else str(value)
 
-    return Kind("one value, passed on as it is", read)
+    return Kind("a single value, passed on as it is", read)
 
 
 def shapes() -> Kind:
-    """The shapes of a graph's inputs, as TensorRT's profiles have them."""
+    """The shapes of a graph's inputs, in the form of TensorRT's profiles."""
     return _pattern('shapes such as "input_ids:1x1,attention_mask:1x8"', _SHAPES)
 
 

@@ -1,1 +1,1 @@
-"""What ONNX Runtime's profiles say: read, analysed, shown as text, page or trace. Pure, without its library."""
+"""Reads and analyses ONNX Runtime's profiles, and shows them as text, page or trace. Pure; needs no ONNX Runtime."""

@@ -1,4 +1,4 @@
-"""From a profile to its report: shares of the time, and decode tokens set against one another."""
+"""Makes a profile's report: shares of the time, and slow decode tokens compared with the median."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -18,14 +18,14 @@ from genai_server.profiles.report import (
     TimeShare,
 )
 
-# What is not in kernels, as the name of a node.
+# The name under which time outside kernels is listed among the nodes.
 OTHER = "(not in kernels)"
 SLOW_AT = 1.5
 _MOST_REASONS = 5
 
 
 def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
-    """The report on a profile; decode tokens that took `slow_at` times the median are slow."""
+    """The report on a profile. Decode tokens that took more than `slow_at` times the median are slow."""
     passes = profile.passes
     decodes = [(index, one) for index, one in enumerate(passes) if one.phase == DECODE]
     nodes = _nodes(passes)
@@ -127,7 +127,7 @@ def _node_times(one: ForwardPass) -> Counter[str]:
 
 
 def _nodes(passes: Iterable[ForwardPass]) -> dict[NodeName, int]:
-    """Each node's place in the order in which they first ran."""
+    """Each node's index, in the order in which they first ran."""
     names: dict[NodeName, int] = {}
     for kernel in (kernel for one in passes for kernel in one.kernels):
         names.setdefault(_name(kernel), len(names))

@@ -1,12 +1,12 @@
-"""What stands out in a profile, in sentences: the first things that somebody who knows such profiles would look at."""
+"""Sentences on what stands out in a profile: what an experienced reader would look at first."""
 
 from collections.abc import Iterator, Sequence
 
 from genai_server.profiles.manifest import PREFILL, Session
 from genai_server.profiles.report import PhaseTime, SlowToken
 
-# Below this share of its threads, others have the cores: ONNX Runtime's threads wait by spinning, which counts as work,
-# unless it is told that they shall not.
+# If fewer than this share of the threads were at work, other processes used the cores. ONNX Runtime's threads wait by
+# spinning, which counts as work, unless spinning is switched off.
 _STARVED = 0.7
 _MOST_OTHER = 0.3
 _MOST_PREFILL = 0.4
@@ -39,7 +39,7 @@ def _of_session(session: Session, phases: Sequence[PhaseTime]) -> Iterator[str]:
     weight = sum(time for _, time in measured)
     at_work = sum(cores * time for cores, time in measured) / weight if weight else None
     if session.spins and at_work is not None and at_work < _STARVED * session.threads:
-        yield f"only {at_work:.2f} cores were at work where {session.threads} could be: others had them meanwhile"
+        yield f"only {at_work:.2f} cores were at work where {session.threads} could be: other processes used the rest"
 
 
 def _percent(part: int, whole: int) -> str:

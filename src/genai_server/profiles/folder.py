@@ -1,4 +1,4 @@
-"""Reading a folder of profiles, with a manifest or without."""
+"""Reads a folder of profiles, with or without a manifest."""
 
 import re
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ _STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")
 
 
 def read_profile(path: Path, session: str | None = None) -> Profile:
-    """The profile in a folder: the session of this id or else the last one, of those in it or in a folder right below.
+    """The profile of a session in a folder, or in a folder directly below it: the one with this id, else the last one.
 
-    Where no session has a manifest, all the folder's files are taken together. A single file, such as the one that a
-    whole session of ONNX Runtime's writes, is a profile too. Raises ProfileNotFound.
+    If no session has a manifest, all files of the folder are taken together. A single file, such as the profile of a
+    whole session of ONNX Runtime, is a profile, too. Raises ProfileNotFound.
     """
     if path.is_file():
         return _without_manifest(path.name, path.parent, [path])
@@ -33,7 +33,7 @@ def read_profile(path: Path, session: str | None = None) -> Profile:
 
 
 def find_session(root: Path, session: str | None = None) -> Manifest | None:
-    """The manifest of this session, or of the last one; None if no session is named and there is none.
+    """The manifest of this session, or of the last one; None if no session is named and none exists.
 
     Raises ProfileNotFound.
     """
@@ -44,7 +44,7 @@ def find_session(root: Path, session: str | None = None) -> Manifest | None:
     found = [manifest for manifest in manifests if session in (None, manifest.session.id)]
     if session is not None and not found:
         known = ", ".join(manifest.session.id for manifest in manifests) or "none"
-        raise ProfileNotFound(f"no session {quoted(session)} is in {root}; there are: {known}", param="session")
+        raise ProfileNotFound(f"no session {quoted(session)} in {root}; it has: {known}", param="session")
     return found[-1] if found else None
 
 
@@ -61,7 +61,7 @@ def read_session(manifest: Manifest) -> Profile:
 
 
 def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
-    """Files as they are: when each was begun, its name tells to the millisecond; otherwise one follows the other."""
+    """Files without a manifest. Their names tell their start to the millisecond; other files follow one another."""
     unread: dict[str, str] = {}
     passes: list[ForwardPass] = []
     origin: int | None = None
@@ -97,7 +97,7 @@ def _pass(file: str, start: int, run: Run, record: PassRecord | None) -> Forward
 
 
 def _begun(path: Path) -> int | None:
-    """When a file was begun, in microseconds, as its name says."""
+    """The start of a file in microseconds, as its name says; None if it does not."""
     found = _STAMP.search(path.name)
     if found is None:
         return None

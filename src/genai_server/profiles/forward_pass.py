@@ -1,4 +1,4 @@
-"""A profile: forward passes, and the kernels that ran in each. Times are microseconds, as ONNX Runtime's are."""
+"""A profile: forward passes, and the kernels that ran in each. All times are microseconds, as in ONNX Runtime."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,57 +12,58 @@ _LAYER = re.compile(r"\blayers?[./](\d+)\b")
 
 @dataclass(frozen=True)
 class ThreadUse:
-    """How an operator's threads spent a kernel: the calling one ran its share for `run` µs and waited for others for
-    `wait`; the others took `num_shared` pieces of the work.
-    """
+    """How an operator's threads spent a kernel."""
 
+    # Time in which the calling thread ran its share.
     run: int
+    # Time in which the calling thread waited for the others.
     wait: int
+    # Pieces of the work that the other threads took.
     num_shared: int
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One execution of a node of the graph, `start` µs after its pass began.
-
-    `self_time` is its duration without that of the kernels within it, which a node with a graph of its own has, and
-    `depth` in how many such it lies. `thread` is the system's number of the calling thread.
-    """
+    """One execution of a node of the graph."""
 
     node: str
     operator: str
     provider: str
+    # From the start of its pass.
     start: int
     duration: int
+    # The duration without the kernels inside it. A node with a subgraph has such kernels.
     self_time: int
+    # The number of kernels around it.
     depth: int = 0
+    # The system's id of the calling thread.
     thread: int = 0
     threads: ThreadUse | None = None
 
     @property
     def layer(self) -> int | None:
-        """The decoder layer, by the node's name."""
+        """The decoder layer in the node's name; None if there is none."""
         return layer_of(self.node)
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A run of the model, `start` µs after the first one of its profile.
-
-    `num_tokens` is what it read, None where nothing tells; `record` is what the manifest knows of it.
-    """
+    """One run of the model."""
 
     file: str
+    # From the start of the profile's first pass.
     start: int
     duration: int
     kernels: tuple[Kernel, ...]
     phase: str
+    # Tokens that it read; None if unknown.
     num_tokens: int | None = None
+    # The manifest's entry; None without a manifest.
     record: PassRecord | None = None
 
     @property
     def kernel_time(self) -> int:
-        """In kernels, at least one at a time."""
+        """Time in which at least one kernel ran."""
         total, end = 0, 0
         for kernel in sorted(self.kernels, key=lambda kernel: kernel.start):
             last = kernel.start + kernel.duration
@@ -72,25 +73,26 @@ class ForwardPass:
 
     @property
     def other_time(self) -> int:
-        """Not in any kernel: binding inputs, allocating, going from node to node."""
+        """Time in no kernel: binding inputs, allocating, going from node to node."""
         return max(0, self.duration - self.kernel_time)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The passes of a session in order, of files in `folder`; `unread` are those that cannot be read, with reasons.
-    `profiled` is what has come of the session's plan, if it had one and has ended.
-    """
+    """The passes of a session, in order."""
 
     name: str
+    # Contains the files of the passes.
     folder: Path
     passes: list[ForwardPass]
     session: Session | None = None
+    # Files that cannot be read, with the reasons.
     unread: dict[str, str] = field(default_factory=dict)
+    # The result of the session's plan; None if it had none or has not ended.
     profiled: Profiled | None = None
 
 
 def layer_of(node: str) -> int | None:
-    """The number of the decoder layer that a node's name speaks of, as in /model/layers.3/attn."""
+    """The number of the decoder layer in a node's name, such as /model/layers.3/attn; None if there is none."""
     found = _LAYER.search(node)
     return int(found[1]) if found else None

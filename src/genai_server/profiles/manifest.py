@@ -1,7 +1,7 @@
-"""The manifest of a profile session: which of ONNX Runtime's files is which token of which request.
+"""The manifest of a profile session: says which file of ONNX Runtime belongs to which token of which request.
 
-A text file beside them, one JSON object a line: the session first, then a line for each file as it appears, and the
-end. So it is whole up to where it was written to, however the engine ended. Times are seconds, moments Unix time.
+A text file beside them with one JSON object a line: the session, then a line for each file as it appears, and the end.
+So it is complete up to its last line, however the engine ended. Times are in seconds; moments are Unix time.
 """
 
 import os
@@ -18,46 +18,49 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 class Session(Struct, frozen=True, tag="session"):
-    """What was profiled with what: `threads` of an operator, on so many `cores`, 0 where unknown; with `spins` a
-    thread that waits seems to work. `plan` is None where the runtime option was switched by hand.
-    """
+    """The session's circumstances."""
 
     id: str
     prefix: str
     started: float
     device: str = ""
     model: str = ""
+    # Threads of an operator; 0 if unknown.
     threads: int = 0
+    # Usable cores; 0 if unknown.
     cores: int = 0
+    # Whether waiting threads spin, and so appear to work.
     spins: bool = True
     versions: dict[str, str] = {}
+    # None if profiling was switched by the runtime option.
     plan: ProfilePlan | None = None
 
 
 class PassRecord(Struct, frozen=True, tag="pass"):
-    """A file, and the forward pass that it tells of.
-
-    The pass read `num_tokens` from `position` on, towards output token `token` (counted from 0), which it gave if it
-    was a decode step or the last piece of the prompt. `seconds` passed meanwhile, of which the process's threads
-    computed `cpu_seconds` together.
-    """
+    """A file, and the forward pass that it records."""
 
     file: str
     request_id: str
     phase: str
+    # The output token, counted from 0, that the pass leads to. A decode step or a prompt's last chunk yields it.
     token: int
+    # Position of the first token that the pass read.
     position: int
     num_tokens: int
     started: float
+    # Elapsed time.
     seconds: float
+    # CPU time of all threads of the process.
     cpu_seconds: float
 
 
 class End(Struct, frozen=True, tag="end"):
-    """Nothing more comes; `reason` says why, if nobody asked for it, `profiled` what has come of a plan."""
+    """The end of the session."""
 
     ended: float
+    # Why it ended; None if it was ended on request.
     reason: str | None = None
+    # The result of the plan; None without one.
     profiled: Profiled | None = None
 
 
@@ -67,17 +70,18 @@ _LINES = msgspec.json.Decoder(Line)
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest as far as it was written; `changed` is when that last was."""
+    """A manifest, as far as it was written."""
 
     path: Path
     session: Session
     passes: list[PassRecord]
     end: End | None
+    # When it was last changed.
     changed: float
 
     @property
     def files(self) -> list[Path]:
-        """ONNX Runtime's files, of which some may be gone."""
+        """The files of ONNX Runtime, some of which may be gone."""
         return [self.path.parent / record.file for record in self.passes]
 
 
@@ -87,9 +91,9 @@ def encode_line(line: Line) -> bytes:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """A manifest, or None if there is no session in it. Raises OSError.
+    """A manifest, or None if it has no session. Raises OSError.
 
-    A line that was not written to its end, or whose file would lie in another folder, does not count.
+    Incomplete lines, and lines whose file would lie in another folder, are ignored.
     """
     session, passes, end = None, [], None
     with path.open("rb") as file:
@@ -110,13 +114,13 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def find_manifests(root: Path) -> list[Manifest]:
-    """The manifests in a folder and the folders right below it, oldest first. Raises OSError if there is no folder."""
+    """The manifests in a folder and the folders directly below it, oldest first. Raises OSError without the folder."""
     list(root.iterdir())
     found = []
     for path in [*root.glob(f"*{SUFFIX}"), *root.glob(f"*/*{SUFFIX}")]:
         try:
             manifest = read_manifest(path)
-        except OSError:  # removed meanwhile, or not ours to read
+        except OSError:  # removed meanwhile, or not readable
             continue
         if manifest is not None:
             found.append(manifest)

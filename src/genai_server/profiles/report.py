@@ -1,4 +1,4 @@
-"""What a profile says, in figures: the form that is shown as text, JSON or page. All times are whole microseconds."""
+"""A profile's report in figures, which is shown as text, JSON or page. All times are whole microseconds."""
 
 from msgspec import Struct
 
@@ -7,75 +7,79 @@ from genai_server.profiles.manifest import Session
 
 
 class PhaseTime(Struct, frozen=True):
-    """The passes of a phase. `other_us` is not in kernels; `median_us` is one pass's; `cores` were computing on the
-    average, None without a manifest.
-    """
+    """The passes of a phase."""
 
     phase: str
     passes: int
     tokens: int | None
     total_us: int
+    # The median of one pass.
     median_us: int
+    # Time in no kernel.
     other_us: int
+    # Cores at work on average; None without a manifest.
     cores: float | None
 
 
 class TimeShare(Struct, frozen=True):
-    """The time of all kernels of a kind (an operator, a node, a layer): `calls` of them, and each phase's part."""
+    """The time of all kernels with the same operator, node or layer."""
 
     name: str
+    # Number of kernels.
     calls: int
     total_us: int
+    # The part of each phase.
     by_phase: dict[str, int]
 
 
 class ThreadShare(Struct, frozen=True):
-    """How an operator used its threads, in the kernels where ONNX Runtime says it: while `total_us` passed, the calling
-    thread ran its share for `run_us` and waited for the others for `wait_us`; `shared_calls` of `calls` had their work
-    shared at all.
-    """
+    """How an operator used its threads, in the kernels for which ONNX Runtime tells it."""
 
     name: str
     calls: int
+    # Calls whose work was shared among threads.
     shared_calls: int
     total_us: int
+    # Time in which the calling thread ran its share.
     run_us: int
+    # Time in which the calling thread waited for the others.
     wait_us: int
 
 
 class NodeExcess(Struct, frozen=True):
-    """A node that took longer in a pass than it does in the median pass, by so much. `name` may be OTHER."""
+    """A node that took longer in a pass than in the median pass."""
 
+    # May be OTHER.
     name: str
     operator: str
     duration_us: int
+    # Time beyond the median.
     excess_us: int
 
 
 class SlowToken(Struct, frozen=True):
-    """A decode pass that took `ratio` times the median, and the nodes that made it so, most first."""
+    """A slow decode pass."""
 
     index: int
     request_id: str | None
     token: int | None
     file: str
     duration_us: int
+    # Duration as a multiple of the median.
     ratio: float
+    # The nodes with the largest excess, largest first.
     because: list[NodeExcess]
 
     @property
     def name(self) -> str:
-        """Which token of whom, or else which pass of the profile."""
+        """The token and its request; without a manifest the pass and its file."""
         if self.token is None:
             return f"pass {self.index} ({self.file})"
         return f"token {self.token} of {self.request_id}"
 
 
 class PassTime(Struct, frozen=True):
-    """One pass, and its kernels as [node, start, duration, depth], where `node` counts in the report's `nodes`.
-
-    `cpu_us` is what the engine's threads computed meanwhile.
-    """
+    """One pass."""
 
     file: str
     request_id: str | None
@@ -85,7 +89,9 @@ class PassTime(Struct, frozen=True):
     start_us: int
     duration_us: int
     other_us: int
+    # CPU time of the engine's threads meanwhile.
     cpu_us: int | None
+    # Each as [node, start, duration, depth], where `node` is an index into the report's `nodes`.
     kernels: list[tuple[int, int, int, int]]
 
 
@@ -99,16 +105,15 @@ class NodeName(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """All that is known of a profile; lists of shares have the largest first.
-
-    `profiled` says what profiling itself cost, if the session had a plan and has ended. `findings` are sentences,
-    `unread` files with the reason. `slow_at` is the multiple of the median from which a token counts as slow.
-    """
+    """Everything known about a profile. Shares are sorted, the largest first."""
 
     name: str
     session: Session | None
+    # The cost of profiling itself; None if the session had no plan or has not ended.
     profiled: Profiled | None
+    # Files that could not be read, with the reasons.
     unread: dict[str, str]
+    # Sentences on what stands out.
     findings: list[str]
     phases: list[PhaseTime]
     operators: list[TimeShare]
@@ -116,6 +121,7 @@ class Report(Struct, frozen=True):
     nodes_by_time: list[TimeShare]
     threads: list[ThreadShare]
     median_decode_us: int | None
+    # The multiple of the median beyond which a token is slow.
     slow_at: float
     slow_tokens: list[SlowToken]
     nodes: list[NodeName]
@@ -123,10 +129,10 @@ class Report(Struct, frozen=True):
 
     @property
     def total_us(self) -> int:
-        """Of all passes."""
+        """The time of all passes."""
         return sum(phase.total_us for phase in self.phases)
 
     @property
     def other_us(self) -> int:
-        """Of all passes, not in kernels."""
+        """The time of all passes outside kernels."""
         return sum(phase.other_us for phase in self.phases)

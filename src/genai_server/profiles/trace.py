@@ -1,6 +1,6 @@
-"""The files of a profile merged into one trace of Chrome's event format, which https://ui.perfetto.dev opens.
+"""Merges the files of a profile into one trace of Chrome's event format, which https://ui.perfetto.dev opens.
 
-Each request is a process there and each of its tokens a thread, so that tokens lie below one another.
+Each request is a process there, and each of its tokens a thread, so that tokens appear one below the other.
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -20,9 +20,10 @@ _MOST_THREADS = 1000
 
 
 class _Event(Struct, omit_defaults=True):
-    """An event as it is written: "X" lasts, "M" names its track. Times in microseconds."""
+    """An event of the trace; times in microseconds."""
 
     name: str
+    # "X" for an event with a duration, "M" for one that names its track.
     ph: str
     pid: int
     tid: int = 0
@@ -34,7 +35,7 @@ class _Event(Struct, omit_defaults=True):
 
 @dataclass
 class _Tracks:
-    """The numbers of processes and threads, and the events that name those which are new."""
+    """The numbers of processes and threads, and the events that name new ones."""
 
     fresh: list[_Event] = field(default_factory=list)
     _processes: dict[str, int] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class _Tracks:
         return self._processes[name]
 
     def thread(self, pid: int, name: str, place: int) -> int:
-        """The number of a thread, which is shown at this place."""
+        """The number of a thread, which is shown at this position."""
         if (pid, name) not in self._threads:
             tid = self._threads[pid, name] = len(self._threads) + 1
             self.fresh.append(_Event("thread_name", "M", pid, tid, args={"name": name}))
@@ -57,7 +58,10 @@ class _Tracks:
 
 
 def write_trace(profile: Profile, out: IO[bytes]) -> int:
-    """Write the trace; returns the number of its events. Raises OSError and ValueError if a file has changed since."""
+    """Write the trace; returns the number of its events.
+
+    Raises OSError and ValueError if a file has changed since it was read.
+    """
     about = {} if profile.session is None else {"otherData": msgspec.to_builtins(profile.session)}
     head = msgspec.json.encode({"displayTimeUnit": "ms"} | about)
     out.write(head[:-1] + b',"traceEvents":[')
@@ -81,7 +85,7 @@ def _events(profile: Profile) -> Iterator[_Event]:
 
 
 def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks) -> Iterator[_Event]:
-    """The events of a pass, of which the first is the pass itself."""
+    """The events of a pass; the first one is the pass itself."""
     run = events[0]
     name, place = _track(index, one)
     pid = tracks.process("profile" if one.record is None else f"request {one.record.request_id}")
@@ -100,15 +104,16 @@ def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks)
 
 
 def _track(index: int, one: ForwardPass) -> tuple[str, int]:
-    """The name of a pass's track and its place among the others."""
+    """The name of a pass's track and its position."""
     if one.record is None:
         return f"pass {index}", index
     return ("prompt", 0) if one.phase == PREFILL else (f"token {one.record.token}", one.record.token + 1)
 
 
 def _fit(ends: list[int], begin: int, duration: int) -> int:
-    """The duration within what lies around: cut to whole microseconds, an event may seem to outlast that, and such a
-    trace is not taken. `ends` are when the open events end.
+    """The duration, cut to fit within the open events, whose ends are `ends`.
+
+    Rounded to whole microseconds, an event may seem to outlast the one around it, and such traces are rejected.
     """
     while ends and ends[-1] <= begin:
         ends.pop()
@@ -118,6 +123,6 @@ def _fit(ends: list[int], begin: int, duration: int) -> int:
 
 
 def _about(one: ForwardPass) -> dict[str, Any]:
-    """What is known of a pass, as arguments of its event."""
+    """Information on a pass, as arguments of its event."""
     known = {"file": one.file, "phase": one.phase, "tokens read": one.num_tokens, "not in kernels (µs)": one.other_time}
     return known if one.record is None else known | {"position": one.record.position}

@@ -1,6 +1,6 @@
-"""ONNX Runtime's own files: events of the Chrome trace format, one run of the model or (for a session) many.
+"""Reads ONNX Runtime's own files: events of the Chrome trace format, from one run of the model or from a session.
 
-A run is told by its event `model_run`; the events of category Node whose names end in `_kernel_time` are the kernels.
+The event `model_run` marks a run. Events of category Node whose names end in `_kernel_time` are its kernels.
 https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html
 """
 
@@ -19,16 +19,17 @@ _RUN = "model_run"
 
 
 class Arguments(Struct):
-    """What ONNX Runtime says of a kernel, as far as it is read here. Thread statistics are "" in a run's profile."""
+    """ONNX Runtime's arguments of a kernel, as far as they are used."""
 
     op_name: str = ""
     provider: str = ""
     input_type_shape: list[dict[str, list[int]]] = []
+    # "" in the profile of a single run.
     thread_scheduling_stats: Any = ""
 
 
 class Event(Struct):
-    """An event; `args` is decoded when it is needed."""
+    """An event of a file."""
 
     name: str
     cat: str = ""
@@ -36,29 +37,32 @@ class Event(Struct):
     ts: int = 0
     dur: int = 0
     tid: int = 0
+    # Decoded when needed.
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the model in a file: `start` and `duration` in the file's time, and what it read if that can be told."""
+    """A run of the model in a file."""
 
+    # In the file's time.
     start: int
     duration: int
     kernels: tuple[Kernel, ...]
+    # Tokens that it read; None if unknown.
     num_tokens: int | None
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a file. Raises OSError, and ValueError if it is not such a file or was not written to its end."""
+    """The events of a file. Raises OSError, and ValueError for other or incomplete files."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[Event])
     except msgspec.DecodeError as error:
-        raise ValueError(f"not a profile of ONNX Runtime's: {error}") from None
+        raise ValueError(f"not a profile of ONNX Runtime: {error}") from None
 
 
 def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
-    """The runs of a file in order, each with the other events in it. Raises OSError and ValueError."""
+    """The runs of a file in order, each with its other events. Raises OSError and ValueError."""
     events = read_events(path)
     found = _runs(events)
     lasting = [event for event in events if event.ph == "X" and event.name != _RUN]
@@ -80,7 +84,7 @@ def read_runs(path: Path) -> list[Run]:
 def _runs(events: list[Event]) -> list[Event]:
     runs = sorted((event for event in events if event.name == _RUN), key=lambda event: event.ts)
     if not runs:
-        raise ValueError("no run of a model is in it")
+        raise ValueError("it contains no run of a model")
     return runs
 
 
@@ -90,7 +94,7 @@ def _is_within(moment: int, run: Event) -> bool:
 
 def _run(run: Event, kernels: list[tuple[Kernel, int | None]]) -> Run:
     within = [pair for pair in kernels if _is_within(pair[0].start, run)]
-    # The file's times are cut to whole microseconds, so that the last kernel may seem to outlast its run.
+    # The file's times are truncated to whole microseconds, so the last kernel may seem to outlast its run.
     end = max([run.ts + run.dur, *(kernel.start + kernel.duration for kernel, _ in within)])
     nested = _nest(replace(kernel, start=kernel.start - run.ts) for kernel, _ in within)
     num_tokens = next((number for _, number in within if number is not None), None)
@@ -98,7 +102,7 @@ def _run(run: Event, kernels: list[tuple[Kernel, int | None]]) -> Run:
 
 
 def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel, int | None]]:
-    """The kernels of a file, with the tokens that an embedding read."""
+    """The kernels of a file, each with the number of tokens if it is an embedding."""
     shared_before = 0
     for event, args in nodes:
         use, shared_before = _thread_use(args.thread_scheduling_stats, shared_before)
@@ -116,7 +120,7 @@ def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel,
 
 
 def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Find who lies in whom, by thread; `kernels` are in order of their start, the longer first."""
+    """Compute depth and self time of each kernel, by thread; `kernels` are sorted by start, the longer first."""
     found: list[Kernel] = []
     open_ones: dict[int, list[int]] = {}
     for kernel in kernels:
@@ -132,7 +136,7 @@ def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
-    """What the statistics say, and what the other threads have taken up to now: they count on and on."""
+    """A kernel's thread use, and the pieces that other threads have run up to now: the statistics accumulate."""
     try:
         main = stats["main_thread"]
         shared = sum(int(other["num_run"]) for other in stats["sub_threads"].values())

@@ -1,4 +1,4 @@
-"""Receives the commands of API processes, one a connection, over a socket in the supervisor's folder."""
+"""Receives the commands of API processes over a socket in the supervisor's folder, one for each connection."""
 
 import contextlib
 import logging
@@ -16,14 +16,14 @@ from genai_server.messages.commands import COMMAND_TIMEOUT, Command, CommandRepl
 from genai_server.messages.error import ErrorInfo
 
 log = logging.getLogger(__name__)
-# Seconds before the next connection after one that failed: without free files, all fail at once.
+# Seconds to wait after a failed connection: without free files, all of them fail at once.
 _PAUSE = 0.05
 
 
 class CommandListener:
     """Listens from construction to `close`.
 
-    `obey` is called in a thread of its own; the GenaiServerError that it raises is the answer.
+    `obey` is called in a thread of its own; a GenaiServerError that it raises is the reply.
     """
 
     def __init__(self, folder: Path, secret: str, obey: Callable[[Command], None]) -> None:
@@ -37,9 +37,9 @@ class CommandListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more commands."""
+        """Stop taking commands."""
         self._closing.set()
-        # Only to wake the thread, and without a word: it may have left meanwhile, and nobody would answer.
+        # Only to wake the thread. No authentication: the thread may have ended already, and then nothing would answer.
         with contextlib.suppress(OSError):
             Client(self.address).close()
         self._thread.join(COMMAND_TIMEOUT)
@@ -53,7 +53,7 @@ class CommandListener:
                     if connection.poll(COMMAND_TIMEOUT) and not self._closing.is_set():
                         connection.send_bytes(msgspec.msgpack.encode(self._reply(decoder, connection.recv_bytes())))
             except (OSError, EOFError, AuthenticationError, msgspec.DecodeError) as error:
-                log.debug("a command that was none: %s", error)
+                log.debug("a connection without a valid command: %s", error)
                 self._closing.wait(_PAUSE)
 
     def _reply(self, decoder: "msgspec.msgpack.Decoder[Command]", data: bytes) -> CommandReply:

@@ -1,4 +1,4 @@
-"""One engine process, from its start to its death, as its supervisor holds it."""
+"""The supervisor's handle of one engine process, from its start to its death."""
 
 import contextlib
 import signal
@@ -14,13 +14,13 @@ from genai_server.config import engine_environment
 from genai_server.messages.launch import UNLOAD_ORDER, EngineReport, EngineSpec
 from genai_server.supervisor.watchdog import Watchdog, watch
 
-# Seconds that a process which was asked to leave has for it.
+# Seconds for a process to end after it was told to.
 STOP_TIMEOUT = 5.0
 _HUNG = "the engine process hung and was killed: "
 
 
 class EngineProcess:
-    """Starts it; `report` and `wait` belong to one thread, `leave` and `end` may be called by any.
+    """Starts the process. `report` and `wait` belong to one thread; `leave` and `end` may be called by any.
 
     Raises OSError if it cannot be started.
     """
@@ -44,14 +44,16 @@ class EngineProcess:
         return self._process.pid
 
     def report(self, load_timeout: float) -> EngineReport:
-        """Wait for what it says once it has loaded; killed if it does not within the timeout (0: any time)."""
+        """Wait for the report after loading. Kills the process if it exceeds the timeout (0: no limit)."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(OSError, ValueError):  # it has died or `leave` came first: the missing report says so
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the process has died or `leave` came first; the missing report shows it
             self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
             self._process.stdin.flush()
         limit = threading.Timer(
-            load_timeout, self._kill, [f"it has not loaded its model for {load_timeout:g} s (GENAI_LOAD_TIMEOUT)"]
+            load_timeout, self._kill, [f"it did not load its model within {load_timeout:g} s (GENAI_LOAD_TIMEOUT)"]
         )
         if load_timeout:
             limit.start()
@@ -62,16 +64,17 @@ class EngineProcess:
             try:
                 return msgspec.json.decode(line, type=EngineReport)
             except msgspec.DecodeError as error:
-                return EngineReport(error=f"the engine process reports what is no report: {error}")
+                return EngineReport(error=f"the engine process sent an invalid report: {error}")
         status = self._process.wait()
         if self._killed_because is not None:
             return EngineReport(error=f"the engine process was killed: {self._killed_because}")
         return EngineReport(error=f"the engine process ended while loading, {in_words(status)}")
 
     def wait(self, step_timeout: float, on_hang: Callable[[str], None] = lambda error: None) -> str:
-        """Wait for its death, and kill it if it hangs (0: never); returns how it died.
+        """Wait for the process's death; returns how it died. Kills it if it hangs (timeout 0: never).
 
-        `on_hang` is called before the kill, in another thread: the status file says why before connections are lost.
+        `on_hang` is called in another thread before the kill, so that the status file has the reason before connections
+        break.
         """
 
         def kill(reason: str) -> None:
@@ -89,25 +92,25 @@ class EngineProcess:
         return f"the engine process died, {in_words(status)}"
 
     def kill(self) -> None:
-        """End it at once. One that leaves takes the supervisor's folder with it."""
+        """Kill the process at once. An orderly end would remove the supervisor's folder, too."""
         self._process.kill()
         self._process.wait()
 
     def leave(self) -> None:
-        """Order it to leave: its standard input ends."""
+        """Tell the process to end by closing its standard input."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
     def unload(self) -> None:
-        """Order it to leave alone: the supervisor and its folder stay."""
+        """Tell the process to end alone; the supervisor and its folder stay."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._process.stdin.write(UNLOAD_ORDER)
                 self._process.stdin.close()
 
     def end(self) -> None:
-        """Wait for it, once it was asked to leave; kill it if it does not."""
+        """Wait for the end of a process that was told to end; kill it if that takes too long."""
         try:
             self._process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -120,9 +123,9 @@ class EngineProcess:
 
 
 def in_words(status: int) -> str:
-    """An exit status, with what it tells an operator."""
+    """An exit status with its meaning for an operator."""
     if status == -9:
-        return "exit status -9: killed, by the kernel if memory ran out, or by somebody"
+        return "exit status -9: killed, by the kernel if memory ran out, or by a user"
     if status < 0:
         return f"exit status {status}: signal {signal.strsignal(-status) or -status}"
     return f"exit status {status}"

@@ -1,4 +1,4 @@
-"""One engine under watch: started, watched, and started again when it dies."""
+"""Runs one engine: starts it, watches it, and restarts it when it dies."""
 
 import errno
 import logging
@@ -16,17 +16,17 @@ from genai_server.supervisor.engine_process import STOP_TIMEOUT, EngineProcess
 from genai_server.supervisor.restarts import Restarts
 
 log = logging.getLogger(__name__)
-# What the system says when this process, or all together, have as many files open as they may.
+# The system's errors when this process, or all processes together, have too many open files.
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
-# Seconds between two attempts then.
+# Seconds between two attempts after such an error.
 _FILES_PAUSE = 0.2
 
 
 class EngineWatch:
-    """Runs one engine, again and again, from `start` to `leave` or `unload`, in a thread of its own.
+    """Runs one engine in a thread of its own, from `start` to `leave` or `unload`, with restarts.
 
-    `status` is replaced, never changed, and `on_change` then called, from that thread or the one that sees it hang;
-    `has_loaded` says whether the engine was ever ready. Timeouts are in seconds.
+    `status` is replaced, never modified. `on_change` is then called, in this thread or in the watchdog's. `has_loaded`
+    says whether the engine was ever ready. Timeouts are in seconds.
     """
 
     def __init__(
@@ -55,24 +55,24 @@ class EngineWatch:
         self._thread = threading.Thread(target=self._watch, name=f"watch-{spec.device}", daemon=True)
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Start the thread; returns at once."""
         self._thread.start()
 
     def leave(self) -> None:
-        """Order it to leave, and the supervisor's folder with it: the whole server stops."""
+        """Tell the engine to end with the whole server; it removes the supervisor's folder."""
         self._stopping.set()
         if self._process is not None:
             self._process.leave()
 
     def end(self) -> None:
-        """Wait until it has left, once it was asked to; kill it if it does not."""
+        """Wait for the end of an engine that was told to end; kill it if that takes too long."""
         if self._process is not None:
             self._process.end()
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT)
 
     def unload(self) -> None:
-        """End it, and it alone, as soon as it can, and then at once."""
+        """End this engine alone: as soon as it can, or by force."""
         self._is_unloaded = True
         self._stopping.set()
         if self._process is not None:
@@ -83,11 +83,11 @@ class EngineWatch:
                 Path(file).unlink(missing_ok=True)
 
     def beat(self) -> Beat:
-        """What the engine has told last."""
+        """The engine's newest heartbeat."""
         return read_beat(Path(self._spec.heartbeat_file))
 
     def _watch(self) -> None:
-        """A device that never loaded is not tried again."""
+        """Run the engine until it stops for good. A device that never loaded is not tried again."""
         device = self._spec.device
         while not self._stopping.is_set():
             report = self._launch()
@@ -95,7 +95,8 @@ class EngineWatch:
                 return
             if report.address:
                 self.has_loaded = True
-                # Should it die, it comes back also if one of their files has gone: requests bring them.
+                # A restarted engine loads adapters with their requests, so a missing file does not keep it from
+                # starting.
                 self._spec = msgspec.structs.replace(self._spec, adapters=[])
                 self._set(state=EngineState.READY, address=report.address, error=None, hung=False)
                 error = self._serve_until_death()
@@ -118,7 +119,7 @@ class EngineWatch:
         except OSError as error:
             return EngineReport(error=f"the engine process cannot be started: {error}")
         self._set(pid=self._process.pid)
-        if self._stopping.is_set():  # `leave` or `unload` may have looked for the process before it was there
+        if self._stopping.is_set():  # `leave` or `unload` may have been called before the process existed
             self._process.kill() if self._is_unloaded else self._process.leave()
         report = self._process.report(self._load_timeout)
         if not report.address:
@@ -127,7 +128,10 @@ class EngineWatch:
         return report
 
     def _start_process(self) -> EngineProcess:
-        """As soon as there are files for it: for want of them nothing is given up, they come back. Raises OSError."""
+        """Start the process, and wait for free file descriptors if necessary. Raises OSError.
+
+        A lack of files is temporary, so the device is not given up.
+        """
         while True:
             try:
                 return EngineProcess(self._spec)
@@ -150,7 +154,7 @@ class EngineWatch:
         return error
 
     def _pause(self, error: str) -> bool:
-        """Wait before the next start; returns False if there shall be none, for it is a crash loop or the end."""
+        """Wait before the next start; returns False if there is none, after a crash loop or at the end."""
         device = self._spec.device
         seconds = self._restarts.pause()
         if seconds is None:

@@ -1,4 +1,4 @@
-"""A model as the supervisor has it: its engines, its use, and how it is unloaded."""
+"""The supervisor's view of a model: its engines, its use, and its unloading."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,17 +8,17 @@ import msgspec
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.supervisor.engine_watch import EngineWatch
 
-# Seconds without a request after which none is on its way to the engine any more, from an API process which had not
-# read yet that the model is unloaded. A model that was just loaded waits as long for the request that wanted it.
+# An unloading model ends after so many seconds without requests, since an API process may have sent one before it read
+# the new status. A newly loaded model waits as long for the request that caused it.
 SETTLED = 1.0
 
 StartEngines = Callable[[ModelStatus], Sequence[EngineWatch]]
 
 
 class ManagedModel:
-    """One model, loaded or not; all times are seconds of a clock.
+    """One model, loaded or not. All times are seconds of one clock.
 
-    Guarded by the supervisor's lock, but for `end`, which waits for processes.
+    Guarded by the supervisor's lock, except `end`, which waits for processes.
     """
 
     def __init__(self, about: ModelStatus, start_engines: StartEngines, now: float) -> None:
@@ -31,7 +31,7 @@ class ManagedModel:
 
     @property
     def state(self) -> ModelState:
-        """The state now."""
+        """The current state."""
         if self._unloading_until is not None:
             return ModelState.UNLOADING
         if not self.engines:
@@ -43,20 +43,20 @@ class ManagedModel:
 
     @property
     def takes_memory(self) -> bool:
-        """Whether there is, or will be, a process that holds it."""
+        """Whether a process holds the model, or soon will."""
         return self.state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING)
 
     @property
     def num_requests(self) -> int:
-        """Those that run or wait, when last looked."""
+        """Running and waiting requests at the last `look`."""
         return sum(requests for requests, _ in self._counts)
 
     def status(self) -> ModelStatus:
-        """For the status file."""
+        """The model's part of the status file."""
         return msgspec.structs.replace(self.about, state=self.state)
 
     def engine_statuses(self) -> list[EngineStatus]:
-        """For the status file."""
+        """The engines' part of the status file."""
         found = [engine.status for engine in self.engines]
         if self._unloading_until is None:
             return found
@@ -74,7 +74,7 @@ class ManagedModel:
             engine.start()
 
     def look(self, now: float) -> None:
-        """Look whether it is used."""
+        """Update the counts of requests and the time of the last use."""
         beats = [engine.beat() for engine in self.engines]
         counts = [(beat.requests, beat.arrived) for beat in beats]
         if counts != self._counts or self.num_requests or self.state == ModelState.LOADING:
@@ -82,34 +82,36 @@ class ManagedModel:
         self._counts = counts
 
     def is_idle(self, now: float, seconds: float = SETTLED) -> bool:
-        """Whether it is ready and was not used for so long."""
+        """Whether the model is ready and has been unused for so long."""
         return self.state == ModelState.READY and now - self.last_used >= max(seconds, SETTLED)
 
     def unload(self, until: float) -> None:
-        """Take no more requests; what runs may go on until then, or less if this was said before."""
+        """Take no more requests. Running ones may continue until the given time, or an earlier one that was given
+        before.
+        """
         self._unloading_until = until if self._unloading_until is None else min(until, self._unloading_until)
 
     def unload_began(self, now: float) -> None:
-        """Requests may be on their way since then."""
+        """Note the time after which the last requests may still arrive."""
         self.last_used = max(self.last_used, now)
 
     def may_end(self, now: float) -> bool:
-        """Whether it is being unloaded and nothing runs any more, or its time is over."""
+        """Whether the model is unloading, and has no more requests or no more time."""
         if self._unloading_until is None:
             return False
         return now >= self._unloading_until or (not self.num_requests and now - self.last_used >= SETTLED)
 
     def end(self) -> None:
-        """End its processes, which takes some time; all of their memory comes back."""
+        """End the processes, which takes some time and frees all of their memory."""
         for engine in self.engines:
             engine.unload()
 
     def ended(self) -> None:
-        """They have ended."""
+        """Note that the processes have ended."""
         self.engines, self._counts, self._unloading_until = (), [], None
 
 
 def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_demand: bool = False) -> ModelStatus:
-    """A model that is not loaded yet."""
+    """The status of a model that is not loaded yet."""
     created = int(time.time())
     return ModelStatus(name, path, list(devices), serial, ModelState.UNLOADED, created, on_demand=on_demand)

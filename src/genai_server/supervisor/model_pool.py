@@ -1,4 +1,4 @@
-"""All models of a server: which of them are loaded, and which is unloaded when there is no room for one more."""
+"""All models of a server: decides which are loaded, and which is unloaded to make room for another."""
 
 import math
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from genai_server.messages.status_file import ModelState, ModelStatus
 from genai_server.quoted_values import quoted
 from genai_server.supervisor.managed_model import ManagedModel
 
-# Seconds after which a request that wanted a model is taken to be gone, unless it wants it again.
+# A request's wish for a model expires after so many seconds, unless it is repeated.
 WANT_SECONDS = 3.0
 
 
 class ModelPool:
-    """The models by name, the first for requests that name none.
+    """The models by name; the first is for requests that name none.
 
-    At most `most` of them are loaded at once (0: any number), and those idle for `idle_unload` seconds are unloaded (0:
-    none). Times are seconds of one clock. Guarded by the supervisor's lock.
+    At most `most` models are loaded at once (0: no limit). Models idle for `idle_unload` seconds are unloaded (0:
+    never). Times are seconds of one clock. Guarded by the supervisor's lock.
     """
 
     def __init__(self, most: int, idle_unload: float) -> None:
@@ -30,11 +30,11 @@ class ModelPool:
         return iter(list(self._models.values()))
 
     def statuses(self) -> list[ModelStatus]:
-        """All of them, for the status file."""
+        """The models' part of the status file."""
         return [model.status() for model in self]
 
     def find(self, name: str, *, param: str = "name") -> ManagedModel:
-        """By its name, or by an alias. Raises ModelNotFound."""
+        """The model of this name or alias. Raises ModelNotFound."""
         found = self._models.get(name) or next((model for model in self if name in model.about.aliases), None)
         if found is None or found.about.leaving:
             known = ", ".join(self._models) or "none"
@@ -42,7 +42,7 @@ class ModelPool:
         return found
 
     def add(self, model: ManagedModel) -> None:
-        """Serve one more, not loaded yet, or another one in place of one that is not. Raises InvalidField."""
+        """Add a model that is not loaded yet, or replace one that is not loaded. Raises InvalidField."""
         name = model.about.name
         before = self._models.get(name)
         if before is not None and before.state not in (ModelState.FAILED, ModelState.UNLOADED):
@@ -56,7 +56,7 @@ class ModelPool:
         self._models[name] = model
 
     def set_alias(self, alias: str, name: str | None) -> None:
-        """Let a model be known by another name, too; None removes that name. Raises ModelNotFound and InvalidField."""
+        """Give a model another name; None removes that name. Raises ModelNotFound and InvalidField."""
         if alias in self._models:
             raise InvalidField(f"alias {quoted(alias)} is the name of a model", param="alias")
         target = None if name is None else self.find(name)
@@ -77,23 +77,23 @@ class ModelPool:
         model.change(adapters=[*model.about.adapters, adapter])
 
     def remove_adapter(self, name: str, id: str) -> None:
-        """Let no more requests choose the adapter of this id. Raises ModelNotFound."""
+        """Stop offering the adapter of this id. Raises ModelNotFound."""
         model = self.find(name, param="model")
         model.change(adapters=[adapter for adapter in model.about.adapters if adapter.id != id])
 
     def want(self, name: str, now: float) -> None:
-        """A request waits for it. Raises ModelNotFound."""
+        """Note that a request waits for a model. Raises ModelNotFound."""
         self._wanted[self.find(name).about.name] = now
 
     def unload(self, name: str, until: float, now: float) -> None:
-        """Serve it no more; what runs may go on until then. Raises ModelNotFound."""
+        """Stop serving a model; its running requests may continue until the given time. Raises ModelNotFound."""
         model = self.find(name)
         model.change(leaving=True)
         model.unload(until)
         model.unload_began(now)
 
     def update(self, now: float) -> list[ManagedModel]:
-        """Decide anew which models are loaded; returns those whose processes the caller ends now, telling `ended`."""
+        """Decide which models are loaded. Returns those whose processes the caller must end, and report by `ended`."""
         for model in self:
             model.look(now)
         if self._idle_unload:
@@ -104,14 +104,14 @@ class ModelPool:
         return [model for model in self if model.may_end(now)]
 
     def ended(self, model: ManagedModel) -> None:
-        """Its processes have gone, and their memory."""
+        """Note that a model's processes, and their memory, are gone."""
         model.ended()
         if model.about.leaving:
             self._models.pop(model.about.name)
             self._wanted.pop(model.about.name, None)
 
     def _make_room(self, now: float) -> None:
-        """Load what is wanted, as far as there is room, and begin to unload idle models for the rest."""
+        """Load the wanted models that fit, and begin to unload idle ones for the others."""
         self._wanted = {name: at for name, at in self._wanted.items() if now - at < WANT_SECONDS}
         waiting = [self._models[name] for name in self._wanted if name in self._models]
         waiting = [model for model in waiting if model.state == ModelState.UNLOADED]

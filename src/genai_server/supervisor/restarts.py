@@ -1,15 +1,15 @@
-"""How soon an engine that has died is started again, and when no more."""
+"""When an engine that has died is restarted, and when it is given up."""
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 30.0
-# An engine that has served for this long has recovered: what comes after is not the same trouble.
+# An engine that has served for this long has recovered; a later death starts a new count.
 RECOVERED_AFTER = 60.0
 
 
 class Restarts:
     """Counts the restarts of one engine in a row; all times are in seconds.
 
-    A crash loop is more than `most` of them, none of which served for RECOVERED_AFTER.
+    More than `most` of them, without serving for RECOVERED_AFTER in between, are a crash loop.
     """
 
     def __init__(self, most: int) -> None:
@@ -17,12 +17,12 @@ class Restarts:
         self._most = most
 
     def served(self, seconds: float) -> None:
-        """The engine that has died now had served for so long."""
+        """Note how long the engine served before it died."""
         if seconds > RECOVERED_AFTER:
             self.in_a_row = 0
 
     def pause(self) -> float | None:
-        """How long to wait before the next start: twice as long as before; None to give up."""
+        """The time to wait before the next start, twice the previous one; None to give up."""
         if self.in_a_row >= self._most:
             return None
         self.in_a_row += 1

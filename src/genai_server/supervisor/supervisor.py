@@ -1,7 +1,7 @@
-"""Keeps the models of one server: starts their engines, has them watched, and publishes what is running.
+"""Manages the models of one server: starts and watches their engines, and publishes their state.
 
-It works with threads alone, so that it can live in an API process, in the parent of several, or beside a reloader. API
-processes know of it only the status file, in a folder that only this user can enter, and send it commands.
+It uses threads only, so that it can live in an API process, in the parent of several, or beside a reloader. API
+processes read its status file, in a folder that only this user can enter, and send it commands.
 """
 
 import logging
@@ -37,14 +37,14 @@ from genai_server.supervisor.model_pool import ModelPool
 from genai_server.supervisor.restarts import Restarts
 
 log = logging.getLogger(__name__)
-# Seconds between two looks at which models are used and which are wanted.
+# Seconds between two updates of the models' use.
 _LOOK_EVERY = 0.2
 
 
 class Supervisor:
     """Owns the engine processes of one server, from `start` to `stop`.
 
-    `on_nothing_loaded` is called, from a thread, when no device could load at the start. Raises ConfigurationError for
+    `on_nothing_loaded` is called from a thread when no device could load at the start. Raises ConfigurationError for
     wrong options of a device.
     """
 
@@ -81,7 +81,7 @@ class Supervisor:
         self._first: list[EngineWatch] = []
 
     def start(self) -> None:
-        """Start the engines of the models that are to be loaded; returns at once."""
+        """Start the engines of the models that are loaded at the start; returns at once."""
         self._commands = CommandListener(self.folder, self._secret, self._obey)
         with self._lock:
             for model in self._models:
@@ -108,12 +108,12 @@ class Supervisor:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def statuses(self) -> list[EngineStatus]:
-        """The engines now, in the order of the configuration."""
+        """The current states of the engines, in the order of the configuration."""
         with self._lock:
             return [status for model in self._models for status in model.engine_statuses()]
 
     def _obey(self, command: Command) -> None:
-        """Do what an API process wants. Raises RequestError and ConfigurationError."""
+        """Carry out a command of an API process. Raises RequestError and ConfigurationError."""
         with self._lock:
             now = self._clock()
             match command:
@@ -199,7 +199,7 @@ class Supervisor:
                 )
                 self._is_file_old = False
             except OSError as error:
-                # Once stopped, the engines have removed the folder.
+                # After the stop, the engines have removed the folder.
                 if not self._stopping.is_set() and not self._is_file_old:
                     log.error("the status file cannot be written, so /healthz may be out of date: %s", error)
                 self._is_file_old = True

@@ -1,4 +1,4 @@
-"""Judges by an engine's heartbeats whether it hangs."""
+"""Detects from an engine's heartbeats that it hangs."""
 
 import threading
 from collections.abc import Callable
@@ -6,18 +6,18 @@ from pathlib import Path
 
 from genai_server.heartbeat import Beat, read_beat
 
-# What a token of a pass may take beyond the timeout, in seconds: a hundred times what it takes on slow machines.
+# Seconds allowed for each token of a step, in addition to the timeout: a hundred times the time on slow machines.
 SECONDS_PER_TOKEN = 0.1
-# Seconds between two looks.
+# Seconds between two checks.
 LOOK_EVERY = 1.0
 
 
 class Watchdog:
-    """Counts for how long it has seen the same heartbeat.
+    """Measures for how long the same heartbeat has been seen.
 
-    It allows the timeout and SECONDS_PER_TOKEN for each token of the pass that runs; a timeout of 0 allows anything. A
-    look counts for one interval at most, whatever a clock says: neither a machine that slept nor a process group that
-    was stopped is an engine that hangs.
+    The limit is the timeout plus SECONDS_PER_TOKEN for each token of the current step; a timeout of 0 sets no limit. A
+    check counts for one interval at most, whatever a clock says. So a machine that slept or a stopped process group is
+    not taken for a hanging engine.
     """
 
     def __init__(self, step_timeout: float) -> None:
@@ -26,8 +26,8 @@ class Watchdog:
         self._seconds = 0.0
 
     def look(self, beat: Beat) -> str | None:
-        """Take the newest heartbeat, LOOK_EVERY seconds after the one before; returns what is wrong with it, if it has
-        come too long ago.
+        """Check the newest heartbeat, LOOK_EVERY seconds after the previous check; returns what is wrong if it is too
+        old.
         """
         if beat != self._beat:
             self._beat, self._seconds = beat, 0.0
@@ -41,7 +41,7 @@ class Watchdog:
 
 
 def watch(watchdog: Watchdog, file: Path, ended: threading.Event, on_hang: Callable[[str], None]) -> None:
-    """Look until `ended` is set, or until it hangs, which `on_hang` is told of once."""
+    """Check until `ended` is set or the engine hangs; `on_hang` is called once."""
     while not ended.wait(LOOK_EVERY):
         if reason := watchdog.look(read_beat(file)):
             on_hang(reason)

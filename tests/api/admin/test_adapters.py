@@ -282,4 +282,4 @@ def test_a_file_that_does_not_fit_is_why_the_device_cannot_load(own_folder: Path
     options = ("--model-dir", str(adapted), "--adapters", f"law={wrong}")
     with run_server(own_folder, *options, ready=False) as server:
         assert server.process.wait(40) == 1
-        assert f'adapter "law": {wrong} is no adapter file' in server.log()
+        assert f'adapter "law": {wrong} is not an adapter file' in server.log()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from genai_server.api.catalog import Catalog, ChosenModel
-from genai_server.grammar_checker.child import CheckerProcess
+from genai_server.grammar_checker.checker_process import CheckerProcess
 from tests.running_server import body
 from tests.server_here import server_here
 

@@ -202,7 +202,7 @@ def test_several_models_are_started_and_those_on_demand_told_of(
     status, printed = doctor(capsys, *options, "--max-models", "1")
     assert status == 0
     assert "ok    device cpu of small: ready" in printed
-    assert "ok    model big: is loaded when a request wants it (GENAI_MAX_MODELS); not tried now" in printed
+    assert "ok    model big: is loaded by its first request (GENAI_MAX_MODELS); not tried now" in printed
 
 
 def test_the_runtime_of_a_gpu_is_known_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_what_serve_refuses_before_it_starts_is_a_failure(options: dict[str, str
 def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENAI_THREAD", "3")
     found = next(finding for finding in models.checked_settings(settings()) if finding.state == WARN)
-    assert (found.found, found.remedy) == ("GENAI_THREAD is no setting", "GENAI_THREADS is one")
+    assert (found.found, found.remedy) == ("GENAI_THREAD is not a setting", "did you mean GENAI_THREADS?")
 
 
 def test_without_the_library_all_that_needs_none_is_looked_at(

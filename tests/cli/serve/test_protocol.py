@@ -297,7 +297,7 @@ def test_the_client_of_a_proxy_that_is_believed_is_in_the_log(tmp_path: Path) ->
             {"GENAI_API_KEYS": f"bob:{'b' * 16}", "GENAI_ADMIN_API_KEY": "b" * 16},
             "it must be no API key, and is that of bob",
         ),
-        ({"GENAI_CORS_ORIGINS": "app.example"}, '"app.example" is no origin'),
+        ({"GENAI_CORS_ORIGINS": "app.example"}, '"app.example" is not an origin'),
         ({"GENAI_FORWARDED_ALLOW_IPS": "proxy"}, "'proxy' does not appear to be an IPv4 or IPv6 network"),
     ],
 )

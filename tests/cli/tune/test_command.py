@@ -63,7 +63,7 @@ def test_the_best_is_written_into_the_file_and_all_else_stays(
     assert found.keys() == {"threads", "max_batch_size", "prefill_chunk", "port", "session"}
     printed = capsys.readouterr().out
     assert f"threads = {found['threads']} " in printed
-    assert "block size: 32; others are measured with --original" in printed
+    assert "block size: 32; --original DIR measures others" in printed
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_a_variable_that_counts_more_than_the_file_is_told(
 ) -> None:
     monkeypatch.setenv("GENAI_PREFILL_CHUNK", "77")
     assert tune("--config", str(tmp_path / "new.toml")) == 0
-    assert "GENAI_PREFILL_CHUNK=77 in the environment or .env counts instead" in capsys.readouterr().out
+    assert "GENAI_PREFILL_CHUNK=77 in the environment or .env overrides it" in capsys.readouterr().out
 
 
 def test_options_are_those_of_the_name_that_the_model_is_served_by(
@@ -128,7 +128,7 @@ def test_cores_that_may_not_be_used_are_told(
 ) -> None:
     monkeypatch.setattr("genai_server.cli.doctor.machine.cpu_quota", lambda root: 0.5)
     assert tune("--dry-run") == 0
-    assert "a quota of 0.5 CPUs, and so it is measured" in capsys.readouterr().err
+    assert "a quota of 0.5 CPUs, which affects the measurement" in capsys.readouterr().err
 
 
 def test_without_the_library_it_ends_with_one_line(
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
 ) -> None:
     assert tune("--config", str(tmp_path / "none" / "new.toml")) == 2
     printed = capsys.readouterr()
-    assert "new.toml: cannot be written there" in printed.err
+    assert "new.toml: cannot be written" in printed.err
     assert printed.out == ""
 
 

@@ -73,13 +73,13 @@ def test_a_weight_of_another_type_is_named_with_both(file: Path) -> None:
 
 
 def test_a_file_that_is_none_says_so(file: Path, tmp_path: Path) -> None:
-    assert refusal(file) == f"{file} does not exist, or is no file"
-    assert refusal(tmp_path) == f"{tmp_path} does not exist, or is no file"
+    assert refusal(file) == f"{file} does not exist, or is not a file"
+    assert refusal(tmp_path) == f"{tmp_path} does not exist, or is not a file"
     for content in (b"", b"no adapter", save(file, a=ones(8, 64)).read_bytes()[:-1000]):
         file.write_bytes(content)
-        assert refusal(file) == f"{file} is no adapter file, as ONNX Runtime's AdapterFormat writes them"
+        assert refusal(file) == f"{file} is not an adapter file of ONNX Runtime's AdapterFormat"
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    assert refusal(file) == f"{file} is not the file but Git's pointer to it; run git lfs pull there"
+    assert refusal(file) == f"{file} is Git's pointer to the file, not the file itself; run git lfs pull there"
 
 
 def test_a_file_without_weights_says_so(file: Path) -> None:

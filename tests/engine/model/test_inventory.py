@@ -51,14 +51,14 @@ def test_weights_that_are_cut_off_are_told_with_their_sizes(directory: Path) -> 
     path = directory / "model.onnx.data"
     whole = path.stat().st_size
     path.write_bytes(path.read_bytes()[:1000])
-    assert faults(directory)["model.onnx.data"].fault == f"has 1000 of {whole} bytes: it is cut off"
+    assert faults(directory)["model.onnx.data"].fault == f"has 1000 of {whole} bytes: it is truncated"
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
 def test_gits_pointer_in_a_files_place_is_known_as_such(directory: Path, name: str) -> None:
     (directory / name).write_bytes(POINTER)
     assert faults(directory)[name].remedy == "run git lfs pull there"
-    with pytest.raises(ModelDirectoryError, match="Git's pointer to it; run git lfs pull"):
+    with pytest.raises(ModelDirectoryError, match="Git's pointer to the file, not the file itself; run git lfs pull"):
         check_model_directory(directory)
 
 

@@ -226,7 +226,7 @@ def test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads() -> None
 
 
 def test_two_libraries_of_operators_are_one_too_many_for_onnxruntime_genai() -> None:
-    with pytest.raises(ConfigurationError, match="takes one"):
+    with pytest.raises(ConfigurationError, match="takes only one"):
         genai_overlay(checked(custom_op_libraries=["a.so", "b.so"]), 0)
 
 
@@ -236,7 +236,7 @@ def test_a_library_of_operators_that_does_not_load_is_named() -> None:
 
 
 def test_a_library_of_operators_that_is_nowhere_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"none.so: there is no such file, neither from {tmp_path} nor"):
+    with pytest.raises(ConfigurationError, match=f"none.so: there is no such file, neither in {tmp_path} nor"):
         with_found_libraries(checked(custom_op_libraries=["none.so"]), tmp_path)
     (tmp_path / "some.so").touch()
     found = with_found_libraries(checked(custom_op_libraries=["some.so"]), tmp_path)
@@ -334,7 +334,7 @@ def test_a_provider_that_finds_no_device_is_named(monkeypatch: pytest.MonkeyPatc
     sections = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "any"}}}
     options = check_device(sections, "cpu")
     monkeypatch.setattr(module, "register", lambda *_: None)
-    words = "provider openvino: its library finds no device on this machine"
+    words = "provider openvino: its library finds no suitable device on this machine"
     assert (missing_device(options) or "").startswith(words)
     with pytest.raises(ConfigurationError, match=words):
         open_with(MODEL, session_options(options, 0), options)

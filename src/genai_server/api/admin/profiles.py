@@ -29,10 +29,10 @@ from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.profile_plan import ProfilePlan, ProfileState
 from genai_server.profiles.analysis import SLOW_AT, analyse
 from genai_server.profiles.folder import find_session, read_session
+from genai_server.profiles.html_report import as_page
 from genai_server.profiles.manifest import Manifest, find_manifests
-from genai_server.profiles.page import as_page
 from genai_server.profiles.retention import is_open, remove
-from genai_server.profiles.text import as_text
+from genai_server.profiles.text_report import as_text
 from genai_server.profiles.trace import write_trace
 from genai_server.quoted_values import quoted
 

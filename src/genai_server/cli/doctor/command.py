@@ -1,6 +1,6 @@
-"""`genai-server doctor`: looks at everything that serving needs, with the settings of serve, and says what to do.
+"""`genai-server doctor`: checks everything that serving needs, with the settings of serve, and suggests remedies.
 
-Each line is ok, warn or fail. The exit status is 1 if anything failed, so that serving would.
+Each line is ok, warn or fail. The exit status is 1 if anything failed; serving would then fail, too.
 """
 
 import argparse
@@ -31,12 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(options: dict[str, str | None]) -> Iterator[Finding]:
-    """All findings; without right settings only those that need none."""
+    """All findings. With wrong settings, only those that need no settings."""
     has_library = True
     for finding in machine.versions():
         has_library &= finding.state != FAIL
         yield finding
-    if has_library:  # else there is no ONNX Runtime either
+    if has_library:  # without it there is no ONNX Runtime either
         yield from machine.providers()
     try:
         settings = load_settings(options)
@@ -64,5 +64,5 @@ def _with(settings: Settings, *, has_library: bool) -> Iterator[Finding]:
         for finding in models.model(settings, name, with_text=has_library):
             broken |= finding.state == FAIL
             yield finding
-    if not broken:  # else each device would only say so once more
+    if not broken:  # a broken model would only fail again on each device
         yield from models.devices(settings)

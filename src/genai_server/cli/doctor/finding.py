@@ -8,9 +8,11 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Finding:
-    """`remedy` says what to do about it, where something can be."""
+    """One check's result."""
 
+    # OK, WARN or FAIL.
     state: str
     subject: str
     found: str
+    # What to do about it; "" if nothing can be done.
     remedy: str = ""

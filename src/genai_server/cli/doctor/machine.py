@@ -1,4 +1,4 @@
-"""What `genai-server doctor` looks at of the machine: each check gives findings, and none of them raises."""
+"""`genai-server doctor`'s checks of the machine. Each check yields findings and never raises."""
 
 import importlib.metadata
 import json
@@ -28,7 +28,7 @@ _LIBRARIES = (
 )
 _RUNTIME = "onnxruntime"
 _TESTED = "0.18"
-# Of the weights on disk: what packed weights take there, and a loaded model in memory beside them.
+# Size of packed weights on disk, and of a loaded model in memory, as multiples of the weights on disk.
 _PACKED, _LOADED = 2.2, 1.5
 _TRIAL_TIMEOUT = 60.0
 
@@ -47,19 +47,19 @@ def versions() -> Iterator[Finding]:
         remedy = f"{this_installation().command('cpu')}; or cuda, directml or winml for cpu: exactly one of them"
         yield Finding(FAIL, "library", "onnxruntime-genai is not installed", remedy)
     elif len(installed) > 1:
-        remedy = f"pip uninstall {' '.join(installed)}, and install one of them again: all bring the same module"
+        remedy = f"pip uninstall {' '.join(installed)}, and install one of them again: all provide the same module"
         yield Finding(FAIL, "library", shown, remedy)
     elif not next(iter(installed.values())).startswith(f"{_TESTED}."):
         yield Finding(WARN, "library", shown, f"this version was not tested: {_TESTED} was")
     else:
-        # That of a GPU has a name of its own.
+        # The package for GPUs has a name of its own.
         runtimes = dict.fromkeys(importlib.metadata.packages_distributions().get(_RUNTIME, []))
         shown = ", ".join([shown, *(f"{name} {importlib.metadata.version(name)}" for name in runtimes)])
         yield Finding(OK, "library", shown)
 
 
 def providers() -> Iterator[Finding]:
-    """The execution providers that onnxruntime, under the batch, can load."""
+    """The execution providers that the onnxruntime of the batched runner can load."""
     command = [sys.executable, "-m", "genai_server.engine.model.provider_trial"]
     try:
         result = subprocess.run(
@@ -76,11 +76,11 @@ def providers() -> Iterator[Finding]:
     yield Finding(OK, "providers", ", ".join(name for name, why in tried.items() if why is None) or "none")
     for name, why in tried.items():
         if why is not None:
-            yield Finding(WARN, f"provider {name}", why, f"install the libraries of {name}, or do without it")
+            yield Finding(WARN, f"provider {name}", why, f"install the libraries of {name}, or ignore this")
 
 
 def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """Threads against the cores that the process may use, and those against the machine's."""
+    """The number of threads against the usable cores, and the usable cores against the machine's."""
     usable, quota = usable_cores(root), cpu_quota(root)
     machine = psutil.cpu_count(logical=False) or usable
     if quota < 1:
@@ -98,7 +98,7 @@ def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _threads(settings: Settings, model: str, usable: int) -> Iterator[Finding]:
-    """The threads of a model's devices."""
+    """The thread settings of a model's devices."""
     for device, options in device_options(settings, model).items():
         subject = f"threads of {device}" + (f" for {model}" if settings.models else "")
         threads = int(options.session.get(THREADS, "0")) or settings.threads
@@ -111,7 +111,10 @@ def _threads(settings: Settings, model: str, usable: int) -> Iterator[Finding]:
 
 
 def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """What is free, against what the models take that are loaded at once; of those that are broken others tell."""
+    """Free memory, against the needs of the models that are loaded at once.
+
+    Broken models are left out: other findings report them.
+    """
     free = free_memory(root)
     needs = sorted(map(_need, settings.served.values(), [settings] * len(settings.served)), reverse=True)
     needs = [need for need in needs if need[0]][: settings.max_models or None]
@@ -135,37 +138,39 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _need(directory: str, settings: Settings) -> tuple[int, int]:
-    """Bytes that a model's weights take, and the keys and values of a request; 0 for what cannot be read."""
+    """The bytes of a model's weights, and of one request's keys and values; 0 for what cannot be read."""
     try:
         info = check_model_directory(Path(directory))
         weights = int(weight_bytes(Path(directory)) * _LOADED)
-    except Exception:  # of a broken model that other findings tell of
+    except Exception:  # a broken model, which other findings report
         return 0, 0
     try:
         graph = read_decoder_graph(Path(directory))
         return weights, graph.bytes_per_token * graph.slot_length(min(settings.max_length, info.context_length))
-    except Exception:  # likewise
+    except Exception:  # a broken graph, which other findings report
         return weights, 0
 
 
 def port(settings: Settings) -> Iterator[Finding]:
-    """Whether the address can be listened on."""
+    """Whether the server can listen on its address."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     where = f"{settings.host} port {settings.port or 'of any number'}"
     try:
         socket.create_server((settings.host, settings.port), family=family).close()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        yield Finding(FAIL, "port", f"{where}: {reason}", "end what listens there, or take another with --port")
+        yield Finding(
+            FAIL, "port", f"{where}: {reason}", "end the program that listens there, or choose another port with --port"
+        )
     else:
         yield Finding(OK, "port", f"{where} is free")
 
 
 def cache(settings: Settings) -> Iterator[Finding]:
-    """Whether packed weights can be kept."""
+    """Whether packed weights can be kept on disk."""
     folder = settings.cache_path
     if folder is None:
-        yield Finding(OK, "cache", "none is wanted")
+        yield Finding(OK, "cache", "switched off")
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +178,7 @@ def cache(settings: Settings) -> Iterator[Finding]:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        remedy = "give GENAI_CACHE_DIR a folder that can be written, or set it to none"
+        remedy = "set GENAI_CACHE_DIR to a writable folder, or to none"
         yield Finding(WARN, "cache", f"{folder}: {(error.strerror or str(error)).lower()}", remedy)
         return
     free = shutil.disk_usage(folder).free

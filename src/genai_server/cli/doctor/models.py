@@ -1,4 +1,4 @@
-"""What `genai-server doctor` looks at in the settings and the models: each check gives findings, and none raises."""
+"""`genai-server doctor`'s checks of settings and models. Each check yields findings and never raises."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from genai_server.cli.doctor.finding import FAIL, MIB, OK, WARN, Finding
 from genai_server.cli.serve.loaders import load_traces, text_loader
-from genai_server.cli.serve.preflight import GET_A_MODEL, check_doors, check_runners, lone_reloader
+from genai_server.cli.serve.preflight import GET_A_MODEL, check_access, check_runners, lone_reloader
 from genai_server.config import Settings, device_options, unknown_variables
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
@@ -24,9 +24,9 @@ from genai_server.text.codec import TextCodec
 
 
 def checked_settings(settings: Settings) -> Iterator[Finding]:
-    """What the settings say together, the options of sessions and providers, and variables that are no setting."""
+    """The settings as a whole, the options of sessions and providers, and unknown GENAI_* variables."""
     remedies: dict[Callable[[Settings], object], str] = {
-        check_doors: "see README's “Run it for others”",
+        check_access: "see README's “Run it for others”",
         _check_options: "see docs/from-triton.md for all options",
         _check_traces: "correct the endpoint or install the extra otel",
     }
@@ -38,7 +38,7 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
             failed = True
             yield Finding(FAIL, "settings", error.message, remedy)
     for name, meant in unknown_variables().items():
-        yield Finding(WARN, "settings", f"{name} is no setting", f"{meant} is one" if meant else "remove it")
+        yield Finding(WARN, "settings", f"{name} is not a setting", f"did you mean {meant}?" if meant else "remove it")
     if warning := lone_reloader(settings):
         yield Finding(WARN, "settings", warning, "leave one of them out")
     if failed:
@@ -64,7 +64,7 @@ def _check_traces(settings: Settings) -> None:
 
 
 def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[Finding]:
-    """All that is wrong with the files of a model, and whether its graph can run in a batch.
+    """The faults of a model's files, and whether its graph can run in a batch.
 
     Without `with_text`, template and tokenizer are not loaded: that needs the library.
     """
@@ -92,7 +92,7 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
         yield Finding(FAIL, subject, error.message, remedy)
         return
     size, length = weight_bytes(directory) / MIB, f"{info.context_length} tokens of context"
-    yield Finding(OK, subject, f"{directory}: {length}, {info.vocab_size} tokens known, {size:.0f} MiB of weights")
+    yield Finding(OK, subject, f"{directory}: {length}, a vocabulary of {info.vocab_size}, {size:.0f} MiB of weights")
     if not all(codec.has_chat_template for codec in codecs.values()):
         yield Finding(WARN, subject, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
     yield _batching(f"batching of {name}" if settings.models else "batching", directory)
@@ -105,13 +105,13 @@ def _batching(subject: str, directory: Path) -> Finding:
         read_decoder_graph(directory)
     except DoesNotFit as reason:
         return Finding(WARN, subject, f"requests run one by one: {reason}", "see docs/models.md for models that batch")
-    except Exception as error:  # whatever an odd graph makes of its reader
-        return Finding(FAIL, subject, f"the graph cannot be read: {error}", "build the model anew")
+    except Exception as error:  # an unusual graph may break its reader in any way
+        return Finding(FAIL, subject, f"the graph cannot be read: {error}", "build the model again")
     return Finding(OK, subject, "the graph can run in a batch")
 
 
 def devices(settings: Settings) -> Iterator[Finding]:
-    """Each device's engine, really started as `serve` would, which loads the model and warms up."""
+    """Each device's engine, started as `serve` would start it: it loads the model and warms up."""
     started = time.monotonic()
     try:
         supervisor = Supervisor(settings.model_copy(update={"log_level": "error"}))
@@ -132,7 +132,7 @@ def devices(settings: Settings) -> Iterator[Finding]:
     finally:
         supervisor.stop()
     for name in list(settings.served)[settings.max_models :] if settings.max_models else []:
-        yield Finding(OK, f"model {name}", "is loaded when a request wants it (GENAI_MAX_MODELS); not tried now")
+        yield Finding(OK, f"model {name}", "is loaded by its first request (GENAI_MAX_MODELS); not tried now")
 
 
 def _device(device: str, error: str | None, seconds: float) -> Finding:

@@ -1,4 +1,4 @@
-"""`genai-server serve`: its arguments, and the life of the engines and of the API processes attached to them."""
+"""`genai-server serve`: its arguments, and the lifetime of the engines and their API processes."""
 
 import argparse
 import asyncio
@@ -36,9 +36,9 @@ from genai_server.logs import configure_logging
 from genai_server.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
-# Connections that may wait to be accepted.
+# Most connections that wait to be accepted.
 _BACKLOG = 2048
-# Seconds that connections have to be closed after the drain: those of slow readers, and of bodies that still come.
+# Seconds after the drain until connections are closed by force, such as those of slow readers and unfinished bodies.
 _CLOSING = 5
 
 
@@ -50,19 +50,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes; returns the exit status. Raises ConfigurationError."""
+    """Serve until a signal arrives; returns the exit status. Raises ConfigurationError."""
     settings = load_settings(vars(arguments))
     configure_logging(settings.log_level, settings.log_format)
     for name, meant in unknown_variables().items():
-        log.warning("%s is no setting of this server%s", name, f"; {meant} is one" if meant else "")
+        log.warning("%s is not a setting of this server%s", name, f"; did you mean {meant}?" if meant else "")
     if warning := lone_reloader(settings):
         log.warning("%s", warning)
         settings = settings.model_copy(update={"workers": 1})
     check_server(settings)
     listener = listen(settings)
     stop = _Stop()
-    # uvicorn raises the signal that ended it once more, for the handlers that were there before: without these the
-    # process would end on the spot, and leave the engines' folder behind.
+    # After its own shutdown, uvicorn raises the signal again for the previous handlers. Without these the process would
+    # end at once and leave the engines' folder behind.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.order.set())
     supervisor = Supervisor(settings, on_nothing_loaded=stop.nothing_loaded)
@@ -81,14 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Stop:
-    """Ends the server when no device could load, whichever kind of server it is."""
+    """Ends the server when no device could load its model, in each way of running API processes."""
 
     def __init__(self) -> None:
         self.has_nothing = False
         self.order = threading.Event()
 
     def obeyed_by(self, parent: Reloader | Workers) -> None:
-        """Have one of uvicorn's parent processes listen to the order."""
+        """Connect one of uvicorn's parent processes to this order."""
         self.order = parent.should_exit
         if self.has_nothing:
             self.order.set()
@@ -100,15 +100,15 @@ class _Stop:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Take the port before anything else is started. Raises ConfigurationError if it cannot be had."""
+    """Bind the port before anything else is started. Raises ConfigurationError if that fails."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
-    # asyncio switches Nagle's algorithm off only where the socket names its protocol; with it, an answer on a
-    # connection that is kept open takes 40 ms more.
+    # asyncio disables Nagle's algorithm only if the socket names its protocol. Nagle's algorithm adds 40 ms to an
+    # answer on a connection that is kept open.
     listener = socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, listener.detach())
     shown = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
     log.info("listening on %s://%s:%d", "https" if settings.tls_cert else "http", shown, listener.getsockname()[1])
@@ -116,7 +116,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
-    """One API process: this one."""
+    """Serve with one API process: this one."""
     server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
 
     def obey() -> None:
@@ -126,16 +126,16 @@ def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop
     threading.Thread(target=obey, name="stop", daemon=True).start()
     try:
         server.run(sockets=[listener])
-    except SystemExit:  # uvicorn's, with the status STARTUP_FAILURE, which means something else here
+    except SystemExit:  # raised by uvicorn, whose status STARTUP_FAILURE means something else here
         return NOTHING_LOADED
     return CUT_OFF if has_cut_off(engines, [os.getpid()]) else DRAINED
 
 
 def _export(settings: Settings, engines: Path) -> None:
-    """Hand on to the API processes what they need to know.
+    """Pass to the API processes what they need through the environment.
 
-    Before the supervisor's threads start engines: a process that is being started reads the environment, which must not
-    change under it (seen: `Bad address`).
+    This comes before the supervisor's threads start engines. A process that is being started reads the environment,
+    which must not change meanwhile (seen: `Bad address`).
     """
     export_settings(settings)
     export_engines(engines)
@@ -145,7 +145,7 @@ def _export(settings: Settings, engines: Path) -> None:
 
 
 def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
-    """Several API processes, or one that is started anew whenever a source file changes."""
+    """Serve with several API processes, or with one that restarts whenever a source file changes."""
     config = _uvicorn_config(settings, "genai_server.asgi:app")
     listener.set_inheritable(True)
     parent: Reloader | Workers
@@ -167,13 +167,14 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         port=settings.port,
         workers=settings.workers,
         reload=settings.reload,
-        # Not the working directory, uvicorn's default: it may hold whole virtual environments.
+        # Instead of the working directory, uvicorn's default, which may hold whole virtual environments.
         reload_dirs=str(Path(genai_server.__file__).parent) if settings.reload else None,
         log_config=None,
         log_level=settings.log_level,
-        # It logs whole URLs, and a query may hold a key. api/telemetry/request_log.py logs each request instead.
+        # uvicorn's access log has whole URLs, whose query may hold a key. api/telemetry/request_log.py logs requests
+        # instead.
         access_log=False,
-        # A partial, unlike a class made here, reaches the processes of WORKERS.
+        # A partial can be pickled for the processes of WORKERS; a class made here cannot.
         http=cast(type[asyncio.Protocol], partial(GuardedProtocol, stall_timeout=settings.stall_timeout)),
         ws="none",
         proxy_headers=bool(settings.forwarded_allow_ips),

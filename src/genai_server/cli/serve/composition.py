@@ -1,6 +1,6 @@
-"""Puts settings, engines and API together: builds the app of an API process, for whatever starts one.
+"""Composes settings, engines and API: builds the app of an API process.
 
-`serve` has the arguments and the life of the processes, `preflight` what can be wrong before they begin.
+`command` has the arguments and the lifetime of the processes; `preflight` checks the settings before they start.
 """
 
 import getpass
@@ -35,12 +35,12 @@ from genai_server.logs import configure_logging
 from genai_server.malloc import give_back_large_blocks, share_heaps
 from genai_server.supervisor.supervisor import Supervisor
 
-# Seconds that an API process whose parent has died has for telling its clients.
+# Seconds for an API process to end its clients' requests after its parent has died.
 _ORPHAN_SECONDS = 5.0
 
 
 def app_from_environment() -> FastAPI:
-    """The app of an API process: attached to engines that run already, or with engines of its own."""
+    """The app of an API process: attached to running engines, or with engines of its own."""
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
     folder = engines_to_attach()
@@ -51,7 +51,7 @@ def app_from_environment() -> FastAPI:
 
 
 def attached_app(settings: Settings, folder: Path) -> FastAPI:
-    """An app beside engines that somebody else supervises. Raises ConfigurationError."""
+    """An app beside engines that another process supervises. Raises ConfigurationError."""
     drain = Drain(settings.drain_timeout)
 
     @asynccontextmanager
@@ -65,8 +65,8 @@ def attached_app(settings: Settings, folder: Path) -> FastAPI:
 def standalone_app(settings: Settings) -> FastAPI:
     """An app that starts engines of its own, as under plain `uvicorn`.
 
-    Raises ConfigurationError, also at its start-up in a second worker of `uvicorn --workers`, which would load the
-    model once more.
+    Raises ConfigurationError; a second worker of `uvicorn --workers` raises it at its start-up, since it would load the
+    model again.
     """
     check_models(settings)
     drain = Drain(settings.drain_timeout)
@@ -82,18 +82,18 @@ def standalone_app(settings: Settings) -> FastAPI:
             finally:
                 supervisor.stop()
 
-    # Where uvicorn listens is its own option, which nobody tells the app.
+    # uvicorn's own option says where it listens; the app cannot see it.
     return _create(settings, engines, drain, on_loopback=False)
 
 
 def _stop_signals(drain: Drain, folder: Path) -> StopSignals:
-    # Ctrl-C reaches the whole process group; the parent of an API process passes on what it means.
+    # Ctrl-C reaches the whole process group, but an API process acts on its parent's signals only.
     ignored = (signal.SIGINT,) if multiprocessing.parent_process() is not None and sys.platform != "win32" else ()
     return StopSignals(drain, lambda: note_cut_off(folder, os.getpid()), ignored)
 
 
 def _live_keys(settings: Settings) -> ApiKeys:
-    """The API keys, whose file SIGHUP has this process read again; one of several has no other use for the signal."""
+    """The API keys, whose file is read again on SIGHUP. An API process has no other use for that signal."""
     keys = load_keys(settings)
     if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
         if settings.api_key_file:
@@ -117,7 +117,7 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
 
 
 def _end_with_the_parent() -> None:
-    """An API process without its parent has no engines, but would keep the port."""
+    """End this process with its parent: without engines it would only keep the port."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -127,13 +127,13 @@ def _end_with_the_parent() -> None:
 
 
 def _end_this_process() -> None:
-    """As an operator would: uvicorn shuts down."""
+    """Signal this process as an operator would, so that uvicorn shuts down."""
     signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager
 def _only_worker() -> Iterator[None]:
-    """Hold the lock that the workers of one uvicorn share. Raises ConfigurationError if another one holds it."""
+    """Hold the lock that the workers of one uvicorn share. Raises ConfigurationError if another worker holds it."""
     parent = multiprocessing.parent_process()
     if parent is None:
         yield

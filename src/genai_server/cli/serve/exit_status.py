@@ -1,4 +1,4 @@
-"""How a command ended, as its exit status says it to a process manager or a shell."""
+"""The exit statuses by which a command tells a process manager or a shell how it ended."""
 
 import contextlib
 import errno
@@ -7,23 +7,23 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-# All that ran when the server was told to stop has run to its end.
+# Every running request was completed before the server stopped.
 DRAINED = 0
 # No device could load its model, or the API could not start.
 NOTHING_LOADED = 1
 # A setting or the installation is wrong.
 WRONG_SETTING = 2
-# The server was told to stop, and some of what ran was cut off.
+# The server stopped, and some running requests were cut off.
 CUT_OFF = 3
-# What reads the output has gone: the status that shells give for a program that SIGPIPE has ended.
+# The reader of the output has gone. Shells give this status for a program that SIGPIPE has ended.
 OUTPUT_CUT = 141
-# The second is Windows's.
+# EINVAL is what Windows reports.
 _READER_GONE = (errno.EPIPE, errno.EINVAL)
 
 
 def note_cut_off(folder: Path, pid: int) -> None:
-    """This API process has cut some requests off; the one that started it reads so in the engines' folder."""
-    with contextlib.suppress(OSError):  # the engines have removed it with their supervisor's death
+    """Note in the engines' folder that this API process has cut requests off, for the process that started it."""
+    with contextlib.suppress(OSError):  # the engines remove the folder when their supervisor dies
         _note(folder, pid).touch()
 
 
@@ -37,16 +37,16 @@ def _note(folder: Path, pid: int) -> Path:
 
 
 def output_is_cut(probe: str = "") -> bool:
-    """Whether what reads the output has gone; if so, further output is discarded.
+    """Whether the reader of the output has gone; if so, further output is discarded.
 
-    What is buffered is written, and the probe after it: without buffers nothing is left that could show the cut.
+    The buffered output is written, and then the probe. Unbuffered output needs a probe that is not empty.
     """
     try:
         print(end=probe, flush=True)
     except OSError as error:
         if error.errno not in _READER_GONE:
             return False
-        # Else Python would try once more when it ends, and say that this failed.
+        # Otherwise Python would try again at exit and report the failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
     return False

@@ -1,4 +1,4 @@
-"""What an API process loads as the settings say: the text side of models, and what sends traces."""
+"""Loads what an API process needs according to the settings: models' text files, and the exporter of traces."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from genai_server.api.telemetry.traces import Traces
 
 _LIBRARY = "onnxruntime_genai"
-# Characters, for each byte that a body may have: templates write some things twice, and JSON longer than it came.
+# Most characters of a prompt for each byte of the largest body. Templates repeat some text and expand JSON.
 _LONGEST_PROMPT = 4
 
 
 def check_library() -> None:
-    """See that what runs models is installed. Raises ConfigurationError."""
+    """Check that onnxruntime-genai is installed. Raises ConfigurationError."""
     if importlib.util.find_spec(_LIBRARY) is None:
         remedy = f"{this_installation().command('cpu')} (or cuda, directml or winml for cpu: exactly one of them)"
         raise ConfigurationError(f"onnxruntime-genai is not installed; install it: {remedy}")
 
 
 def text_loader(settings: Settings) -> LoadText:
-    """What checks a model directory and reads its text side for each of some devices.
+    """A function which checks a model directory and loads its text side for each of some devices.
 
     It raises ConfigurationError, ModelDirectoryError with the file's name, and ChatTemplateError.
     """
@@ -54,7 +54,7 @@ def text_loader(settings: Settings) -> LoadText:
 
 
 def load_traces(settings: Settings) -> "Traces | None":
-    """What sends traces, if they are wanted. Raises ConfigurationError."""
+    """The exporter of traces, if they are wanted. Raises ConfigurationError."""
     if not settings.otlp_endpoint:
         return None
     try:

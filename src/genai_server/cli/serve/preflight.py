@@ -1,6 +1,6 @@
-"""What is wrong with the settings, as far as it can be known before anything starts: said in one line, at once.
+"""Checks the settings as far as possible before anything starts, and reports the first fault in one line.
 
-Whatever starts engines looks first. What is loaded for it is loaded again by those who use it.
+Every way of starting engines runs these checks. What they load is loaded again by its users.
 """
 
 import logging
@@ -16,7 +16,7 @@ from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDire
 
 log = logging.getLogger(__name__)
 
-# Where there is no model directory.
+# The advice when there is no model directory.
 GET_A_MODEL = (
     "genai-server pull microsoft/Phi-4-mini-instruct-onnx lists the models of a repository, and how to fetch one; "
     "--model-dir names its directory"
@@ -24,15 +24,15 @@ GET_A_MODEL = (
 
 
 def check_server(settings: Settings) -> None:
-    """See that the server can be opened, and its models served. Raises ConfigurationError."""
-    check_doors(settings)
+    """Check that the server may be opened and its models served. Raises ConfigurationError."""
+    check_access(settings)
     if (traces := load_traces(settings)) is not None:
         traces.close()
     check_models(settings)
 
 
 def check_models(settings: Settings) -> None:
-    """See that all configured models can be served; under plain uvicorn all that is ours to check.
+    """Check that all configured models can be served. Under plain uvicorn nothing else can be checked here.
 
     Raises ConfigurationError.
     """
@@ -55,7 +55,7 @@ def check_models(settings: Settings) -> None:
 
 
 def check_runners(settings: Settings, name: str) -> None:
-    """See that a model's devices can have the runners and the options that the settings ask for, as far as these tell.
+    """Check that a model's devices can have the configured runners and options, as far as the settings tell.
 
     Raises ConfigurationError.
     """
@@ -64,14 +64,14 @@ def check_runners(settings: Settings, name: str) -> None:
 
 
 def lone_reloader(settings: Settings) -> str:
-    """What to say if the settings want several API processes and the reloading of one; "" if they do not."""
+    """The warning if the settings ask for both several API processes and reloading; otherwise ""."""
     if not (settings.reload and settings.workers > 1):
         return ""
     return f"RELOAD=true WORKERS={settings.workers}: reloading works with one API process only; one is started"
 
 
-def check_doors(settings: Settings) -> None:
-    """See that the server can be opened as the settings say, and not to strangers unless that is wanted.
+def check_access(settings: Settings) -> None:
+    """Check that the server can be opened as configured, and is not open to strangers unless that is wanted.
 
     Raises ConfigurationError.
     """

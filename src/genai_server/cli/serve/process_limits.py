@@ -1,4 +1,4 @@
-"""What a process asks of its system before it serves; where a system has no such thing, nothing happens."""
+"""Limits that a process asks its system for before it serves. Systems without them are left alone."""
 
 import logging
 import math
@@ -8,19 +8,19 @@ log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> None:
-    """Take as many open files as the operator's hard limit allows: each connection is one, and 1024 are few."""
+    """Raise the limit of open files to the operator's hard limit: each connection is one, and 1024 are few."""
     if sys.platform != "win32":
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # macOS allows less than it says
+        except (OSError, ValueError):  # macOS allows less than its hard limit
             log.debug("the limit of open files stays at %d", soft)
 
 
 def most_files() -> float:
-    """How many files may be open at once."""
+    """The most files that may be open at once."""
     most = math.inf
     if sys.platform != "win32":
         import resource

@@ -1,4 +1,4 @@
-"""uvicorn's parent processes of API processes, taught how a drain is ended early."""
+"""uvicorn's parent processes of API processes, extended so that a drain can be cut short."""
 
 import os
 import sys
@@ -15,15 +15,15 @@ from uvicorn.supervisors.statreload import StatReload
 if sys.platform != "win32":
     from signal import SIGHUP
 
-# Signals until the API processes themselves are killed: they drain, they end what runs, they have not ended.
+# Signals until the API processes are killed: the first begins the drain, the second cuts it short, the third kills.
 _LAST_ORDER = 3
 
 
 class Workers(Multiprocess):
     """Several API processes; one that dies is replaced.
 
-    Told to stop, it waits for them to drain, at most `patience` seconds. A second signal cuts their drain short, a
-    third kills them.
+    On a stop signal it waits at most `patience` seconds for their drain. A second signal cuts the drain short, a third
+    kills them.
     """
 
     def __init__(self, config: Config, sockets: list[socket], patience: float) -> None:
@@ -33,20 +33,20 @@ class Workers(Multiprocess):
 
     @property
     def pids(self) -> list[int | None]:
-        """The API processes."""
+        """The process ids of the API processes."""
         return [process.pid for process in self.processes]
 
     @property
     def exit_statuses(self) -> list[int | None]:
-        """How those that have ended did."""
+        """The exit statuses of the API processes; None for those that run."""
         return [process.exitcode for process in self.processes]
 
     def handle_hup(self) -> None:
-        """Hand SIGHUP on: uvicorn would start all anew, after a drain each, and obey no other signal meanwhile."""
+        """Pass SIGHUP on. uvicorn would drain and restart one process after another, deaf to other signals."""
         if sys.platform != "win32":
             for process in self.processes:
                 if process.process.is_alive() and process.pid is not None:
-                    # One that has no handler yet ends of it, and the next one reads the file.
+                    # A process without a handler yet is ended by it; its replacement reads the file.
                     os.kill(process.pid, SIGHUP)
 
     def join_all(self) -> None:
@@ -66,7 +66,7 @@ class Workers(Multiprocess):
 
 
 class Reloader(StatReload):
-    """One API process, which is started anew when a source file changes."""
+    """One API process, which restarts when a source file changes."""
 
     def __init__(self, config: Config, sockets: list[socket]) -> None:
         super().__init__(config, target=Server(config).run, sockets=sockets)
@@ -75,16 +75,16 @@ class Reloader(StatReload):
 
     @property
     def pids(self) -> list[int | None]:
-        """The API process."""
+        """The process id of the API process."""
         return [self.process.pid]
 
     @property
     def exit_statuses(self) -> list[int | None]:
-        """How it ended."""
+        """The exit status of the API process; None while it runs."""
         return [self.process.exitcode]
 
     def signal_handler(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal stops it; a second one cuts the drain of the API process short, a third one kills that."""
+        """The first signal stops it. A second one cuts the drain of the API process short, a third one kills that."""
         if self.should_exit.is_set():
             self._orders += 1
             if self._orders >= _LAST_ORDER:

@@ -1,6 +1,7 @@
-"""Clients that are slow, idle or endless: uvicorn's HTTP connections with an end to each kind of waiting.
+"""uvicorn's HTTP connections with limits for slow, idle and endless clients.
 
-uvicorn's own parser takes heads of any size, and waits for ever for the first one and for a client that reads nothing.
+uvicorn's own parser takes heads of any size. It waits without limit for the first head, and for a client that reads
+nothing.
 """
 
 import asyncio
@@ -15,34 +16,34 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from genai_server.api.errors import FOR_BROWSERS, error_body, http_status
 from genai_server.api.middleware.connection_limit import SURPLUS
-from genai_server.cli.serve.old_http import Unchunked
+from genai_server.cli.serve.http10 import Unchunked
 from genai_server.cli.serve.process_limits import most_files
 from genai_server.errors import GenaiServerError, HeadTooLarge, MalformedHead, TooManyConnections
 
 log = logging.getLogger(__name__)
 
 _DEFAULT_HEAD = 65_536
-# Bytes around a byte of a body: chunks may be short, but their framing is no way to send without end.
+# Framing bytes allowed for each byte of a body: chunks may be short, but framing alone must not go on forever.
 _FRAMING = 16
-# Files that connections leave to all else: an engine's start, its socket, the board, what is downloaded.
+# Open files reserved for everything but connections: starting an engine, its socket, the status file, downloads.
 _RESERVE = 16
-# Seconds within which a connection that takes one of these must bring its request.
+# Seconds for a connection that uses a reserved file to send its request.
 _SURPLUS_PATIENCE = 2
 
 
 class _HeadTooLarge(Exception):
-    """Ends the parsing."""
+    """Stops the parser."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A connection that is closed if a head is too large, or none comes, or nothing of an answer is taken.
+    """Closes a connection if a head is too large or too late, or if the client stops reading its answer.
 
-    A head may have `h11_max_incomplete_event_size` bytes of uvicorn's settings, and must be there `timeout_keep_alive`
-    seconds after the connection was opened or had its last answer. Of an answer at most 64 KiB wait for the client
-    (asyncio stops the writer there), for at most `stall_timeout` seconds during which it takes nothing.
+    A head may have `h11_max_incomplete_event_size` bytes, a setting of uvicorn. It must arrive within
+    `timeout_keep_alive` seconds of the connection's opening or its last answer. At most 64 KiB of an answer wait for
+    the client, since asyncio pauses the writer there. The client must read some of it every `stall_timeout` seconds.
 
-    What is no HTTP is refused with the reason, in its turn: the requests before it are answered first. Where few files
-    are left the connection is surplus: the app refuses its request, and it is closed.
+    Malformed HTTP is refused with the reason, after the answers to the requests before it. When few open files are
+    left, a new connection is surplus: its request is refused and it is closed.
     """
 
     def __init__(self, *args: Any, stall_timeout: float, **options: Any) -> None:
@@ -50,12 +51,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall_timeout = stall_timeout
         self._most_head = self.config.h11_max_incomplete_event_size or _DEFAULT_HEAD
         self._head_size = 0
-        # Of the request that is coming: what is body, and what is not.
+        # Bytes received of the current request: of its body, and of everything else.
         self._body_bytes = 0
         self._other_bytes = 0
-        # Whether the body of the last request is still coming.
+        # Whether the body of the current request is still incomplete.
         self._in_body = False
-        # Set once something was refused: all that comes after it is dropped.
+        # Set by the first refusal; all later input is dropped.
         self._refusal: GenaiServerError | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -88,7 +89,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
         if self.parser.get_http_version() < "1.1":
-            self.expect_100_continue = False  # such a client would take the 100 for the answer
+            self.expect_100_continue = False  # an HTTP/1.0 client would take the 100 for the answer
         super().on_headers_complete()
         self._in_body = True
 
@@ -109,16 +110,16 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self._refusal is not None:
             self._refuse(self._refusal)
-        elif self.cycle.response_complete:  # the next request is not there already
+        elif self.cycle.response_complete:  # no further request has arrived yet
             self._wait_for_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, or one whose head is too large, after the answers to the requests before it."""
+        """Refuse malformed HTTP or a head that is too large, after the answers to the requests before it."""
         self._refusal = self._what_is_wrong(sys.exception())
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None:
             self._refuse(self._refusal)
-        elif self._in_body and self.pipeline:  # of a request that has not begun
+        elif self._in_body and self.pipeline:  # the body belongs to a request that has not started
             self.pipeline.popleft()
         elif self._in_body and cycle.response_started:
             cycle.keep_alive = False
@@ -134,7 +135,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, Unchunked(app, cycle) if is_old else app)  # type: ignore[arg-type]
 
     def _count_files(self) -> None:
-        """See how many are left: the system gives the lowest number that is free."""
+        """Estimate the open files left: the system always gives the lowest free number."""
         most = most_files()
         reserve = min(_RESERVE, most / 4)
         left = most - self.transport.get_extra_info("socket").fileno()
@@ -142,7 +143,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self.app_state = {**self.app_state, SURPLUS: most}
         self.timeout_keep_alive = min(self.timeout_keep_alive, _SURPLUS_PATIENCE)
-        if left <= reserve // 2:  # too few to wait for a request
+        if left <= reserve // 2:  # too few even to wait for its request
             self._refusal = TooManyConnections(f"as many connections are open as the limit of files ({most}) allows")
             self._refuse(self._refusal)
 
@@ -156,7 +157,7 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, error: GenaiServerError) -> None:
-        """Answer what never reaches the app, as the app would, and close the connection."""
+        """Answer in the app's form a request that never reaches the app, and close the connection."""
         status = HTTPStatus(http_status(error)[0])
         body = json.dumps(error_body(error)).encode()
         headers = {
@@ -191,7 +192,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._no_head)
 
     def _no_head(self) -> None:
-        # What the client does not take would keep a closed connection open.
+        # Unread output would keep a closed connection open.
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:

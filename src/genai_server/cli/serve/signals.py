@@ -1,4 +1,4 @@
-"""The signals that stop an API process: a drain comes first, then uvicorn gets them."""
+"""The signals that stop an API process: the drain comes first, then uvicorn gets the signal."""
 
 import asyncio
 import logging
@@ -15,11 +15,13 @@ log = logging.getLogger(__name__)
 
 
 class StopSignals:
-    """While the block runs, the first signal begins the drain, and uvicorn gets it when that is over; a second one cuts
-    the drain short, and any later one is uvicorn's.
+    """Handles stop signals while its block runs.
 
-    To be entered on the event loop, in the main thread; in another one it does nothing, for signals are the main
-    thread's. `on_cut_off` is called when some requests could not run to their end.
+    The first signal begins the drain; uvicorn gets it afterwards. A second one cuts the drain short. Any later one goes
+    to uvicorn.
+
+    Must be entered on the event loop. In other threads than the main one it does nothing, since signals belong to the
+    main thread. `on_cut_off` is called when some requests could not be completed.
     """
 
     def __init__(self, drain: Drain, on_cut_off: Callable[[], None], ignored: Collection[signal.Signals] = ()) -> None:
@@ -53,7 +55,7 @@ class StopSignals:
             self._pass_on(number)
 
     async def _drain_and_stop(self, number: signal.Signals) -> None:
-        log.info("signal %s: no new work; what runs may end (GENAI_DRAIN_TIMEOUT)", number.name)
+        log.info("signal %s: no new work; running requests may end (GENAI_DRAIN_TIMEOUT)", number.name)
         await self._drain.run()
         if self._drain.num_cut_off:
             log.warning("%d running requests were cut off", self._drain.num_cut_off)
@@ -61,7 +63,7 @@ class StopSignals:
         self._pass_on(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """To whoever handled it before, be it a function or the default."""
+        """Give the signal to its previous handler, which may be a function or the default."""
         if number in self._previous:
             signal.signal(number, self._previous[number])
             signal.raise_signal(number)

@@ -1,6 +1,6 @@
-"""The part of `genai-server tune` that builds a model anew with each size of its weights' blocks, and measures it.
+"""The part of `genai-server tune` that builds and measures a model with each block size of its weights.
 
-What it builds is removed again: it says only which size to export the model with.
+The built models are removed again: the result is only the size to export the model with.
 """
 
 import shutil
@@ -16,15 +16,16 @@ from genai_server.hub.builder import Build
 SIZES = (32, 128)
 _PRECISIONS = {4: "int4", 8: "int8"}
 
-# Tokens a second of prompts, and of answers.
+# Prompt tokens and generated tokens per second.
 Rates = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Original:
-    """A model in Hugging Face's form, and the Python whose environment can build from it."""
+    """A model in Hugging Face's format."""
 
     source: Path
+    # Python of the environment that can build from it.
     python: Path
 
     def check(self, model_dir: Path) -> str:
@@ -33,7 +34,7 @@ class Original:
 
         if not (self.source / "config.json").is_file():
             raise ConfigurationError(f"--original={self.source}: Hugging Face's config.json is not there")
-        # Of mixed weights the few that matter most have more bits.
+        # In mixed precision, the few most important weights have more bits.
         bits = min((bits for bits, _ in quantized_blocks(model_dir)), default=0)
         if bits not in _PRECISIONS:
             raise ConfigurationError(
@@ -47,9 +48,10 @@ class Original:
 def measure_each(
     original: Original, model_dir: Path, precision: str, measure: Callable[[Path], Rates], show: Callable[[str], None]
 ) -> dict[int, Rates]:
-    """What `measure` says of the directory that is built with each size; it lies beside `model_dir` meanwhile.
+    """The rates of the model with each block size, from `measure`, called with each built directory.
 
-    Raises ExportFailed; the builder's log then lies there, too.
+    The directories lie beside `model_dir` while they are measured. Raises ExportFailed; the builder's log is then
+    there, too.
     """
     found: dict[int, Rates] = {}
     folder = model_dir.resolve()

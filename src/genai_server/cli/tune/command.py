@@ -1,8 +1,7 @@
 """`genai-server tune`: measures a model on this machine's CPU and writes the best settings into the configuration file.
 
-Threads are tried first, then with the best of them how many requests are answered at once, and how much of a prompt is
-read beside them; with the original weights at hand, also the block size to quantize them with. Measure on an idle
-machine: whatever else runs is measured, too.
+It tries numbers of threads first. With the best of them it tries batch sizes and prefill chunks. With the original
+weights it also tries the block sizes to quantize them with. Measure on an idle machine: other load distorts the result.
 """
 
 import argparse
@@ -23,8 +22,8 @@ from genai_server.config import Settings, device_options, environment_variable, 
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed
+from genai_server.options.config_file import DEFAULT_FILE
 from genai_server.options.device import DeviceOptions
-from genai_server.options.file import DEFAULT_FILE
 from genai_server.options.session import THREADS
 from genai_server.options.toml import with_settings
 
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
 _BATCHES, _CHUNKS = (1, 2, 4, 8, 16, 32), (32, 64, 128, 256, 512)
 _THREADS_CHUNK = 128
-# What is that close to the best is taken if it is smaller: a smaller batch needs less memory and lets a stream run
-# faster, and a smaller chunk holds up others for less time.
+# The smallest value whose rate reaches this share of the best is taken. A smaller batch needs less memory and lets a
+# stream run faster; a smaller chunk delays other requests less.
 _GOOD_ENOUGH = {"max_batch_size": 0.95, "prefill_chunk": 0.9}
 _BEST_BLOCK = 128
 _HEAD = f"{'':<28}{'prefill':>10}{'decode':>10}  tokens/s"
@@ -44,7 +43,7 @@ Show = Callable[[str], None]
 
 @dataclass
 class Measured:
-    """Rates in tokens a second, by what was tried."""
+    """Rates in tokens per second, by the value that was tried."""
 
     prefill_by_threads: dict[int, float] = field(default_factory=dict)
     decode_by_threads: dict[int, float] = field(default_factory=dict)
@@ -54,14 +53,14 @@ class Measured:
     def best(self) -> dict[str, int]:
         """The settings to take."""
         found = {"threads": self.best_threads}
-        if len(self.decode_by_batch) > 1:  # without a batch, requests take turns whatever their number
+        if len(self.decode_by_batch) > 1:  # without a batch, requests run one after another in any case
             found["max_batch_size"] = smallest_good(self.decode_by_batch, _GOOD_ENOUGH["max_batch_size"])
         found["prefill_chunk"] = smallest_good(self.prefill_by_chunk, _GOOD_ENOUGH["prefill_chunk"])
         return found
 
     @property
     def best_threads(self) -> int:
-        """The threads that are best for reading and decoding together."""
+        """The number of threads with the best product of prefill and decode rates."""
         return max(self.prefill_by_threads, key=self._of_both)
 
     def _of_both(self, threads: int) -> float:
@@ -69,7 +68,7 @@ class Measured:
 
 
 def smallest_good(rates: Mapping[int, float], share: float) -> int:
-    """The smallest of what was tried whose rate is at least this share of the best."""
+    """The smallest value whose rate is at least this share of the best rate."""
     return min(tried for tried, rate in rates.items() if rate >= share * max(rates.values()))
 
 
@@ -81,10 +80,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each measurement (default: 1)")
     parser.add_argument("--cache-dir", metavar="TEXT", help="as for serve")
     parser.add_argument(
-        "--original", type=Path, metavar="DIR", help="in Hugging Face's form: build it with each block size, too"
+        "--original", type=Path, metavar="DIR", help="the original in Hugging Face's format: also try each block size"
     )
     parser.add_argument(
-        "--python", type=Path, default=Path(sys.executable), metavar="FILE", help="whose environment has PyTorch for it"
+        "--python",
+        type=Path,
+        default=Path(sys.executable),
+        metavar="FILE",
+        help="Python of an environment with PyTorch, for --original",
     )
     parser.add_argument("--dry-run", action="store_true", help="show the best settings and write nothing")
     parser.set_defaults(run=run)
@@ -107,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = _text_to_change(target, settings, writing=not arguments.dry_run)
     for finding in machine.cores(settings):
         if finding.state == WARN and finding.subject == "cores":
-            print(f"genai-server: {finding.found}, and so it is measured; {finding.remedy}", file=sys.stderr)
+            print(f"genai-server: {finding.found}, which affects the measurement; {finding.remedy}", file=sys.stderr)
     with _measuring(settings, steps()) as show:
         measured = measure(settings, arguments.seconds, show)
     best = measured.best()
@@ -130,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _measuring(settings: Settings, total: int) -> Iterator[Show]:
-    """Show the progress, and tell what goes wrong in one line."""
+    """Show the progress, and report failures in one line."""
     try:
         with _progress(total) as show:
             yield show
@@ -151,25 +154,27 @@ def _write(target: Path, text: str, best: Mapping[str, int]) -> None:
     served = load_settings({"config": str(target)})
     for name, value in best.items():
         if (given := getattr(served, name)) != value:
-            print(f"{environment_variable(name)}={given} in the environment or .env counts instead: remove it")
+            print(f"{environment_variable(name)}={given} in the environment or .env overrides it: remove that")
 
 
 def _options(settings: Settings) -> DeviceOptions:
-    """The CPU's options of the model that is measured: under the name that it is served by, if it is."""
+    """The CPU's options of the measured model, by the name under which it is served, if it is."""
     directory = Path(settings.model_dir).resolve()
     names = (name for name, path in settings.served.items() if Path(path).resolve() == directory)
     return device_options(settings, next(names, settings.model_name), ["cpu"])["cpu"]
 
 
 def _text_to_change(target: Path, settings: Settings, *, writing: bool) -> str:
-    """The file as it is. Raises ConfigurationError if what is found would not count, or could not be written."""
+    """The text of the configuration file. Raises ConfigurationError if a result could not be written or would have no
+    effect.
+    """
     options = _options(settings)
     if THREADS in options.session:
         raise ConfigurationError(
-            f"[session] {THREADS}={options.session[THREADS]}: remove it, or there is nothing to tune"
+            f"[session] {THREADS}={options.session[THREADS]}: remove it, because it would override the result"
         )
     if writing and not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
-        raise ConfigurationError(f"{target}: cannot be written there; name another with --config")
+        raise ConfigurationError(f"{target}: cannot be written; name another file with --config")
     try:
         return target.read_text(encoding="utf-8") if target.exists() else ""
     except OSError as error:
@@ -177,7 +182,7 @@ def _text_to_change(target: Path, settings: Settings, *, writing: bool) -> str:
 
 
 def _tuned(settings: Settings) -> tuple["Tuned", int]:
-    """The model, and how long its sequences may be."""
+    """The model, and the longest sequence allowed."""
     from genai_server.engine.measuring.tuning import Tuned
 
     batched = settings.scheduler in ("auto", "batched")
@@ -195,7 +200,7 @@ def _both(tuned: "Tuned", threads: int, length: int, seconds: float) -> Rates:
 
 
 def measure(settings: Settings, seconds: float, show: Show) -> Measured:
-    """Try everything; `show` is told what comes next, as often as `steps` says at most."""
+    """Try all values. `show` is called before each measurement, at most `steps` times."""
     from genai_server.engine.measuring.tuning import decode_rate, prefill_rate
 
     found = Measured()
@@ -214,12 +219,12 @@ def measure(settings: Settings, seconds: float, show: Show) -> Measured:
 
 
 def steps() -> int:
-    """How many measurements there are at most."""
+    """The most measurements there can be."""
     return len(_threads()) + len(_BATCHES) + len(_CHUNKS)
 
 
 def _threads() -> list[int]:
-    """Powers of two and the usable cores; more only wait for each other."""
+    """Powers of two and the usable cores. More threads would only wait for each other."""
     cores = usable_cores()
     return sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)})
 
@@ -230,7 +235,7 @@ def _row(title: str, prefill: float | None, decode: float | None, *, chosen: boo
 
 
 def table(measured: Measured, best: Mapping[str, int]) -> str:
-    """What was measured, the best marked."""
+    """A table of the rates, the best marked."""
     lines = [_HEAD]
 
     def row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> None:
@@ -247,14 +252,15 @@ def table(measured: Measured, best: Mapping[str, int]) -> str:
 
 
 def table_of_blocks(rates: Mapping[int, Rates], model_dir: Path, export: str) -> str:
-    """What was measured of each block size, and what to do if another than the model's is best; `export` are the
-    arguments to build it with.
+    """A table of the rates by block size, and how to build with the best one if the model has another.
+
+    `export` are the arguments to build it with.
     """
     best = max(rates, key=lambda size: math.prod(rates[size]))
     lines = [_HEAD, *(_row(f"block size {size}", *rates[size], chosen=size == best) for size in rates)]
     if _sizes(model_dir) == [best]:
         return "\n".join([*lines, "the model has the best block size"])
-    return "\n".join([*lines, f"build it anew with: genai-server export {export} --extra block_size={best}"])
+    return "\n".join([*lines, f"build it again with: genai-server export {export} --extra block_size={best}"])
 
 
 def _sizes(model_dir: Path) -> list[int]:
@@ -264,21 +270,21 @@ def _sizes(model_dir: Path) -> list[int]:
 
 
 def _blocks(model_dir: Path) -> str:
-    """What there is to say of the weights' block size without the original weights, which only can change it."""
+    """A sentence on the weights' block size, which cannot be changed without the original weights."""
     if not (sizes := _sizes(model_dir)):
         return "block size: the weights are not quantized in blocks"
     shown = f"block size: {', '.join(map(str, sizes))}"
     if max(sizes) >= _BEST_BLOCK:
         return shown
     return (
-        f"{shown}; others are measured with --original DIR, for they need the original weights. "
+        f"{shown}; --original DIR measures others, which need the original weights. "
         f"On CPUs {_BEST_BLOCK} is mostly faster"
     )
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Show]:
-    """A progress bar on a terminal, where the library for it is installed; else nothing is shown."""
+    """A progress bar on a terminal, if the library for it is installed."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -287,7 +293,7 @@ def _progress(total: int) -> Iterator[Show]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    # Seldom drawn: the bar runs on the cores that are measured.
+    # Redrawn rarely, since the bar runs on the cores that are measured.
     with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total, completed=-1)
 

@@ -1,14 +1,13 @@
-"""The control groups that the process is in: on Linux, folders whose files hold limits and what is used."""
+"""The control groups of this process: on Linux, folders whose files hold limits and usage."""
 
 from pathlib import Path
 
 
 def control_groups(root: Path, controller: str) -> list[Path]:
-    """The folders of the process's own groups and of those above them, in which the limits of a controller may stand.
+    """The folders of the process's control groups and their ancestors, which may contain limits of a controller.
 
-    /proc/self/cgroup has a line `number:controllers:path` for each hierarchy, without controllers for version 2, whose
-    folders begin at the top; version 1 has a tree for each controller. In a container the process's own group is the
-    root of what it sees.
+    /proc/self/cgroup has a line `number:controllers:path` for each hierarchy. Version 2 names no controllers and has
+    one tree; version 1 has a tree for each controller. In a container, the process sees its own group as the root.
     """
     top = root / "sys/fs/cgroup"
     try:

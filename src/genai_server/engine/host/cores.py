@@ -1,6 +1,6 @@
-"""How many threads a CPU operator should use: the physical cores that this process may use.
+"""The number of threads for a CPU operator: the physical cores that this process may use.
 
-onnxruntime's own default counts otherwise and leaves half of a small machine idle.
+onnxruntime's own default counts differently and leaves half of a small machine idle.
 """
 
 import math
@@ -31,7 +31,7 @@ def _physical_cores(root: Path) -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """CPUs that the tightest control group above the process grants; infinity without a limit."""
+    """CPUs granted by the tightest control group above the process; infinity without a limit."""
     groups = control_groups(root, "cpu")
     return min(quota(group) for group in groups for quota in (_quota_v1, _quota_v2))
 

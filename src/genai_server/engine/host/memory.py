@@ -1,4 +1,4 @@
-"""How much memory the process may still take: less than the machine has left, where a container has a limit."""
+"""Memory that the process may still take: less than the machine's free memory if a container has a limit."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def _left(group: Path) -> float:
-    """What a group's limit leaves; infinity without one. Cached files that nobody has used lately count as free."""
+    """The memory left within a group's limit; infinity without one. Inactive cached files count as free."""
     for limit, used, cached in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -1,7 +1,7 @@
-"""The engine's side of the border: accepts API processes, reads their messages, writes ours.
+"""The engine's end of the sockets: accepts API processes, reads their messages and writes ours.
 
-One thread accepts, reads and flushes; the loop's thread writes directly, because while the library holds Python's lock
-for a whole forward pass no other thread could hand a token over.
+One thread accepts, reads and flushes. The loop's thread writes directly: while the library holds Python's lock for a
+whole forward pass, no other thread could deliver a token.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ from genai_server.messages.protocol import (
 )
 
 log = logging.getLogger(__name__)
-# An API process that has left this much unread is stuck; it is cut off so that the others' tokens need no room here.
+# An API process with so many unread bytes is stuck. It is disconnected, so that its tokens do not fill the memory.
 MAX_BACKLOG_BYTES = 32 * 1024 * 1024
-# As long as nothing is known of the other side, it may send no more than a Hello takes.
+# Most bytes before the other side is known: the size of a Hello.
 MAX_STRANGERS_BYTES = 1024
 _ALONE = Batching()
 
 
 class Connection:
-    """One API process. `send` may be called by any thread; the rest belongs to the reading thread."""
+    """The connection of one API process. Any thread may call `send`; everything else belongs to the reading thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -52,18 +52,18 @@ class Connection:
         self._backlog = bytearray()
 
     def welcome(self) -> None:
-        """The other side has shown that it is an API process."""
+        """Accept the other side, which has proved that it is an API process."""
         self.is_welcome = True
         self.decoder.max_bytes = MAX_FRAME_BYTES
 
     def send(self, data: bytes) -> bool:
-        """Write what the socket takes now and keep the rest; False once there is a rest."""
+        """Write what the socket takes now and keep the rest; returns False if there is a rest."""
         with self._lock:
             self._backlog += data
             return self._write()
 
     def flush(self) -> bool:
-        """Write more of the rest; False while some is left."""
+        """Write more of the rest; returns False while some is left."""
         with self._lock:
             return self._write()
 
@@ -80,24 +80,24 @@ class Connection:
         except BlockingIOError:
             return False
         except OSError:
-            # The other side has gone; the reading thread sees the end of the stream and cleans up.
+            # The other side has gone. The reading thread sees the end of the stream and cleans up.
             self._backlog.clear()
         return True
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A listening socket and the address that it can be reached at: a path, or host:port."""
+    """A listening socket and its address: a path, or host:port."""
 
     socket: socket.socket
     address: str
 
 
 class Connections:
-    """Accepts API processes at the listener, and feeds the inbox of the engine's loop.
+    """Accepts API processes at the listener, and fills the inbox of the engine's loop.
 
-    `interrupt` is called when a message has come that shall not wait for a long pass to end.
-    Only who knows the secret is let in: any local user can open a TCP port.
+    `interrupt` is called for messages that must not wait for the end of a long step. A connection must present the
+    secret, because any local user can open a TCP port.
     """
 
     def __init__(
@@ -117,22 +117,22 @@ class Connections:
         self._listener = listener.socket
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        # Wakes the reading thread when the loop's thread leaves something to flush.
+        # Wakes the reading thread when the loop's thread has left something to flush.
         self._waker, self._wake = socket.socketpair()
         self._waker.setblocking(False)
         self._wake.setblocking(False)
         self._selector.register(self._waker, selectors.EVENT_READ, None)
 
     def start(self, inbox: Inbox) -> None:
-        """Begin to accept, and to read into the inbox, in a thread of its own."""
+        """Start the thread that accepts connections and reads into the inbox."""
         self._inbox = inbox
         threading.Thread(target=self._serve, name="connections", daemon=True).start()
 
     def send(self, number: int, messages: list[ToApi]) -> None:
-        """Send to one API process; silently nothing if it has gone. Never blocks."""
+        """Send to one API process; does nothing if it has gone. Never blocks."""
         connection = self._connections.get(number)
         if connection is not None and not connection.send(encode_frame(messages)):
-            with contextlib.suppress(BlockingIOError):  # it is awake already
+            with contextlib.suppress(BlockingIOError):  # the thread is awake already
                 self._wake.send(b"\0")
 
     def _serve(self) -> None:
@@ -141,7 +141,7 @@ class Connections:
                 for key, events in self._selector.select():
                     self._attend(key, events)
         except BaseException:
-            # An engine that hears nobody is worse than a dead one, which its supervisor restarts.
+            # A deaf engine is worse than a dead one, which its supervisor restarts.
             log.exception("the connections met an internal error; the engine ends")
             os._exit(1)
 
@@ -161,7 +161,7 @@ class Connections:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:  # it has gone again, or there are too many files
+        except OSError as error:  # the client has gone again, or too many files are open
             log.warning("a connection could not be accepted: %s", error)
             return
         sock.setblocking(False)
@@ -186,7 +186,7 @@ class Connections:
             for message in connection.decoder.feed(data):
                 self._take(number, connection, message)
         except (msgspec.DecodeError, RecursionError) as error:
-            log.warning("hung up on a connection that is not an API process: %s", error)
+            log.warning("closed a connection that is not an API process: %s", error)
             self._hang_up(number)
 
     def _take(self, number: int, connection: Connection, message: ToEngine) -> None:
@@ -214,7 +214,7 @@ class Connections:
     def _watch_writers(self) -> None:
         for number, connection in list(self._connections.items()):
             if connection.is_stuck:
-                log.warning("cut off an API process that reads nothing")
+                log.warning("disconnected an API process that reads nothing")
                 self._hang_up(number)
             elif not connection.flush():
                 self._selector.modify(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, number)

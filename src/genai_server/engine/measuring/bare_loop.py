@@ -1,7 +1,7 @@
-"""`python -m genai_server.engine.measuring.bare_loop`: the library's own loop without any server, as the limit for one.
+"""`python -m genai_server.engine.measuring.bare_loop`: the library's own loop without a server, as the upper limit.
 
-A process of its own, started by `genai-server bench`, so that the library's memory and its hold on Python's lock
-disturb nobody. Prints one line of JSON: for each prompt length the runs, with times in seconds.
+`genai-server bench` starts it as a separate process, so that the library's memory and its hold on Python's lock disturb
+nothing else. It prints one line of JSON: the runs for each prompt length, with times in seconds.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from typing import Any
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model.files import check_model_directory
 
-# Ids below are often special tokens.
+# Lower ids are often special tokens.
 _FIRST_PLAIN_TOKEN = 100
 _WARM_UP_TOKENS = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what the command line says. Raises ModelDirectoryError, and RuntimeError with the library's own reason."""
+    """Run as the command line says. Raises ModelDirectoryError, and RuntimeError with the library's own reason."""
     parser = argparse.ArgumentParser(prog="python -m genai_server.engine.measuring.bare_loop", description=__doc__)
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--threads", type=int, default=None, help="0: the usable cores; left out: as shipped")
@@ -40,7 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class BareLoop:
-    """A model on the providers that its directory names. `threads` 0 takes the usable cores; None changes nothing."""
+    """A model on the providers that its directory names.
+
+    `threads` 0 takes the usable cores; None keeps the library's default.
+    """
 
     def __init__(self, model_dir: Path, threads: int | None) -> None:
         import onnxruntime_genai
@@ -55,13 +58,13 @@ class BareLoop:
         self._model = self._library.Model(config)
 
     def run(self, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """Feed a random prompt and take as many tokens, whatever they are.
+        """Read a random prompt and generate so many tokens, whatever they are.
 
-        `sent`, `prefilled` and `tokens` are moments in seconds of one clock.
+        `sent`, `prefilled` and `tokens` are times in seconds of one clock.
         """
         parameters = self._library.GeneratorParams(self._model)
         length = prompt_tokens + output_tokens
-        # The least length keeps the token that ends an answer from being chosen.
+        # With a minimum length, the token that ends an answer is never chosen.
         parameters.set_search_options(max_length=length, min_length=length, do_sample=False, num_beams=1, batch_size=1)
         plain = range(min(_FIRST_PLAIN_TOKEN, self._vocab_size - 1), self._vocab_size)
         prompt = random.Random(prompt_tokens).choices(plain, k=prompt_tokens)

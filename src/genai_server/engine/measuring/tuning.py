@@ -1,4 +1,4 @@
-"""Measures a model on this machine: how fast it reads prompts and decodes, by threads, batch and chunk of a prompt."""
+"""Measures a model's prefill and decode rates on this machine, by threads, batch and prefill chunk."""
 
 import statistics
 import time
@@ -19,7 +19,7 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.options.device import DeviceOptions
 from genai_server.timing import Clock
 
-# Tokens of a prompt before each decoding row.
+# Prompt tokens of each decoding row.
 _PROMPT = 16
 _FEWEST_PASSES = 3
 _DEFAULT_BITS = 4  # of the operator MatMulNBits
@@ -27,19 +27,20 @@ _DEFAULT_BITS = 4  # of the operator MatMulNBits
 
 @dataclass(frozen=True)
 class Tuned:
-    """A model to be measured on the CPU with a device's options; `cache_dir` None does without packed weights.
-
-    Without `batched`, requests are to run one by one even if the model could be batched.
-    """
+    """A model to be measured on the CPU with a device's options."""
 
     model_dir: Path
+    # For packed weights; None does without.
     cache_dir: Path | None
     options: DeviceOptions
     max_length: int
+    # If False, requests run one by one even if the model can be batched.
     batched: bool = True
 
     def open(self, threads: int, rows: int) -> Runner:
-        """The runner that would serve the model: a batch of so many rows, or one Generator if it does not fit."""
+        """The runner that would serve the model: a batch of so many rows, or one Generator if the model cannot be
+        batched.
+        """
         model = check_model_directory(self.model_dir)
         options = with_found_libraries(self.options, self.model_dir)
         directory = prepacked_model(self.model_dir, self.cache_dir, options)
@@ -55,7 +56,7 @@ class Tuned:
 
 
 def prefill_rate(runner: Runner, chunk: int, length: int, seconds: float, clock: Clock = time.perf_counter) -> float:
-    """Prompt tokens a second, read in chunks of so many from the beginning of a prompt on."""
+    """Prompt tokens per second, read in chunks from the beginning of a prompt."""
     tokens = [1] * chunk
 
     def read() -> None:
@@ -69,7 +70,7 @@ def prefill_rate(runner: Runner, chunk: int, length: int, seconds: float, clock:
 
 
 def decode_rate(runner: Runner, rows: int, length: int, seconds: float, clock: Clock = time.perf_counter) -> float:
-    """Tokens a second of so many rows that decode together, all of them counted."""
+    """Tokens per second of so many rows together."""
     sequences, prompt = list(range(rows)), [1] * _PROMPT
     room = length - _PROMPT
 
@@ -90,7 +91,7 @@ def decode_rate(runner: Runner, rows: int, length: int, seconds: float, clock: C
 
 
 def _time_of_one(act: Callable[[], object], seconds: float, clock: Clock, most: int = 1_000_000) -> float:
-    """The median time of one act, after one that warms up: as many as fit into so many seconds."""
+    """The median time of a call, after a first one to warm up: of as many calls as fit into so many seconds."""
     act()
     times: list[float] = []
     started = clock()
@@ -102,7 +103,7 @@ def _time_of_one(act: Callable[[], object], seconds: float, clock: Clock, most: 
 
 
 def quantized_blocks(model_dir: Path) -> list[tuple[int, int]]:
-    """Bits and block sizes of the quantized weights, empty if none are; the graph is read, not the weights."""
+    """Bits and block sizes of the quantized weights; empty without any. Reads the graph, not the weights."""
     path = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
     graph = onnx.load(str(path), load_external_data=False).graph
     attributes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == "MatMulNBits"]

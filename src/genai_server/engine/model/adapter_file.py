@@ -1,7 +1,7 @@
 """Adapter files (`.onnx_adapter`, ONNX Runtime's AdapterFormat), and whether they fit a model's graph.
 
-A graph that takes adapters has their weights as inputs with a default, which stands for no adapter at all. ONNX Runtime
-itself sees what does not fit when a request runs, and names neither the file nor all of it.
+A graph that takes adapters has their weights as inputs with a default, which stands for no adapter. ONNX Runtime finds
+a misfit only when a request runs, and then names neither the file nor every fault.
 """
 
 from collections.abc import Mapping
@@ -13,25 +13,25 @@ import onnx
 from genai_server.engine.model.files import is_lfs_pointer, read_config
 from genai_server.errors import AdapterLoadFailed
 
-# What its writers name such a file, which ONNX Runtime does not ask for.
+# The usual suffix; ONNX Runtime does not require it.
 ADAPTER_SUFFIX = ".onnx_adapter"
 _MOST_SHOWN = 3
 
 
 def optional_inputs(graph: onnx.GraphProto) -> "dict[str, onnx.TypeProto.Tensor]":
-    """The types of the graph's inputs that need not be given, by their names."""
+    """The types of the graph's inputs with a default, by name."""
     defaults = {tensor.name for tensor in graph.initializer}
     return {value.name: value.type.tensor_type for value in graph.input if value.name in defaults}
 
 
 def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
-    """Those of a model's decoder. Raises ModelDirectoryError."""
+    """The optional inputs of a model's decoder. Raises ModelDirectoryError."""
     file = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
     return optional_inputs(onnx.load(str(file), load_external_data=False).graph)
 
 
 def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]") -> None:
-    """See that the file is an adapter whose weights all have their place among a graph's optional inputs.
+    """Check that the file is an adapter whose weights all match optional inputs of a graph.
 
     Raises AdapterLoadFailed, whose message names the file and what does not fit.
     """
@@ -54,26 +54,26 @@ def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]"
 
 def _read(path: Path) -> dict[str, Any]:
     """The weights in a file, as OrtValues. Raises AdapterLoadFailed."""
-    # Here, for a scripted engine knows of this module and does without ONNX Runtime.
+    # Imported here: a scripted engine imports this module and needs no ONNX Runtime.
     import onnxruntime
 
     if not path.is_file():
-        raise AdapterLoadFailed(f"{path} does not exist, or is no file")
+        raise AdapterLoadFailed(f"{path} does not exist, or is not a file")
     try:
         if is_lfs_pointer(path):
-            raise AdapterLoadFailed(f"{path} is not the file but Git's pointer to it; run git lfs pull there")
+            raise AdapterLoadFailed(f"{path} is Git's pointer to the file, not the file itself; run git lfs pull there")
         return dict(onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters())
     except OSError as error:
         raise AdapterLoadFailed(f"{path} cannot be read: {error.strerror}") from None
-    except RuntimeError:  # in the words of ONNX Runtime's source
-        raise AdapterLoadFailed(f"{path} is no adapter file, as ONNX Runtime's AdapterFormat writes them") from None
+    except RuntimeError:  # whose message quotes ONNX Runtime's source
+        raise AdapterLoadFailed(f"{path} is not an adapter file of ONNX Runtime's AdapterFormat") from None
 
 
 def _fits(weight: Any, wanted: "onnx.TypeProto.Tensor") -> bool:
     shape = weight.shape()
     if weight.element_type() != wanted.elem_type or len(shape) != len(wanted.shape.dim):
         return False
-    # A dimension with a name, such as the rank of an adapter, may have any size.
+    # A named dimension, such as the rank of an adapter, may have any size.
     return all(
         not dim.HasField("dim_value") or dim.dim_value == size
         for dim, size in zip(wanted.shape.dim, shape, strict=True)

@@ -1,4 +1,4 @@
-"""The LoRA adapters of one engine: each is loaded once, for all requests that bring it."""
+"""The LoRA adapters of one engine: each is loaded once, for all requests that use it."""
 
 import logging
 from pathlib import Path
@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class Adapters:
-    """What `runner` has loaded, by the adapters' ids; belongs to the loop's thread.
+    """The loaded adapters of `runner`, by id. Owned by the loop's thread.
 
-    A sequence holds what it has found here until it ends, so that an adapter that is unloaded is there for as long as
-    somebody answers with it, and its memory is free afterwards.
+    A sequence holds its adapter until it ends. So an unloaded adapter stays in memory while answers use it, and is
+    freed afterwards.
     """
 
     def __init__(self, runner: ExportingRunner) -> None:
@@ -24,7 +24,7 @@ class Adapters:
         self._unloaded: set[str] = set()
 
     def load(self, adapter: Adapter) -> None:
-        """Have it for requests. Raises AdapterLoadFailed."""
+        """Load an adapter for requests. Raises AdapterLoadFailed."""
         if adapter.id in self._loaded:
             return
         try:
@@ -33,15 +33,15 @@ class Adapters:
             raise AdapterLoadFailed(f"adapter {quoted(adapter.name)}: {error.message}", param="path") from None
 
     def unload(self, id: str) -> None:
-        """Take no more requests with it."""
+        """Accept no more requests for an adapter."""
         self._loaded.pop(id, None)
         self._unloaded.add(id)
 
     def find(self, adapter: Adapter | None) -> object | None:
-        """What a request's adapter is to the runner.
+        """The runner's form of a request's adapter; None for no adapter.
 
-        An engine that was started anew loads it with the first request. Raises ModelNotFound if it was unloaded while
-        the request was on its way, and Unavailable if its file has gone, say.
+        A restarted engine loads it with the first request. Raises ModelNotFound if it was unloaded while the request
+        was on its way. Raises Unavailable if it cannot be loaded, for instance because its file is gone.
         """
         if adapter is None:
             return None
@@ -50,7 +50,7 @@ class Adapters:
         try:
             self.load(adapter)
         except AdapterLoadFailed as error:
-            log.error("%s", error.message)  # the client is not told of files
+            log.error("%s", error.message)  # clients must not learn file names
             raise Unavailable(
                 f"adapter {quoted(adapter.name)} cannot be loaded; the server's log has more", param="model"
             ) from None

@@ -1,4 +1,4 @@
-"""The files of an onnxruntime-genai model directory: checked one by one before anything is loaded."""
+"""The files of an onnxruntime-genai model directory, each checked before anything is loaded."""
 
 import json
 import re
@@ -14,29 +14,29 @@ CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-# What is said of a model without one.
+# The message about a model without a chat template.
 NO_CHAT_TEMPLATE = "has no chat template: it takes raw prompts (/v1/completions), and chats get a 400"
 GIVE_A_TEMPLATE = "give it one with GENAI_CHAT_TEMPLATE or --chat-template, a file or a name such as chatml"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
-# In the name of a setting whose value names a file or a folder, as filename, or ONNX Runtime's ep.context_file_path.
+# Matches names of settings whose values are files or folders, such as filename, or ONNX Runtime's ep.context_file_path.
 _FILE = re.compile(r"(?<!pro)file|path|folder|director|(^|[._])dir($|[._])")
-# In the name of a setting such as custom_ops_library: onnxruntime would run code of the model's makers.
+# Part of the names of settings such as custom_ops_library, with which onnxruntime would run code of the model's makers.
 _CODE = "library"
-# ONNX Runtime would write its profiles wherever this says.
+# The setting that says where ONNX Runtime writes its profiles.
 _PROFILING = "enable_profiling"
-# What a number of tokens and a token's id are to the library.
+# The library's limit for numbers of tokens and token ids.
 _MOST_TOKENS = 2**31
-# What Git leaves in the place of a large file without its extension LFS.
+# The beginning of the pointer that Git leaves in place of a large file without LFS.
 _LFS_POINTER = b"version https://git-lfs"
 _FROM_THE_ORIGINAL = "copy it from the model that this one was made of"
 _FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, genai-server export)"
-# How a tensor's external file stands in an ONNX file: a StringStringEntryProto (onnx.proto3) of key "location" and the
-# file's name, whose length takes one byte or two, seven bits in each.
+# A tensor's external file in an ONNX file: a StringStringEntryProto (onnx.proto3) with the key "location" and the
+# file's name. The name's length takes one or two bytes, seven bits in each.
 _EXTERNAL_FILE = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?)([\x01-\x7f])")
 
 
 def check_model_directory(directory: Path) -> ModelInfo:
-    """Read the directory's configuration and see that every file that it needs is there.
+    """Read the directory's configuration, and check that all needed files exist.
 
     Raises ModelDirectoryError, whose message names the directory and the file.
     """
@@ -62,19 +62,19 @@ def check_model_directory(directory: Path) -> ModelInfo:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Whether a model directory that was checked has a chat template; without one it takes raw prompts only."""
+    """Whether a checked model directory has a chat template; without one it takes raw prompts only."""
     return (directory / CHAT_TEMPLATE).is_file() or bool(_read_json(directory / TOKENIZER_CONFIG).get("chat_template"))
 
 
 def remedy(name: str) -> str:
-    """What to do when a file of a model directory is missing or broken."""
+    """What to do about a missing or broken file of a model directory."""
     if name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE):
         return _FROM_THE_ORIGINAL
     return "name the folder that has it" if name == CONFIG else _FROM_THE_BUILDER
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether it is what Git leaves in the place of a large file without LFS. Raises OSError."""
+    """Whether the file is only the pointer that Git leaves in place of a large file without LFS. Raises OSError."""
     with path.open("rb") as file:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
@@ -88,12 +88,13 @@ def _check_present(directory: Path, name: str, lack: str) -> None:
     except OSError as error:
         raise ModelDirectoryError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     if is_pointer:
-        raise ModelDirectoryError(f"{path} is not the file but Git's pointer to it; run git lfs pull there")
+        raise ModelDirectoryError(f"{path} is Git's pointer to the file, not the file itself; run git lfs pull there")
 
 
 def _check_names(directory: Path, config: Any) -> None:
-    """See that no file that the configuration names, wherever in it, lies elsewhere, and that it loads no library and
-    does not say where profiles are written.
+    """Check every name in the configuration: files must lie in the directory, and no library may be loaded.
+
+    It must not say where profiles are written, either.
     """
     waiting = [config]
     while waiting:
@@ -115,14 +116,14 @@ def _check_names(directory: Path, config: Any) -> None:
 
 
 def _check_inside(directory: Path, name: str, named_in: str) -> None:
-    """See that a name stands for something in the directory itself."""
+    """Check that a name stands for something inside the directory."""
     if PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or ".." in re.split(r"[/\\]", name):
         raise ModelDirectoryError(f"{directory / named_in} names a file outside the model directory: {quoted(name)}")
     try:
         target = (directory / name).resolve()
-    except (OSError, ValueError):  # it has a null byte, say
+    except (OSError, ValueError):  # for instance, it has a null byte
         raise ModelDirectoryError(f"{directory / named_in} names what cannot be a file: {quoted(name)}") from None
-    # Hugging Face's cache has the files of all snapshots in one folder beside them, and links to them.
+    # In Hugging Face's cache, snapshots contain links to files in a folder beside them.
     caches = [parent.parent / "blobs" for parent in directory.absolute().parents if parent.name == "snapshots"]
     if not any(target.is_relative_to(root.resolve()) for root in (directory, *caches)):
         raise ModelDirectoryError(f"{directory / name} is a link out of the model directory, to {target}")
@@ -134,16 +135,16 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def is_paged(directory: Path) -> bool:
-    """Whether the decoder's keys and values lie in pages, which only onnxruntime-genai's own batch hands out."""
+    """Whether the decoder has a paged KV cache, which only onnxruntime-genai's own batch supports."""
     try:
         decoder = read_config(directory)["model"]["decoder"]
     except (ModelDirectoryError, KeyError, TypeError):
-        return False  # which is told where the directory is checked
+        return False  # the check of the directory reports it
     return "block_table" in (decoder.get("inputs") or {})
 
 
 def session_profile(directory: Path) -> str:
-    """The name with which the files begin in which ONNX Runtime profiles the model's whole session, or "".
+    """The prefix of the files in which ONNX Runtime profiles the model's whole session; "" if it does not.
 
     Raises ModelDirectoryError.
     """
@@ -152,10 +153,10 @@ def session_profile(directory: Path) -> str:
 
 
 def model_info(config: dict[str, Any]) -> ModelInfo:
-    """Read `genai_config.json`, whose `search` section holds the model's own sampling defaults.
+    """Read `genai_config.json`, whose `search` section has the model's own sampling defaults.
 
-    `do_sample` false and `top_k` 1 both say no more than greedy; a request that gives a temperature shall get samples.
-    Raises KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai itself requires.
+    `do_sample` false and `top_k` 1 only mean greedy by default; a request with a temperature still gets samples. Raises
+    KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai requires.
     """
     model, search = config["model"], config.get("search", {})
     eos = model["eos_token_id"]
@@ -216,7 +217,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ: of one that stands twice Python sees the last, and onnxruntime-genai obeys both.
+    """An object without repeated keys: Python would take the last one, and onnxruntime-genai would apply both.
 
     Raises ValueError.
     """

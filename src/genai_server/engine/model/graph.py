@@ -1,4 +1,4 @@
-"""What the batched runner must know of a decoder's ONNX graph, and whether it can run it at all."""
+"""The batched runner's view of a decoder's ONNX graph, and whether it can run that graph at all."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ from genai_server.engine.model.files import read_config
 
 _ATTENTION = "GroupQueryAttention"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "LinearAttention", "SparseAttention"}
-# Names in a reason.
+# Most names in a message.
 _SHOWN = 4
-# From an If's condition back to the attention mask.
+# The operators between the attention mask and the condition of an If.
 _WIDTH_IS_GREATER = ["Greater", "Gather", "OutputSpec"]
 _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
 
@@ -25,44 +25,44 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True)
 class DecoderGraph:
-    """Names and shapes of a decoder that keeps its key-value cache in place.
-
-    `past_names` and `present_names` list keys and values of all layers in the same order. `cache_type` and
-    `logits_type` are numpy's. Some layers may keep no more than a `window` of tokens, 0 if none does; the operator
-    keeps everything in a buffer that is long enough, so ours are never shorter than the window. A graph may give the
-    logits of the last token only, whatever it reads. One that takes adapters has inputs for them, which are left at
-    their defaults: whoever runs in the batch has none. In batches no row may grow beyond `switches_at` tokens, if that
-    is not None: one longer row would change the rope of all.
-    """
+    """Names and shapes of a decoder that updates its KV cache in place."""
 
     path: Path
     input_ids: str
     attention_mask: str
     position_ids: str | None
     logits: str
+    # Keys and values of all layers, in the same order as in `present_names`.
     past_names: tuple[str, ...]
     present_names: tuple[str, ...]
     num_kv_heads: int
     head_size: int
+    # Of numpy.
     cache_type: Any
+    # Of numpy.
     logits_type: Any
+    # Most tokens that some layers keep; 0 if all keep everything. The operator keeps everything in a longer buffer, so
+    # ours are at least this long.
     window: int = 0
+    # Longest row of a batch; None for no limit. A longer row would change the rope of all rows.
     switches_at: int | None = None
+    # Whether it returns logits of the last token only, however many it reads.
     gives_last_logits_only: bool = False
+    # Whether it has inputs for adapters, which stay at their defaults in batches.
     takes_adapters: bool = False
 
     def slot_length(self, max_length: int) -> int:
-        """Tokens that a slot has room for: one more than a sequence may have, and at least a window."""
+        """The length of a slot in tokens: one more than a sequence may have, and at least the window."""
         return max(max_length + 1, self.window)
 
     @property
     def bytes_per_token(self) -> int:
-        """Size of one token's keys and values over all layers."""
+        """The size of one token's keys and values in all layers."""
         return len(self.past_names) * self.num_kv_heads * self.head_size * int(np.dtype(self.cache_type).itemsize)
 
 
 def read_decoder_graph(model_dir: Path) -> DecoderGraph:
-    """Read the graph, not the weights. Raises DoesNotFit with the first reason against it."""
+    """Read the graph without the weights. Raises DoesNotFit with the first reason."""
     config = read_config(model_dir)
     decoder = config["model"]["decoder"]
     if not (config.get("search") or {}).get("past_present_share_buffer", False):
@@ -107,13 +107,13 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
 
 
 def _some(names: list[str]) -> str:
-    """The first of some names, for a graph may have hundreds, and how many there are."""
+    """The first of some names, and the number of the others: a graph may have hundreds."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the model calls its inputs and outputs."""
+    """The model's names of its inputs and outputs."""
 
     input_ids: str
     attention_mask: str
@@ -124,7 +124,7 @@ class Names:
 
 
 def _names(decoder: dict[str, Any]) -> Names:
-    """As genai_config.json says, and where it does not, as onnxruntime-genai takes them to be."""
+    """The names in genai_config.json, with onnxruntime-genai's defaults."""
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
     parts = [
         (
@@ -159,25 +159,26 @@ def _check_operators(graph: onnx.GraphProto) -> None:
 
 
 def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
-    """Heads and head size of every layer's cache, which must be the same."""
+    """Heads and head size of the layers' caches, which must be equal."""
     heads = int(decoder.get("num_key_value_heads", shapes[0][1].dim_value))
     size = int(decoder.get("head_size", shapes[0][3].dim_value))
-    # Where the graph names a dimension instead, its value is 0.
+    # A named dimension has the value 0.
     if any(shape[1].dim_value not in (0, heads) or shape[3].dim_value not in (0, size) for shape in shapes):
         raise DoesNotFit("its layers' caches differ in shape")
     return heads, size
 
 
 def _window(graph: onnx.GraphProto) -> int:
-    """The widest window of the layers that keep no more than their window; 0 if all keep everything."""
+    """The widest window among the layers that keep only a window; 0 if all keep everything."""
     attributes = ({a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == _ATTENTION)
     return max((a["local_window_size"] for a in attributes if a.get("sliding_window_cache")), default=0)
 
 
 def _switch(graph: onnx.GraphProto, attention_mask: str) -> int | None:
-    """How long a batch's longest row may be before the graph takes other constants for all rows; None if it never does.
+    """The longest row of a batch with which the graph keeps its constants for all rows; None for any length.
 
-    So the model builder writes a rope with short and long factors. Raises DoesNotFit for any other branch.
+    The model builder writes such a branch for a rope with short and long factors. Raises DoesNotFit for any other
+    branch.
     """
     makers = {output: node for node in graph.node for output in node.output}
     constants = {value.name: value for value in graph.initializer}

@@ -1,6 +1,6 @@
-"""A model directory file by file: what is there, what is wrong with it, and what to do about that.
+"""A model directory file by file: what is there, what is wrong with it, and how to repair it.
 
-`model_files.check_model_directory` stops at the first fault and reads no weights' graph; this looks at all.
+`files.check_model_directory` stops at the first fault and does not read the weights' graph; this examines everything.
 """
 
 import json
@@ -26,16 +26,17 @@ from genai_server.errors import ModelDirectoryError
 
 @dataclass(frozen=True)
 class Entry:
-    """A file by its name in the directory; `fault` is empty where none was found."""
+    """A file of the directory."""
 
     name: str
     size: int
+    # What is wrong with it; "" if nothing was found.
     fault: str = ""
     remedy: str = ""
 
 
 def inventory(directory: Path) -> Iterator[Entry]:
-    """An entry for each file that is needed, and one for the directory if it has a fault that no file shows."""
+    """An entry for each needed file, and one for the directory if it has a fault that no file shows."""
     entries = list(_entries(directory))
     yield from entries
     if not any(entry.fault for entry in entries):
@@ -72,7 +73,9 @@ def _entry(directory: Path, name: str, fault: str = "") -> Entry:
         reason = (error.strerror or str(error)).lower()
         return Entry(name, path.stat().st_size, f"cannot be read: {reason}", "let the server's user read it")
     if is_pointer:
-        return Entry(name, path.stat().st_size, "is not the file but Git's pointer to it", "run git lfs pull there")
+        return Entry(
+            name, path.stat().st_size, "is Git's pointer to the file, not the file itself", "run git lfs pull there"
+        )
     return Entry(name, path.stat().st_size, fault, remedy(name) if fault else "")
 
 
@@ -88,7 +91,7 @@ def _json_entry(directory: Path, name: str) -> Entry:
 
 
 def _named_files(config: Any) -> list[str]:
-    """The values of all keys `filename`, wherever they stand, in order."""
+    """The values of all keys `filename` at any depth, in order."""
     found: dict[str, None] = {}
     waiting = [config]
     while waiting:
@@ -103,13 +106,13 @@ def _named_files(config: Any) -> list[str]:
 
 
 def _weights(directory: Path, graph: str) -> Iterator[Entry]:
-    """The external files of a graph, each of which must reach as far as the tensors in it."""
+    """The external files of a graph, each of which must contain all of its tensors."""
     path = directory / graph
     if _entry(directory, graph).fault:
         return
     try:
         tensors = onnx.load(str(path), load_external_data=False).graph.initializer
-    except Exception as error:  # whatever a broken file makes of its reader
+    except Exception as error:  # a broken file may cause any error in its reader
         yield _entry(directory, graph, f"cannot be read: {next(iter(str(error).splitlines()), 'it is broken')}")
         return
     needed: dict[str, int] = {}
@@ -122,5 +125,5 @@ def _weights(directory: Path, graph: str) -> Iterator[Entry]:
     for name, size in sorted(needed.items()):
         entry = _entry(directory, name)
         if not entry.fault and entry.size < size:
-            entry = _entry(directory, name, f"has {entry.size} of {size} bytes: it is cut off")
+            entry = _entry(directory, name, f"has {entry.size} of {size} bytes: it is truncated")
         yield entry

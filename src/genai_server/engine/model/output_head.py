@@ -1,10 +1,10 @@
-"""The end of a decoder's graph, which makes logits of the last layer's states.
+"""The end of a decoder's graph, which turns the last layer's states into logits.
 
-A small model with a large vocabulary has a third of its weights there, and a prompt needs logits after its last token
-only. So the graph that a session runs gets one more input: from which position on the head reads.
+In a small model with a large vocabulary, a third of the weights is here, and a prompt needs logits only after its last
+token. So the graph of a session gets one more input: the position from which the head reads.
 
-Where the logits lie in a device's memory, most answers need few of them: the best one, or the best `top_k`. So such a
-graph gets two more outputs: the best logits, and the tokens that they are of.
+With logits in a device's memory, most answers need few of them: the best one, or the best `top_k`. So such a graph gets
+two more outputs: the best logits, and their tokens.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ import onnx
 FIRST_POSITION = "genai_server.first_position"
 _STATES = "genai_server.read_states"
 _TO_THE_END = 2**63 - 1
-_POSITIONS = 1  # of states [rows, positions, hidden_size]
+_POSITIONS = 1  # axis of states [rows, positions, hidden_size]
 _PRODUCTS = {"MatMul", "MatMulNBits"}
 EIGHT_BITS = "MatMulIntegerToFloat"
-# What the model builder puts between the product and the logits: types, scales and Gemma's soft cap.
+# Operators that the model builder puts between the product and the logits: casts, scales and Gemma's soft cap.
 _ELEMENTWISE = {"Cast", "Div", "Mul", "Tanh"}
-# The outputs for the best NUM_BEST of a position: float32 [rows, positions, NUM_BEST], highest first, of equals the
-# lowest token first (ONNX's operator TopK), and the tokens, int64 of the same shape.
+# Outputs for the NUM_BEST best tokens of each position: logits, float32 [rows, positions, NUM_BEST], and token ids,
+# int64 of the same shape. The highest come first; of equal ones, the lowest token first (ONNX's operator TopK).
 NUM_BEST = 64
 BEST_LOGITS, BEST_TOKENS = "genai_server.best_logits", "genai_server.best_tokens"
 
@@ -64,8 +64,8 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
 
 
 def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
-    """Have the product that makes `logits` read the positions from input FIRST_POSITION on, int64 of shape [1], which
-    may count from the end.
+    """Make the product for `logits` read positions from input FIRST_POSITION on, int64 [1], which may count from the
+    end.
 
     Returns False, with the graph as it was, where there is no such product.
     """
@@ -83,7 +83,7 @@ def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
 
 
 def offer_best(graph: onnx.GraphProto, logits: str) -> None:
-    """Add the outputs BEST_LOGITS and BEST_TOKENS, which are chosen from the output `logits` where that is made."""
+    """Add the outputs BEST_LOGITS and BEST_TOKENS, which are computed from the output `logits` on the device."""
     count, as_floats = f"{BEST_LOGITS}.count", f"{BEST_LOGITS}.floats"
     graph.initializer.append(onnx.helper.make_tensor(count, onnx.TensorProto.INT64, [1], [NUM_BEST]))
     graph.node.append(onnx.helper.make_node("Cast", [logits], [as_floats], to=onnx.TensorProto.FLOAT))

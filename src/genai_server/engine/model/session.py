@@ -1,4 +1,4 @@
-"""The ONNX Runtime session that a batch runs a decoder's graph in."""
+"""The ONNX Runtime session in which the batched runner runs a decoder's graph."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from genai_server.engine.model.output_head import narrow_head, offer_best
 from genai_server.engine.model.session_options import open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
-# Where the weights of a graph are that was not read from a file.
+# Locates the weights of a graph that was not read from a file.
 _EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 _ERRORS = 3  # ONNX Runtime's level of severity
 
@@ -26,14 +26,14 @@ def open_session(
 ) -> Any:
     """An ONNX Runtime session with a device's options.
 
-    Its head reads chosen positions only, where that can be had, and with `offers_best` chooses among what it makes
+    Its head reads only chosen positions, if possible, and with `offers_best` selects the best logits
     (engine/model/output_head.py). `threads` 0 takes the physical cores that the process may use. `optimized` says that
     the graph has been optimized already. With a `profile_prefix`, ONNX Runtime profiles the session from load to end.
-    Raises ConfigurationError for what the options name and is not there.
+    Raises ConfigurationError for options that name something missing.
     """
     found = session_options(options, threads, optimized=optimized)
     if graph.takes_adapters:
-        found.log_severity_level = _ERRORS  # it warns of each of their inputs
+        found.log_severity_level = _ERRORS  # it would warn about each of their inputs
     if profile_prefix:
         found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     model = onnx.load(str(graph.path), load_external_data=False)

@@ -1,7 +1,7 @@
-"""Gives a device's options to the two libraries: as ONNX Runtime's SessionOptions, and as a configuration of
-onnxruntime-genai.
+"""Gives a device's options to both libraries: as ONNX Runtime's SessionOptions and as onnxruntime-genai's
+configuration.
 
-The two are separate copies of ONNX Runtime in one process: no thread pool spans them, and a provider's library is
+The two contain separate copies of ONNX Runtime in one process. No thread pool spans them, and a provider's library is
 registered with each.
 """
 
@@ -37,23 +37,24 @@ def num_threads(options: DeviceOptions, threads: int) -> int:
 
 
 def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptions:
-    """The options with libraries of operators by their whole paths: relative ones begin at the model or here.
+    """The options with absolute paths of custom operator libraries, which start at the model or the working directory.
 
-    The two libraries of ONNX Runtime look in different places otherwise. Raises ConfigurationError.
+    The two copies of ONNX Runtime would search different places otherwise. Raises ConfigurationError.
     """
     found = []
     for name in options.custom_op_libraries:
         path = next((path for path in (model_dir / name, Path(name)) if path.is_file()), None)
         if path is None:
             raise ConfigurationError(
-                f"[session] {session.LIBRARIES}: {name}: there is no such file, neither from {model_dir} nor from here"
+                f"[session] {session.LIBRARIES}: {name}: there is no such file, neither in {model_dir} "
+                "nor in the working directory"
             )
         found.append(str(path.resolve()))
     return msgspec.structs.replace(options, custom_op_libraries=found)
 
 
 def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
-    """What to lay over the decoder's part of genai_config.json."""
+    """The overlay for the decoder's part of genai_config.json."""
     found: dict[str, Any] = {session.THREADS: num_threads(options, threads)}
     given = options.session
     if "inter_op_num_threads" in given:
@@ -66,14 +67,14 @@ def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
         if len(options.custom_op_libraries) > 1:
             raise ConfigurationError(
                 f"[session] {session.LIBRARIES}={quoted(options.custom_op_libraries)}: "
-                "onnxruntime-genai's model takes one"
+                "onnxruntime-genai's model takes only one"
             )
         found["custom_ops_library"] = options.custom_op_libraries[0]
     return {"session_options": found} | ({"run_options": dict(options.run)} if options.run else {})
 
 
 def configure_providers(library: Any, config: Any, options: DeviceOptions) -> None:
-    """Put a configuration of onnxruntime-genai (the module `library`) on the device's providers alone.
+    """Restrict a configuration of onnxruntime-genai (the module `library`) to the device's providers.
 
     Raises ConfigurationError.
     """
@@ -81,26 +82,26 @@ def configure_providers(library: Any, config: Any, options: DeviceOptions) -> No
     for given in options.providers:
         register(library, given)
         name = provider(given.name).genai
-        assert name is not None  # a provider that it does not know was refused
+        assert name is not None  # unknown providers were refused before
         config.append_provider(name)
         for key, value in given.options.items():
             config.set_provider_option(name, key, value)
 
 
 def register(library: Any, given: ProviderOptions) -> None:
-    """Register a provider that comes from outside with one of the two libraries. Raises ConfigurationError."""
+    """Register a provider that is not built in with one of the two libraries. Raises ConfigurationError."""
     where = library_of(given)
     if where is None:
         return
     try:
         library.register_execution_provider_library(provider(given.name).onnxruntime, where)
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:  # each library has its own errors
         if "already registered" not in str(error):
             raise ConfigurationError(f"[provider.{given.name}] {where}: {error}") from None
 
 
 def library_of(given: ProviderOptions) -> str | None:
-    """The file of a provider from outside; None for one that is built in. Raises ConfigurationError."""
+    """The file of a provider that is not built in; None for others. Raises ConfigurationError."""
     if given.package:
         try:
             return str(importlib.import_module(given.package).get_library_path())
@@ -114,7 +115,7 @@ def library_of(given: ProviderOptions) -> str | None:
 
 
 def missing_device(options: DeviceOptions) -> str | None:
-    """Which provider from outside finds nothing to run on here, in words; None if each finds something.
+    """A message about the first provider that finds no device on this machine; None if each finds one.
 
     Raises ConfigurationError for one that ONNX Runtime cannot load.
     """
@@ -122,7 +123,7 @@ def missing_device(options: DeviceOptions) -> str | None:
         if given.package or given.library:
             register(onnxruntime, given)
             if not _devices_of(given):
-                return f"provider {given.name}: its library finds no device on this machine that it can run on"
+                return f"provider {given.name}: its library finds no suitable device on this machine"
     return None
 
 
@@ -162,16 +163,19 @@ def session_options(options: DeviceOptions, threads: int, *, optimized: bool = F
 
 
 def use_global_pool(options: DeviceOptions, threads: int) -> None:
-    """Size the pool that all sessions of the process share, if one is wanted; only before the first session."""
+    """Set the size of the thread pool that all sessions of the process share, if one is wanted.
+
+    Must precede the first session.
+    """
     if options.session.get(session.POOL) == "1":
         inter_op = int(options.session.get("inter_op_num_threads", "0"))
         onnxruntime.set_global_thread_pool_sizes(num_threads(options, threads), inter_op)
 
 
 def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
-    """A session for a model, in a file or serialized, on the device's providers in their order, and on the CPU.
+    """A session for a model, from a file or serialized, on the device's providers in order and then the CPU.
 
-    Raises ConfigurationError for a provider that ONNX Runtime lacks, and what that raises.
+    Raises ConfigurationError for a provider that ONNX Runtime lacks, and the provider's own errors.
     """
     given_model = model if isinstance(model, bytes) else str(model)
     found.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
@@ -194,11 +198,11 @@ def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
     if found.has_providers():
         if built_in:
             raise ConfigurationError(
-                f"provider {built_in[0][0]}: ONNX Runtime takes built-in providers and those of libraries not together"
+                f"provider {built_in[0][0]}: ONNX Runtime cannot combine built-in providers with those of libraries"
             )
         return onnxruntime.InferenceSession(given_model, found, enable_fallback=0)
     providers = [*built_in, (PROVIDERS[CPU].onnxruntime, {})]
-    # Without this it would go on with the CPU alone where a provider fails, and only print so.
+    # Otherwise it would print a message when a provider fails, and continue on the CPU alone.
     return onnxruntime.InferenceSession(given_model, found, providers=providers, enable_fallback=0)
 
 
@@ -210,7 +214,7 @@ def _package_hint(name: str) -> str:
 
 
 def node_shares(opened: Any) -> dict[str, int]:
-    """How many nodes of a session's graph each provider runs, by our names for the providers."""
+    """The number of a session's nodes on each provider, by our names of the providers."""
     ours = {known.onnxruntime: name for name, known in PROVIDERS.items()}
     counts: Counter[str] = Counter()
     for part in opened.get_provider_graph_assignment_info():

@@ -1,10 +1,9 @@
-"""ONNX Runtime's pre-packed weights, written once and mapped into memory by everybody who runs the model.
+"""ONNX Runtime's pre-packed weights, written once and mapped into memory by every process that runs the model.
 
-A session packs its weights for the kernels that it has chosen, into memory of its own. Saved beside the optimized graph
-(session options `session.save_external_prepacked_constant_initializers` and
-`session.optimized_model_external_initializers_file_name`), the packed weights are mapped instead: the two sessions of
-an engine, and the engines of a host, share the pages. What is saved depends on model, version and processor, which
-make the name of its folder.
+A session packs its weights for its kernels into private memory. Packed weights that were saved beside the optimized
+graph are mapped instead (session options `session.save_external_prepacked_constant_initializers` and
+`session.optimized_model_external_initializers_file_name`). Then the two sessions of an engine, and the engines of a
+host, share the pages. The folder's name contains what they depend on: model, version and processor.
 """
 
 import hashlib
@@ -33,10 +32,9 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
-    """A directory like `model_dir` whose weights are packed; `model_dir` itself if that cannot be had.
+    """A directory like `model_dir` with packed weights; `model_dir` itself if that is impossible.
 
-    What is packed fits the kernels of the CPU, and the device's options of sessions. The model directory is never
-    written to.
+    They fit the CPU's kernels and the device's session options. The model directory is never written to.
     """
     return _packed(model_dir, cache_dir, options) or model_dir
 
@@ -58,19 +56,19 @@ def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, 
                 _write(model_dir, target, options, int8=int8)
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         what = "weights of 8 bits are not used" if int8 else "weights are not shared"
-        log.warning("%s, for they cannot be kept in %s: %s", what, cache_dir, error)
+        log.warning("%s, because they cannot be stored in %s: %s", what, cache_dir, error)
         return None
     return target
 
 
 def _write(model_dir: Path, target: Path, given: DeviceOptions, *, int8: bool) -> None:
-    """Pack beside the target, and put it in its place when it is whole."""
+    """Pack into a folder beside the target, and rename it when it is complete."""
     log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8 else "", target)
     decoder = str(read_config(model_dir)["model"]["decoder"]["filename"])
     left_out = {decoder, *external_files(model_dir / decoder)}
     prefix = f".making-{target.name}-"
     for left in target.parent.iterdir():
-        if left.name.startswith(prefix):  # by a process that was killed, for we have the lock
+        if left.name.startswith(prefix):  # left by a killed process, since this one holds the lock
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as making:
         fresh = Path(making) / "model"
@@ -79,7 +77,9 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, *, int8: bool) -
             if file.name not in left_out:
                 shutil.copy(file, fresh)
         options = session_options(given, 0)
-        options.log_severity_level = _ERRORS  # it warns that the graph is for this processor only, which is the aim
+        options.log_severity_level = (
+            _ERRORS  # it would warn that the graph is for this processor only, which is intended
+        )
         options.optimized_model_filepath = str(fresh / decoder)
         for name, value in (
             ("session.optimized_model_external_initializers_file_name", f"{decoder}.data"),
@@ -98,7 +98,7 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, *, int8: bool) -
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether the folder holds what was written there, as far as sizes and samples of the contents tell."""
+    """Whether the folder holds what was written there, as far as sizes and samples of the contents show."""
     try:
         written = json.loads((target / _MANIFEST).read_text(encoding="utf-8"))
         return bool(written == _fingerprints(target))
@@ -111,7 +111,7 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 
 
 def _fingerprint(file: Path) -> str:
-    """Size and a hash of evenly spread samples: to read it all would take as long as to load it."""
+    """The size, and a hash of evenly spread samples: reading the whole file would take as long as loading it."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as stream:
@@ -122,7 +122,7 @@ def _fingerprint(file: Path) -> str:
 
 
 def _key(model_dir: Path, options: dict[str, str]) -> str:
-    """Names the folder by all that what is packed depends on."""
+    """The folder's name, from everything that packed weights depend on."""
     files = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in _files(model_dir)}
     parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), options]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -130,18 +130,18 @@ def _key(model_dir: Path, options: dict[str, str]) -> str:
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """Those of the model itself: adapters may lie beside it, and come and go."""
+    """The files of the model itself, without adapters, which may lie beside it and change."""
     return sorted(file for file in model_dir.iterdir() if file.is_file() and file.suffix != ADAPTER_SUFFIX)
 
 
 def _packing(options: DeviceOptions) -> dict[str, str]:
-    """The options that what is packed depends on: not those of threads and memory."""
+    """The options that affect packed weights: not those of threads and memory."""
     level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
     return level | {name: value for name, value in options.entries.items() if not name.startswith(_OF_THREADS)}
 
 
 def _processor() -> str:
-    """What kind of processor this is, down to its instruction sets where the system tells."""
+    """The kind of processor, including its instruction sets if the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The folder of per-token profiles and its limits; ONNX Runtime writes the files, one for each forward pass."""
+"""The folder of per-token profiles and its limits. ONNX Runtime writes the files, one for each forward pass."""
 
 import math
 import os
@@ -12,16 +12,16 @@ from genai_server.profiles.manifest import Manifest
 from genai_server.profiles.retention import end_of, removable, remove, remove_all
 
 DEFAULT_PREFIX = "onnxruntime_run_profile"
-# So much of the disk is left to others, in bytes.
+# Bytes of the disk that must stay free.
 LEAST_FREE = 32 * 1024 * 1024
-# The share of a limit that is still in use when room has been made.
+# Making room reduces the usage to this share of a limit.
 _FULL = 0.9
 
 
 class ProfileFolder:
-    """Counts what lies below `root`, over all devices, and says when a limit is reached.
+    """Counts the files below `root`, of all devices, and checks the limits.
 
-    The files of an engine lie in the folder `name`, because their names tell engines apart in nothing. `max_age` is in
+    An engine's files lie in the folder `name`, since the names of files do not tell engines apart. `max_age` is in
     seconds.
     """
 
@@ -32,14 +32,14 @@ class ProfileFolder:
         self._max_bytes = max_bytes
         self._max_age = max_age
         self._counted = 0, 0
-        self._looks_left = 0  # until all files are counted anew
+        self._looks_left = 0  # calls until all files are counted again
 
     def prepare(self) -> None:
-        """Make the folder: without it ONNX Runtime writes nothing and says nothing. Raises OSError."""
+        """Make the folder: without it ONNX Runtime silently writes nothing. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def path_prefix(self, prefix: str) -> str:
-        """The value for the runtime option enable_profiling."""
+        """The value of the runtime option enable_profiling."""
         return str(self.directory.resolve() / prefix)
 
     def usage(self) -> tuple[int, int]:
@@ -48,15 +48,15 @@ class ProfileFolder:
         return len(sizes), sum(sizes)
 
     def wrote(self, sizes: Sequence[int]) -> None:
-        """Count new files of this engine, of so many bytes each."""
+        """Count new files of this engine, with these sizes in bytes."""
         files, size = self._counted
         self._counted = files + len(sizes), size + sum(sizes)
 
     def limit_reached(self) -> str | None:
-        """The limit that allows no further file, in words, or None.
+        """The limit that allows no further file, in words; None if there is room.
 
-        This is asked at every profiled pass, and counting a thousand files takes 4 ms: they are counted anew at every
-        hundredth of their number of calls. So other engines' files may exceed a limit by a hundredth.
+        This is called for every profiled pass, and counting a thousand files takes 4 ms. So they are counted again only
+        after a hundredth of their number of calls, and other engines' files may exceed a limit by a hundredth.
         """
         if self._looks_left == 0:
             self._counted = self.usage()
@@ -72,8 +72,9 @@ class ProfileFolder:
         return None
 
     def remove_old(self) -> None:
-        """Remove the sessions, of any device, that ended too long ago, and of the others, which may have no files, all
-        but so many as there may be files.
+        """Remove the sessions of any device that ended too long ago.
+
+        Of the others, which may have no files, it keeps at most as many as there may be files.
         """
         now = time.time()
         old: list[Manifest] = []
@@ -84,20 +85,20 @@ class ProfileFolder:
         self._looks_left = 0
 
     def make_room(self, keep: Collection[Path]) -> str | None:
-        """At a limit, remove the oldest sessions until a tenth is free; returns the limit that is reached nevertheless.
+        """At a limit, remove the oldest sessions until a tenth is free; returns the limit if it is still reached.
 
-        Those whose manifests are in `keep`, and those that other engines have open, stay. All manifests are read for
-        it: with less room the next passes would read them again.
+        Sessions with a manifest in `keep`, and open ones of other engines, stay. A tenth is freed because this reads
+        all manifests, which the next passes should not repeat.
         """
         if self.limit_reached() is None:
             return None
-        files, size = self.usage()  # somebody may have removed some
+        files, size = self.usage()  # an operator may have removed some
         for manifest in removable(self._root, time.time(), keep=keep):
             has_room = files <= _FULL * self._max_files and size <= _FULL * self._max_bytes
             if has_room and shutil.disk_usage(self._root).free >= LEAST_FREE / _FULL:
                 break
             sizes = [path.stat().st_size for path in manifest.files if path.is_file()]
-            if sizes:  # else it takes none of the room
+            if sizes:  # a session without files frees nothing
                 with suppress(OSError):
                     remove(manifest)
                     files, size = files - len(sizes), size - sum(sizes)
@@ -106,16 +107,19 @@ class ProfileFolder:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """The sizes of the profiles in a folder, if it is one; without a Path for each, for this is asked at every pass."""
+    """The sizes of the profiles in a folder, if it is one.
+
+    Called for every pass, so it creates no Path for each file.
+    """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(OSError):  # removed meanwhile, or not ours to look at
+            with suppress(OSError):  # removed meanwhile, or not readable
                 if entry.name.endswith(".json"):
                     yield entry.stat().st_size
 
 
 def wait_for_next_file_name() -> None:
-    """Wait until the clock shows another millisecond: the names of two files differ in nothing else."""
+    """Wait until the clock shows another millisecond: names of files differ in nothing else."""
     start = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 == start:
         time.sleep(0.0002)

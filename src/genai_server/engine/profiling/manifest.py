@@ -1,7 +1,7 @@
-"""Writes the manifest of each profile session: for each file that a profiled pass leaves, whose and which token it is.
+"""Writes the manifest of each profile session: which request and token each file of a profiled pass belongs to.
 
-ONNX Runtime names its files by prefix and time alone. Which of them are a pass's, the folder tells: those that were not
-there before it.
+ONNX Runtime's file names contain only a prefix and the time. The files of a pass are those that were not in the folder
+before it.
 """
 
 import os
@@ -28,8 +28,9 @@ _LIBRARIES = "onnxruntime"
 
 
 def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> Session:
-    """What the manifests say of every session of an engine; `threads` 0 means the usable cores, and the options' number
-    goes before it.
+    """The part of the manifests that all sessions of an engine share.
+
+    `threads` 0 means the usable cores; a number in the options takes precedence.
     """
     libraries = {each.name: each.version for each in distributions() if each.name and each.name.startswith(_LIBRARIES)}
     versions = {"genai-server": __version__, "python": platform.python_version(), "platform": platform.platform()}
@@ -49,7 +50,7 @@ def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOpti
 
 @dataclass(frozen=True)
 class _Before:
-    """What was so before a pass."""
+    """The state before a pass."""
 
     files: frozenset[str]
     position: int
@@ -59,10 +60,10 @@ class _Before:
 
 
 class ProfileManifest:
-    """The manifests of a device's folder; one session for each prefix is open at a time.
+    """The manifests in a device's folder; one session for each prefix is open at a time.
 
-    A session begins with its first file, or before, if it has a plan; `num_begun` counts them. `about` is what all
-    sessions have in common.
+    A session begins with its first file, or earlier if it has a plan. `num_begun` counts the sessions. `about` is the
+    part that all of them share.
     """
 
     def __init__(self, directory: Path, about: Session) -> None:
@@ -74,34 +75,34 @@ class ProfileManifest:
 
     @property
     def open_sessions(self) -> frozenset[Path]:
-        """The manifests that are written to."""
+        """The manifests of the open sessions."""
         return frozenset(self._open.values())
 
     def begin(self, plan: ProfilePlan) -> str:
-        """Begin a session, whose files are to come; returns its id. Raises OSError."""
+        """Begin a session that has no files yet; returns its id. Raises OSError."""
         return self._begin(plan.prefix, time.time(), plan).name.removesuffix(SUFFIX)
 
     def end(self, prefix: str, reason: str | None = None, profiled: Profiled | None = None) -> None:
-        """End the session under a prefix, if one is open; on a full disk it stays without its end."""
+        """End the session with a prefix, if one is open. On a full disk its end is not recorded."""
         path = self._open.pop(prefix, None)
         with suppress(OSError):
             if path is not None and path.exists():
                 _write(path, End(time.time(), reason, profiled))
 
     def end_others(self, prefixes: Collection[str], reason: str | None = None) -> None:
-        """End the sessions under all prefixes but these."""
+        """End the sessions with all prefixes except these."""
         for prefix in set(self._open).difference(prefixes):
             self.end(prefix, reason)
 
     def before_step(self, sequence: Sequence) -> None:
-        """Remember what is there; the pass follows at once."""
+        """Note the state before a pass, which must follow at once."""
         files = frozenset(self._files())
         self._before = _Before(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
 
     def after_step(self, sequence: Sequence) -> list[int]:
-        """Write down what the pass has left; returns the sizes of these files in bytes.
+        """Record the files that the pass has written; returns their sizes in bytes.
 
-        Raises OSError if that fails, or if a file is not whole.
+        Raises OSError if that fails, or if a file is incomplete.
         """
         before, self._before = self._before, None
         sizes: list[int] = []
@@ -123,12 +124,12 @@ class ProfileManifest:
             assert sequence.profile.active is not None
             _write(self._session(sequence.profile.active, before.started), record)
             if not _is_whole(self._directory / name):
-                raise OSError(f"ONNX Runtime could not write {name} to its end")
+                raise OSError(f"ONNX Runtime could not write {name} completely")
             sizes.append((self._directory / name).stat().st_size)
         return sizes
 
     def _session(self, prefix: str, started: float) -> Path:
-        """The open session under a prefix, begun if there is none."""
+        """The open session with a prefix; begins one if there is none."""
         return self._open.get(prefix) or self._begin(prefix, started)
 
     def _begin(self, prefix: str, started: float, plan: ProfilePlan | None = None) -> Path:
@@ -143,12 +144,12 @@ class ProfileManifest:
     def _files(self) -> set[str]:
         try:
             return {name for name in os.listdir(self._directory) if name.endswith(".json")}
-        except FileNotFoundError:  # removed meanwhile, and ONNX Runtime writes nothing either
+        except FileNotFoundError:  # the folder was removed meanwhile, and ONNX Runtime writes nothing either
             return set()
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a list is written to its end: on a full disk ONNX Runtime writes what it can, and is silent."""
+    """Whether a file is a complete list: on a full disk ONNX Runtime silently writes as much as fits."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4))
         return file.read().rstrip().endswith(b"]")

@@ -1,4 +1,4 @@
-"""The two runtime options of onnxruntime-genai for a whole device: their state, and applying it to sequences."""
+"""The two runtime options of onnxruntime-genai for a whole device: their state, and their use on sequences."""
 
 import logging
 import sys
@@ -30,21 +30,21 @@ _UNWRITABLE = "a profile cannot be written: {}"
 
 
 class Kept(Struct, frozen=True):
-    """What the operator has set for the device; it outlives the engine process."""
+    """The operator's settings for the device, which outlive the engine process."""
 
     terminated: bool = False
     profile: str = "0"
 
 
 class RuntimeOptionState:
-    """Which sequences are profiled, and whether the device's session is terminated.
+    """Chooses the sequences to profile, and knows whether the device's session is terminated.
 
-    Profiles are made on Generators only;
-    so that not a whole batch falls apart into them, a switch for the device concerns at most `max_rows` sequences at a
-    time, those that have run longest. Where all are on Generators anyway, it concerns all. With a `state_file`, an
-    engine that is started anew goes on with what was set before: a device that an operator has terminated does not come
-    back to life by a crash. Beside the switch there are `sessions`, which have their turn where the switch leaves them
-    rows. `about` says what the manifests say of every session.
+    Only Generators can be profiled. To keep most of a batch together, a switch for the device affects at most
+    `max_rows` sequences at a time, those that have run longest. If all sequences run on Generators anyway, it affects
+    all. The open `sessions` use the rows that the switch leaves.
+
+    With a `state_file`, a restarted engine keeps the settings, so a crash does not revive a terminated device. `about`
+    is the part of the manifests that all sessions share.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class RuntimeOptionState:
             fresh.write_bytes(msgspec.json.encode(kept))
             fresh.replace(self._state_file)
         except OSError as error:
-            log.warning("should the engine die, what the operator has set is lost: %s", error)
+            log.warning("the runtime options will not survive a restart of the engine: %s", error)
 
     def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
-        """Profile these sequences ("1" or a prefix), or no longer ("0"). Raises OSError without the folder."""
+        """Start ("1" or a prefix) or stop ("0") profiling these sequences. Raises OSError without the folder."""
         prefix = {"0": None, "1": DEFAULT_PREFIX}.get(value, value)
         if prefix is not None:
             self._folder.prepare()
@@ -105,11 +105,11 @@ class RuntimeOptionState:
 
     @property
     def num_profile_sessions(self) -> int:
-        """Sessions of profiles that have begun."""
+        """The number of profile sessions that have begun."""
         return self._manifest.num_begun
 
     def report_failure(self, reason: str) -> None:
-        """Say why nothing is profiled."""
+        """Record the reason why nothing is profiled."""
         self._stopped = reason
 
     def start_session(self, plan: ProfilePlan, sequences: Collection[Sequence]) -> ProfileSession:
@@ -126,7 +126,7 @@ class RuntimeOptionState:
         return self.sessions.start(plan, self._prefixes(sequences))
 
     def choose(self, running: list[Sequence], waiting: Collection[Sequence] = ()) -> None:
-        """Let the next ones take the places of those that have ended, or that no session wants any more."""
+        """Select sequences to profile, in place of those that have ended or are no longer wanted."""
         self.sessions.release(running, waiting)
         self._manifest.end_others({*self._prefixes(running), *self.sessions.prefixes})
         if self._device_prefix is None and not self.sessions.prefixes:
@@ -142,7 +142,7 @@ class RuntimeOptionState:
         return None if self._kept.profile == "0" else self._kept.profile
 
     def _prefixes(self, sequences: Iterable[Sequence]) -> set[str]:
-        """Those in use: of the device, and of these sequences."""
+        """The prefixes in use by the device and by these sequences."""
         prefixes = {self._device_prefix, *(sequence.profile.prefix for sequence in sequences)}
         return {prefix for prefix in prefixes if prefix is not None}
 
@@ -154,7 +154,7 @@ class RuntimeOptionState:
         return self._device_prefix or self.sessions.prefix_for(sequence)
 
     def place(self, sequence: Sequence) -> None:
-        """Have a running sequence on the runner that it needs. Raises RunnerFailed."""
+        """Put a running sequence on the runner that it needs. Raises RunnerFailed."""
         if not sequence.profile.is_on:
             self._runners.to_batch(sequence)
         elif sequence.batched:
@@ -162,7 +162,7 @@ class RuntimeOptionState:
             sequence.profile.active = None
 
     def before_step(self, step: Step) -> None:
-        """Switch the library's profiling for a step, but not where a sequence reads its past anew."""
+        """Switch the library's profiling for a step, except where a sequence reads its earlier tokens again."""
         for sequence in step.sequences:
             if not sequence.batched:
                 self._before_step(sequence)
@@ -178,7 +178,7 @@ class RuntimeOptionState:
             sequence.profile.active = prefix
 
     def _obstacle(self, sequence: Sequence) -> str | None:
-        """Why a sequence's next pass cannot be profiled, if it cannot; no state of the folder costs the request."""
+        """Why a sequence's next pass cannot be profiled; None if it can. Errors of the folder never end the request."""
         try:
             reached = self._folder.make_room(self._manifest.open_sessions)
             if not reached:
@@ -188,7 +188,7 @@ class RuntimeOptionState:
             return _UNWRITABLE.format(error)
 
     def after_step(self, step: Step, running: Iterable[Sequence]) -> None:
-        """Account for the file that a profiled step has written; at a limit or on a full disk all profiling stops."""
+        """Record the file of a profiled step. At a limit or on a full disk, all profiling stops."""
         for sequence in step.sequences:
             if not sequence.batched and sequence.profile.active is not None:
                 self._after_step(sequence, running)
@@ -214,7 +214,7 @@ class RuntimeOptionState:
         log.warning("profiling has stopped: %s", reason)
 
     def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
-        """The state for the operator."""
+        """The state, for the operator."""
         files, size = self._folder.usage()
         return RuntimeOptions(
             terminate_session="1" if self.terminated else "0",
@@ -237,5 +237,5 @@ def _read(state_file: Path | None) -> Kept:
     except FileNotFoundError:
         return Kept()
     except (OSError, msgspec.DecodeError) as error:
-        log.warning("what the operator had set is lost: %s", error)
+        log.warning("the runtime options from before the restart are lost: %s", error)
         return Kept()

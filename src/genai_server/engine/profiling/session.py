@@ -1,6 +1,6 @@
-"""One profile session: which passes it wants, given whose they are, which token they make and how long others took.
+"""The policy of one profile session: which passes it profiles, by request, output token and duration.
 
-Pure policy: it knows no library and no file, and is told the time, in seconds that never go back.
+Pure: it uses no library and no file, and gets the time in seconds that never go back.
 """
 
 from collections import deque
@@ -10,37 +10,37 @@ from statistics import median
 from genai_server.profile_plan import Profiled, ProfilePlan, SlowTokens
 
 _HOUR = 3600.0
-# Steps that a median is taken of, and how many there must be before one counts as slow against it.
+# Steps in a median, and the least steps before one can be slow compared with it.
 _MOST_STEPS = 256
 _LEAST_STEPS = 16
 
 
 class SequenceProfile:
-    """What profiling keeps of one sequence; a prefix is that of its files, None where it is not profiled."""
+    """The profiling state of one sequence. A prefix is that of its files; None stands for no profiling."""
 
     def __init__(self) -> None:
-        self.prefix: str | None = None  # under which its passes shall be profiled from now on
-        self.active: str | None = None  # under which the runner profiles it
-        self.from_token = 0  # the output token from which it is profiled
-        self.num_tokens = 0  # profiled tokens of the answer
-        self.left_out = False  # not chosen when the device is profiled
+        self.prefix: str | None = None  # wanted for the passes from now on
+        self.active: str | None = None  # set in the runner
+        self.from_token = 0  # the first profiled output token
+        self.num_tokens = 0  # profiled tokens
+        self.left_out = False  # not selected when the device is profiled
 
     @property
     def is_on(self) -> bool:
-        """Whether its next pass shall be profiled."""
+        """Whether the next pass is to be profiled."""
         return self.prefix is not None
 
     def switch(self, prefix: str | None, next_token: int) -> None:
-        """Be profiled from the next output token on, or go on under another prefix, or no longer (None)."""
+        """Set the prefix from the next output token on; None stops profiling."""
         if self.prefix is None or prefix is None:
             self.from_token = next_token
         self.prefix = prefix
 
 
 class ProfileSession:
-    """Begins now, under a plan; a sequence is named by its number, and by its request's name.
+    """A session that begins now, with a plan. Sequences are identified by their numbers and their requests' names.
 
-    `num_tokens` counts the profiled tokens, `num_triggers` the slow ones that had others profiled.
+    `num_tokens` counts profiled tokens, `num_triggers` the slow tokens that triggered profiling.
     """
 
     def __init__(self, id: str, plan: ProfilePlan, now: float) -> None:
@@ -56,23 +56,23 @@ class ProfileSession:
         self._unprofiled: deque[float] = deque(maxlen=_MOST_STEPS)
 
     def concerns(self, name: str) -> bool:
-        """Whether requests of this name are meant."""
+        """Whether the plan includes requests of this name."""
         return self.plan.request_id in (None, name)
 
     def wants(self, sequence: int, name: str, token: int) -> bool:
-        """Whether the next pass of a sequence, towards this output token, is to be profiled."""
+        """Whether to profile the pass of a sequence that leads to this output token."""
         last = self.plan.last_token
         within = token >= self.plan.first_token and (last is None or token <= last)
         triggered = self._trigger is None or token < self._until.get(sequence, 0)
         return within and triggered and self.concerns(name)
 
     def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
-        """A decode step took so long; `next_tokens` has the token that each of those concerned makes next."""
+        """Take the duration of a decode step; `next_tokens` has the next output token of each sequence concerned."""
         if profiled:
             self._profiled.append(seconds)
             self._returning |= next_tokens.keys()
             return
-        if back := self._returning & next_tokens.keys():  # their first step in the batch again, which takes longer
+        if back := self._returning & next_tokens.keys():  # the first step after returning to the batch takes longer
             self._returning -= back
             return
         if self._trigger is not None and self._trigger.fires(seconds, self._unprofiled, now):
@@ -82,12 +82,12 @@ class ProfileSession:
         self._unprofiled.append(seconds)
 
     def keep(self, sequences: Collection[int]) -> None:
-        """All others have ended."""
+        """Forget all other sequences, which have ended."""
         self._until = {sequence: token for sequence, token in self._until.items() if sequence in sequences}
         self._returning &= set(sequences)
 
     def over(self, now: float) -> str | None:
-        """Why the session is to end, in words, or None if it goes on."""
+        """Why the session must end, in words; None if it continues."""
         if self.num_tokens >= self.plan.max_tokens:
             return f"{self.num_tokens} tokens are profiled (max_tokens)"
         if now >= self._ends:
@@ -96,13 +96,13 @@ class ProfileSession:
 
     @property
     def profiled(self) -> Profiled:
-        """What it has come to up to now."""
+        """The results up to now."""
         times = _milliseconds(self._profiled), _milliseconds(self._unprofiled)
         return Profiled(self.num_tokens, self.num_triggers, *times)
 
 
 class _Trigger:
-    """Fires on slow tokens, so often within an hour."""
+    """Fires on slow tokens, up to a number of times within an hour."""
 
     def __init__(self, slow: SlowTokens) -> None:
         self.num_tokens = slow.num_tokens

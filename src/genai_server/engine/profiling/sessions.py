@@ -1,4 +1,4 @@
-"""The open profile sessions of a device, each with a manifest, and the sequences that they have profiled."""
+"""The open profile sessions of a device, with their manifests and the sequences that they profile."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -16,7 +16,7 @@ MOST_OPEN = 8
 
 
 class ProfileSessions:
-    """Belongs to the loop's thread. A sequence is profiled by the session of its prefix."""
+    """Owned by the loop's thread. A sequence is profiled by the session with its prefix."""
 
     def __init__(self, manifest: ProfileManifest, clock: Clock = time.monotonic) -> None:
         self._manifest = manifest
@@ -26,16 +26,16 @@ class ProfileSessions:
 
     @property
     def prefixes(self) -> Collection[str]:
-        """Those of the open sessions."""
+        """The prefixes of the open sessions."""
         return self._open.keys()
 
     def start(self, plan: ProfilePlan, others: Collection[str]) -> ProfileSession:
-        """Begin a session; `others` are prefixes that belong to nobody's session. Raises InvalidField and OSError."""
+        """Begin a session. `others` are prefixes in use outside sessions. Raises InvalidField and OSError."""
         if plan.prefix in self._open or plan.prefix in others:
-            raise InvalidField(f"prefix {quoted(plan.prefix)} is in use by what is being profiled now", param="prefix")
+            raise InvalidField(f"prefix {quoted(plan.prefix)} is in use", param="prefix")
         if len(self._open) >= MOST_OPEN:
             raise InvalidField(
-                f"{len(self._open)} profile sessions are open on this device, at most {MOST_OPEN} may be: end one",
+                f"at most {MOST_OPEN} profile sessions may be open on a device; end one",
                 param="device",
             )
         session = ProfileSession(self._manifest.begin(plan), plan, self._clock())
@@ -44,7 +44,7 @@ class ProfileSessions:
         return session
 
     def end(self, id: str) -> None:
-        """End a session that somebody wants no more of. Raises ProfileNotFound."""
+        """End a session on request. Raises ProfileNotFound."""
         for session in list(self._open.values()):
             if session.id == id:
                 self._end(session)
@@ -52,12 +52,12 @@ class ProfileSessions:
         raise ProfileNotFound(f"no open profile session {quoted(id)} is on this device", param="session_id")
 
     def end_all(self, reason: str) -> None:
-        """End them, for none can go on."""
+        """End all sessions, because none can continue."""
         for session in list(self._open.values()):
             self._end(session, reason)
 
     def release(self, running: Collection[Sequence], waiting: Iterable[Sequence]) -> None:
-        """End the sessions whose time has come, and let go of the sequences that none wants to profile any more."""
+        """End the sessions whose time is over, and stop profiling sequences that no session wants any more."""
         if not self._open and not self._ended:
             return
         now, names = self._clock(), {sequence.request.request_id for sequence in (*running, *waiting)}
@@ -78,17 +78,17 @@ class ProfileSessions:
         self._ended.clear()
 
     def prefix_for(self, sequence: Sequence) -> str | None:
-        """The prefix of the first session that wants a sequence's next pass, if one does."""
+        """The prefix of the first session that wants a sequence's next pass; None if there is none."""
         return next((prefix for prefix, session in self._open.items() if _wants(session, sequence)), None)
 
     def profiled(self, sequence: Sequence) -> None:
-        """A profiled pass has given a token."""
+        """Count the token of a profiled pass."""
         active = sequence.profile.active
         if active is not None and (session := self._open.get(active)) is not None:
             session.num_tokens += 1
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Learn how long a pass took, which is over."""
+        """Take the duration of a step that has ended."""
         if not self._open or not step.decodes:
             return
         first = step.sequences[0]
@@ -99,7 +99,7 @@ class ProfileSessions:
                 session.decoded(tokens, seconds, self._clock(), profiled=under == prefix)
 
     def describe(self, sequences: Collection[Sequence], sessions: Iterable[ProfileSession] = ()) -> list[ProfileState]:
-        """These sessions, which may be over already, or all that are open, for the operator."""
+        """The given sessions, which may be over, or else all open ones, for the operator."""
         recording = {sequence.profile.prefix for sequence in sequences}
         return [
             ProfileState(

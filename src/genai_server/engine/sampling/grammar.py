@@ -1,8 +1,8 @@
-"""Grammars that answers must fit: compiled and followed token by token by llguidance.
+"""Grammars that answers must match: llguidance compiles them and follows them token by token.
 
-The library's tokenizer holds Python's lock while it is made (measured: 0.8 s and 150 MB for 150,000 tokens), so an
-engine makes it before it takes work. Compiling does not hold it, and is done in a thread of its own. What comes here
-has been compiled once before, by the grammar checker of an API process, with less of everything.
+The library's tokenizer holds Python's lock while it is built (measured: 0.8 s and 150 MB for 150,000 tokens), so an
+engine builds it before it takes work. Compiling releases the lock and is done in a separate thread. Every grammar here
+was compiled before by the grammar checker of an API process, with tighter limits.
 """
 
 import logging
@@ -22,12 +22,12 @@ from genai_server.generation import ModelInfo
 from genai_server.grammar_checker.compiler import ENGINE_STACK, byte_tokenizer, compile_grammar, reason, stack
 
 log = logging.getLogger(__name__)
-# Compiled grammars that are kept, or why they could not be. One of many characters takes some hundred bytes for each:
-# beside the newest the others have so many together, and the longest of them is forgotten first.
+# Limits of the cache of compiled grammars and error messages. A grammar takes some hundred bytes for each of its
+# characters. The second limit applies to all but the newest; the longest is dropped first.
 _KEPT_GRAMMARS = 32
 _KEPT_CHARACTERS = 50_000
-# The copies of a compiled grammar share what its lexer learns, which only grows (350 bytes for each state) and has a
-# limit (250,000 states), behind which none of them works any more. So after these tokens it is compiled anew.
+# Copies of a compiled grammar share the states of its lexer, which only grow (350 bytes each). Beyond 250,000 states no
+# copy works any more, so the grammar is compiled again after so many tokens.
 _MOST_FOLLOWED = 20_000
 
 Compiled = LLMatcher | str
@@ -35,14 +35,16 @@ Compiled = LLMatcher | str
 
 @dataclass
 class KeptGrammar:
-    """What has come of a grammar, and how many tokens of answers have gone along it."""
+    """A cached grammar."""
 
+    # The grammar, or the error message.
     compiled: Compiled
+    # Tokens of all answers that have followed it.
     followed: int = 0
 
 
 class Guide:
-    """One answer's way through its grammar."""
+    """An answer's position in its grammar."""
 
     def __init__(self, kept: KeptGrammar, matcher: LLMatcher, vocab_size: int) -> None:
         self._kept = kept
@@ -50,7 +52,7 @@ class Guide:
         self._vocab_size = vocab_size
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Which tokens [vocab_size] may come next; where the grammar may end, those that end an answer are among them.
+        """The tokens [vocab_size] that may come next. Where the grammar may end, they include those that end an answer.
 
         Raises GrammarFailed when the grammar has become too complex.
         """
@@ -59,7 +61,7 @@ class Guide:
         return np.unpackbits(mask, bitorder="little", count=self._vocab_size).view(np.bool_)
 
     def commit(self, token: int) -> None:
-        """Go on behind a token. Raises GrammarFailed if it does not fit, or when the grammar becomes too complex."""
+        """Advance by a token. Raises GrammarFailed if it does not fit, or when the grammar becomes too complex."""
         self._matcher.consume_token(token)
         self._kept.followed += 1
         self._check()
@@ -71,19 +73,19 @@ class Guide:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether no further token is possible."""
         return self._matcher.is_stopped()
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            self._kept.followed = _MOST_FOLLOWED  # the next answer shall not fail for what this one has left
+            self._kept.followed = _MOST_FOLLOWED  # compile it again, so that the next answer does not fail, too
             raise GrammarFailed(f"the answer's grammar cannot be followed any further: {reason(self._matcher)}")
 
 
 class Guidance:
-    """The grammars of one vocabulary; without a tokenizer, for the reason given, none is taken.
+    """The grammars of one vocabulary. Without a tokenizer, none is accepted, for the given reason.
 
-    Belongs to one thread, and gives `compile`'s work to another.
+    Owned by one thread; `compile` works in another.
     """
 
     def __init__(self, tokenizer: LLTokenizer | None, vocab_size: int, reason: str = "") -> None:
@@ -95,9 +97,9 @@ class Guidance:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="guidance")
 
     def guide(self, grammar: str) -> Guide | None:
-        """The way through a grammar from its start, or None if the grammar is yet to be compiled.
+        """The guide at a grammar's start; None if the grammar must be compiled first.
 
-        Raises InvalidField if it cannot be.
+        Raises InvalidField if it cannot be compiled.
         """
         if self._tokenizer is None:
             raise InvalidField(f"answers of this model cannot be guided by a grammar: {self._reason}", param="grammar")
@@ -110,17 +112,17 @@ class Guidance:
         return Guide(kept, kept.compiled.deep_copy(), self._vocab_size)
 
     def compile(self, grammar: str, done: Callable[[Compiled], None]) -> None:
-        """Compile a grammar, which may take a second; `done` is called in another thread with what to `keep`.
+        """Compile a grammar, which may take a second; `done` is called in another thread with the result to `keep`.
 
-        Whoever asks for the same one meanwhile is told the same.
+        Calls for a grammar that is being compiled get the same result.
         """
         if grammar not in self._compiling:
-            with stack(ENGINE_STACK):  # for the thread, which is started when it is first needed
+            with stack(ENGINE_STACK):  # for the worker thread, which starts with its first task
                 self._compiling[grammar] = self._worker.submit(self._compile, grammar)
         self._compiling[grammar].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled) -> None:
-        """Remember what has come of a grammar; what was asked for longest ago or is longest, is forgotten for it."""
+        """Cache a compiled grammar. The least recently used or longest one is dropped for it."""
         self._compiling.pop(grammar, None)
         self._kept[grammar] = KeptGrammar(compiled)
         self._kept.move_to_end(grammar)
@@ -135,20 +137,22 @@ class Guidance:
 
 
 def bytes_guidance(model: ModelInfo) -> Guidance:
-    """Guidance where tokens are bytes."""
+    """Guidance for a model whose tokens are bytes."""
     tokenizer = byte_tokenizer([b"<end>"] * len(model.eos_token_ids), model.eos_token_ids, model.vocab_size)
     return Guidance(tokenizer, model.vocab_size)
 
 
 def model_guidance(model_dir: Path, model: ModelInfo) -> Guidance:
-    """Guidance for a model directory; who asks for a grammar is told of a tokenizer that the library cannot use."""
+    """Guidance for a model directory. If the library cannot use its tokenizer, requests with a grammar are refused."""
     path = str(model_dir / TOKENIZER)
     try:
         try:
             tokenizer = LLTokenizer(path, model.vocab_size, model.eos_token_ids)
-        except ValueError:  # it may have more tokens than the model, which then never come
+        except ValueError:  # it has more tokens than the model, which never generates the others
             tokenizer = LLTokenizer(path, None, model.eos_token_ids)
-    except BaseException as error:  # a panic of the library is no Exception, and the model can serve without
+    except (
+        BaseException
+    ) as error:  # a panic of the library is not an Exception, and the model can serve without grammars
         log.warning("answers cannot be guided by grammars: %s", error)
         return Guidance(None, model.vocab_size, str(error))
     return Guidance(tokenizer, model.vocab_size)

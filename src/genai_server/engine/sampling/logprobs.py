@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, as the model gave them: from its logits before any option of sampling."""
+"""Log probabilities of tokens, from the model's logits before any sampling option."""
 
 from collections.abc import Iterable
 
@@ -20,5 +20,5 @@ def token_logprob(logits: Logits, token: int, num_top: int) -> TokenLogprob:
 
 
 def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
-    """Those of one token at each of the positions [tokens, vocab_size], with no copy of more than one position."""
+    """The log probabilities of a token at each of the positions [tokens, vocab_size]. Copies one position at a time."""
     return [token_logprob(logits, token, num_top) for logits, token in zip(positions, tokens, strict=True)]

@@ -1,4 +1,4 @@
-"""What the logits after a pass make of a sequence: its next token, log probabilities, the end of its answer."""
+"""What follows from a step's logits for a sequence: its next token, log probabilities, or its end."""
 
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -12,21 +12,24 @@ from genai_server.generation import FinishReason, TokenLogprob
 
 @dataclass(frozen=True)
 class NextToken:
-    """At most one token, with its log probability if the request wants it; and why the answer ends, if it does."""
+    """The result of a step for one sequence."""
 
+    # At most one.
     tokens: list[int] = field(default_factory=list)
+    # One for the token, if the request wants it.
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    # Why the answer ends; None if it continues.
     reason: FinishReason | None = None
 
 
 def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> NextToken:
-    """Take a sequence whose tokens have all been read one further, by the logits after the last of them.
+    """Choose the next token of a sequence, by the logits after its last token.
 
-    A token of `eos` ends the answer and is not part of it, unless the request ignores them. With a grammar the answer
-    ends as soon as nothing more can come. Raises GrammarFailed and InvalidField, which end it, too.
+    A token of `eos` ends the answer and is not part of it, unless the request ignores them. An answer with a grammar
+    ends when no further token is possible. Raises GrammarFailed and InvalidField, which end the answer, too.
     """
     if sequence.num_left == 0:
-        return NextToken(reason=FinishReason.LENGTH)  # no token at all was wanted
+        return NextToken(reason=FinishReason.LENGTH)  # the request wants no token at all
     request, guide = sequence.request, sequence.guide
     token = _choose(sequence, scores, eos)
     if token is None or (token in eos and not request.ignore_eos):
@@ -42,8 +45,10 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
 
 
 def num_choices(sequence: Sequence) -> int:
-    """How many of the best tokens `next_outcome` chooses the next one among, asking nothing else of the others; 0 if it
-    may be any, or if their probabilities are wanted.
+    """The number of best tokens among which `choose_next_token` chooses, if it needs nothing else of the logits;
+    otherwise 0.
+
+    It is 0 if the choice may be any token, or if probabilities are wanted.
     """
     request = sequence.request
     needs_all = sequence.guide is not None or request.top_logprobs is not None or _is_too_early(sequence)
@@ -51,13 +56,13 @@ def num_choices(sequence: Sequence) -> int:
 
 
 def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]:
-    """The log probabilities of the prompt's tokens that the logits [positions, vocab_size] of a pass foretell.
+    """The log probabilities of the prompt's tokens that the logits [positions, vocab_size] of a step predict.
 
-    Each is given once, also if the prompt is read again; none if the request wants none.
+    Each is given once, even if the prompt is read again; none if the request wants none.
     """
     if not sequence.wants_positions:
         return []
-    first = sequence.num_read - len(positions) + 1  # the token that the first position foretells
+    first = sequence.num_read - len(positions) + 1  # the token that the first position predicts
     tokens = sequence.request.prompt[sequence.num_scored : sequence.num_read + 1]
     told = positions[sequence.num_scored - first :][: len(tokens)]
     sequence.num_scored += len(tokens)
@@ -65,7 +70,7 @@ def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]
 
 
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
-    """The next token; None if the grammar lets the answer only end."""
+    """The next token; None if the grammar allows only the end."""
     request, guide = sequence.request, sequence.guide
     if (token := scores.chosen()) is not None:
         sequence.sampler.note(token)
@@ -84,5 +89,5 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
 
 
 def _is_too_early(sequence: Sequence) -> bool:
-    """Whether nothing may be chosen that ends the answer."""
+    """Whether the answer must not end yet."""
     return sequence.num_produced < sequence.request.min_tokens

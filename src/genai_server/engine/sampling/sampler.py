@@ -1,8 +1,8 @@
-"""Chooses the next token from the logits, for every runner alike; it knows no model.
+"""Chooses the next token from the logits, in the same way for every runner and model.
 
-The order, up to the penalties as in vLLM and from the temperature on as in Hugging Face's generation: what the grammar
-and min_tokens rule out, logit bias, repetition penalty, frequency and presence penalty, temperature, top-k, top-p,
-min-p.
+The order is: exclusions by the grammar and min_tokens, logit bias, repetition penalty, frequency and presence penalty,
+temperature, top-k, top-p, min-p. Up to the penalties it is that of vLLM, from the temperature on that of Hugging Face's
+generation.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,16 @@ from genai_server.errors import InvalidField
 from genai_server.generation import Sampling
 
 _BLOCK = 32
-# Up to so many of the highest logits are sorted; more are only told from the rest, for to sort a large vocabulary takes
-# tens of milliseconds.
+# A larger top-k is only separated from the rest, not sorted: sorting a large vocabulary takes tens of milliseconds.
 MOST_SORTED = 4096
-# Below it is only what is ruled out.
+# Only excluded tokens are below it.
 _LOWEST = np.finfo(np.float32).min
 _SUMMED_BLOCK = 256
 _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
 
 class Sampler:
-    """One request's sampler. Its random stream is its own, so the same seed gives the same tokens in any company."""
+    """One request's sampler. Its random numbers are its own, so a seed gives the same tokens in any batch."""
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
         self._sampling = sampling
@@ -36,16 +35,16 @@ class Sampler:
 
     @property
     def num_choices(self) -> int:
-        """How many of the highest logits, as the model gives them, a token is chosen among; 0 if it may be any."""
+        """The number of highest logits, as the model gives them, among which a token is chosen; 0 if it may be any."""
         if self._bias is not None or self._penalties is not None:
             return 0
         return 1 if self._sampling.temperature == 0.0 else self._sampling.top_k
 
     def sample(self, logits: Logits, *, allowed: NDArray[np.bool_] | None = None, banned: Sequence[int] = ()) -> int:
-        """The next token id, from float32 logits of shape [vocab_size]; they are left as they are.
+        """The next token id, from float32 logits [vocab_size], which are left unchanged.
 
-        It is one of those `allowed` [vocab_size], if that is given, and none of those `banned`. Raises InvalidField if
-        the request's logit bias rules out all of these.
+        It is one of `allowed` [vocab_size], if given, and none of `banned`. Raises InvalidField if the request's logit
+        bias excludes all of these.
         """
         logits = self._adjusted(logits, allowed, banned)
         token = int(logits.argmax()) if self._sampling.temperature == 0.0 else self._draw(logits)
@@ -53,12 +52,12 @@ class Sampler:
         return token
 
     def note(self, token: int) -> None:
-        """Count a token of the answer, whoever has chosen it."""
+        """Count a token of the answer, even if another component has chosen it."""
         if self._penalties is not None:
             self._penalties.count(token)
 
     def _adjusted(self, logits: Logits, allowed: NDArray[np.bool_] | None, banned: Sequence[int]) -> Logits:
-        """The logits with everything that comes before the temperature; minus infinity is ruled out."""
+        """The logits after all steps before the temperature; minus infinity marks excluded tokens."""
         if allowed is None and not banned and self._bias is None and self._penalties is None:
             return logits
         logits = logits.copy() if allowed is None else np.where(allowed, logits, np.float32(-np.inf))
@@ -67,7 +66,7 @@ class Sampler:
             self._bias.apply(logits)
             if logits.max() == -np.inf:
                 raise InvalidField(
-                    "logit_bias rules out every token that could come next, together with grammar and min_tokens",
+                    "logit_bias, together with grammar and min_tokens, excludes every possible next token",
                     param="logit_bias",
                 )
         if self._penalties is not None:
@@ -93,16 +92,14 @@ class Sampler:
         return self._pick(passing)
 
     def _weights(self, logits: Logits, best: np.float32) -> Logits:
-        """Probabilities but for a factor, in the logits' precision: in twice that a large vocabulary takes 4 times as
-        long.
-        """
+        """Probabilities up to a common factor, in the precision of the logits: doubles take 4 times as long."""
         temperature = np.float32(max(self._sampling.temperature, _LEAST_TEMPERATURE))
-        with np.errstate(over="ignore"):  # a tiny temperature leaves only the best: exp(-inf) is 0
+        with np.errstate(over="ignore"):  # with a tiny temperature only the best remains: exp(-inf) is 0
             weights: Logits = np.exp((logits - best) / temperature)
         return weights
 
     def _pick(self, weights: Logits) -> int:
-        """An index, each as likely as its share of the weights."""
+        """A random index, weighted by the weights."""
         return _first_above(weights, self._random.random())
 
     def _nucleus(self, probabilities: Logits) -> int:
@@ -114,8 +111,9 @@ class Sampler:
 
 
 def _first_above(weights: Logits, share: float) -> int:
-    """The first index up to which the weights have more than a share of their sum: first a block of them, then one of
-    the block, for to cumulate all of a large vocabulary would take ten times as long.
+    """The first index up to which the weights sum to more than a share of their total.
+
+    It finds a block first, then the index within: cumulating a whole large vocabulary would take ten times as long.
     """
     starts = np.arange(0, weights.size, _SUMMED_BLOCK)
     blocks = np.add.reduceat(weights, starts).cumsum(dtype=np.float64)
@@ -127,18 +125,19 @@ def _first_above(weights: Logits, share: float) -> int:
 
 
 def _above(cumulative: NDArray[np.float64], value: float) -> int:
-    """The first index whose cumulative weight exceeds a value, so that it has weight itself; also if by rounding the
-    value has reached them all.
+    """The first index whose cumulative weight exceeds a value, so that its own weight is positive.
+
+    A value that reaches the total by rounding gives the last such index.
     """
     return int(np.searchsorted(cumulative, min(value, np.nextafter(cumulative[-1], 0.0)), side="right"))
 
 
 def nucleus(weights: Logits, top_p: float) -> Logits:
-    """Of these weights [vocab_size], none negative, the fewest and largest whose sum reaches the share `top_p` of all
-    (arXiv 1904.09751), of equals those of the lowest ids; the others are 0 in what is returned.
+    """The top-p nucleus of non-negative weights [vocab_size] (arXiv 1904.09751); all other weights become 0.
 
-    Values are sorted, not ids, which takes numpy a thirtieth of the time; those too small to matter even all together
-    are left out.
+    It keeps the fewest and largest weights whose sum reaches the share `top_p` of the total; of equal ones, those with
+    the lowest ids. Values are sorted, not ids, which takes a thirtieth of numpy's time. Weights that are too small to
+    matter even together are left out.
     """
     total = float(weights.sum(dtype=np.float64))
     ordered = weights[weights >= np.float32((1.0 - top_p) * total / weights.size)]
@@ -148,17 +147,17 @@ def nucleus(weights: Logits, top_p: float) -> Logits:
     last = _first_above(ordered, float(np.nextafter(share, 0.0)))
     least = ordered[last]
     larger = weights > least
-    kept: Logits = weights * larger  # a third of what numpy's where takes
+    kept: Logits = weights * larger  # takes a third of the time of numpy's where
     kept[np.flatnonzero(weights == least)[: last + 1 - np.count_nonzero(larger)]] = least
     return kept
 
 
 def top_tokens(logits: Logits, k: int) -> NDArray[np.int64]:
-    """The ids of the `k` highest logits [vocab_size], highest first, of equals the lowest id first.
+    """The ids of the `k` highest logits [vocab_size], highest first; of equal ones, the lowest id first.
 
-    What is ruled out (minus infinity) is not among them, so there may be fewer. The k-th highest of the blocks' maxima
-    bounds the k-th highest logit from below, so that only what reaches it needs a closer look: for 150,000 logits a
-    tenth of the time of a partition of them all.
+    Excluded tokens (minus infinity) are left out, so there may be fewer. The k-th highest maximum of the blocks is a
+    lower bound of the k-th highest logit, so only logits above it are examined. For 150,000 logits this takes a tenth
+    of the time of a full partition.
     """
     num_blocks = logits.size // _BLOCK
     bound = _LOWEST
@@ -171,7 +170,8 @@ def top_tokens(logits: Logits, k: int) -> NDArray[np.int64]:
 
 
 def highest(logits: Logits, k: int) -> Logits:
-    """The logits [vocab_size] with all ruled out (minus infinity) but the `k` highest, of equals the lowest ids.
+    """The logits [vocab_size] with all but the `k` highest excluded (minus infinity); of equal ones, the lowest ids
+    stay.
 
     Nothing is sorted; `k` is less than the size.
     """

@@ -1,4 +1,4 @@
-"""Answers for clients of HTTP/1.0, which know no chunked coding; uvicorn uses it for them, too."""
+"""Answers for HTTP/1.0 clients, which do not understand chunked coding; uvicorn would use it nevertheless."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 class Unchunked:
     """Ends an answer of unknown length, such as a stream of events, by closing the connection; plain ASGI.
 
-    `cycle` is the one that the app is called for. It counts the bytes that are still to come: here each piece is all.
+    `cycle` is the request cycle of the app's call. uvicorn's count of bytes still to come is set for each piece.
     """
 
     def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:

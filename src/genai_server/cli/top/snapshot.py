@@ -1,4 +1,4 @@
-"""A server as it looks from outside at one moment, through /healthz, /metrics and /v1/requests."""
+"""A server's state at one moment, polled from /healthz, /metrics and /v1/requests."""
 
 import json
 import time
@@ -14,67 +14,71 @@ _PATIENCE = 5.0
 _PREFIX = "genai:"
 
 
-class NotSeen(Exception):
-    """The server does not answer, or not as this one does; the message says what."""
+class ServerUnreachable(Exception):
+    """There is no answer, or not that of a genai-server; the message says what came."""
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What was seen at a time in seconds; `refused` says why the requests are not told, if they are not."""
+class Snapshot:
+    """The state of a server at one moment."""
 
+    # Seconds of `time.monotonic`.
     at: float
     health: Mapping[str, Any]
+    # Values by metric and device, summed over all other labels.
     samples: Mapping[tuple[str, str], float]
     requests: list[dict[str, Any]] = field(default_factory=list)
+    # Why the server does not list its requests; None if it does.
     refused: str | None = None
 
     def value(self, name: str, device: str) -> float | None:
-        """The samples of a device under this name together, None if there is none."""
+        """The value of a metric on a device; None if there is none."""
         return self.samples.get((_PREFIX + name, device))
 
 
 @dataclass(frozen=True)
-class Span:
-    """What happened between two moments; without an earlier one, since the server's start."""
+class Interval:
+    """What happened between two snapshots."""
 
-    before: Moment | None
-    now: Moment
+    # None stands for the server's start.
+    before: Snapshot | None
+    now: Snapshot
 
     def more(self, name: str, device: str) -> float:
-        """By how much a counter has grown; what has begun anew counts from there."""
+        """The increase of a counter. A counter that has restarted counts from 0."""
         last = self.now.value(name, device) or 0.0
         first = (self.before.value(name, device) if self.before else None) or 0.0
         return last - first if last >= first else last
 
     def rate(self, name: str, device: str) -> float | None:
-        """The same for each second; not known without an earlier moment."""
+        """The increase of a counter per second; None without an earlier snapshot."""
         if self.before is None or self.now.at <= self.before.at:
             return None
         return self.more(name, device) / (self.now.at - self.before.at)
 
     def mean(self, name: str, device: str) -> float | None:
-        """The mean of what a histogram has seen meanwhile, if it has seen anything."""
+        """The mean of a histogram's new observations; None without any."""
         count = self.more(f"{name}_count", device)
         return self.more(f"{name}_sum", device) / count if count else None
 
 
-class Observer:
-    """Looks at one server. `key` opens it, the admin key also what runs there."""
+class Poller:
+    """Polls one server. An API key is enough for all but the list of requests, which needs the admin key."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    def look(self) -> Moment:
-        """The server now. Raises NotSeen."""
+    def poll(self) -> Snapshot:
+        """Take a snapshot. Raises ServerUnreachable."""
         health = _object(self._get("/healthz"), self._url)
         samples = _samples(self._get("/metrics"))
         try:
             requests: list[dict[str, Any]] = _object(self._get("/v1/requests"), self._url)["data"]
             refused = None
-        except NotSeen as error:
+        except ServerUnreachable as error:
             requests, refused = [], str(error)
-        return Moment(time.monotonic(), health, samples, requests, refused)
+        return Snapshot(time.monotonic(), health, samples, requests, refused)
 
     def _get(self, path: str) -> str:
         request = urllib.request.Request(self._url + path, headers=self._headers)
@@ -84,13 +88,13 @@ class Observer:
                 return text
         except urllib.error.HTTPError as error:
             with error:
-                raise NotSeen(f"{path}: {_reason(error)}") from None
+                raise ServerUnreachable(f"{path}: {_reason(error)}") from None
         except (OSError, ValueError) as error:
-            raise NotSeen(f"{self._url}: {getattr(error, 'reason', error)}") from None
+            raise ServerUnreachable(f"{self._url}: {getattr(error, 'reason', error)}") from None
 
 
 def _samples(text: str) -> dict[tuple[str, str], float]:
-    """By name and device; what differs in other labels is added up."""
+    """Values by metric and device, summed over all other labels."""
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -106,7 +110,7 @@ def _object(text: str, url: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise NotSeen(f"{url} is no genai-server")
+        raise ServerUnreachable(f"{url} is not a genai-server")
     return found
 
 

@@ -1,7 +1,7 @@
-"""The configuration file: settings by their names, and the tables that hold the options of sessions and providers.
+"""The configuration file: settings by name, and the tables with the options of sessions and providers.
 
-A table may stand at the top, for one device (`[devices.cuda.session]`, `[devices."cuda:1".session]`), for one model
-(`[models.NAME.session]`), or for both; what is said more closely wins, key by key.
+A table may be at the top level, for one device (`[devices.cuda.session]`, `[devices."cuda:1".session]`), for one model
+(`[models.NAME.session]`), or for both. More specific settings win, key by key.
 """
 
 import tomllib
@@ -20,7 +20,10 @@ _SCOPES = ("devices", "models")
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """The file at `path`; for an empty one `genai-server.toml` here, if it is there. Raises ConfigurationError."""
+    """The file at `path`; if that is empty, `genai-server.toml` in the working directory, if it exists.
+
+    Raises ConfigurationError.
+    """
     file = Path(path or DEFAULT_FILE)
     if not path and not file.exists():
         return {}
@@ -33,7 +36,7 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def read_text(text: str, written_as: str) -> dict[str, Any]:
-    """The same tables, given as a text. Raises ConfigurationError."""
+    """The same tables, from a text. Raises ConfigurationError."""
     try:
         found = tomllib.loads(text)
     except ValueError as error:
@@ -44,7 +47,7 @@ def read_text(text: str, written_as: str) -> dict[str, Any]:
 
 
 def file_settings(tables: Mapping[str, Any], known: Mapping[str, Any], path: str) -> dict[str, str]:
-    """The settings in the file, as they would stand in the environment. Raises ConfigurationError."""
+    """The settings in the file, as they would be written in the environment. Raises ConfigurationError."""
     found: dict[str, str] = {}
     for name, value in tables.items():
         if name in (*SECTIONS, *_SCOPES):
@@ -55,7 +58,7 @@ def file_settings(tables: Mapping[str, Any], known: Mapping[str, Any], path: str
         if name == "config":
             raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={quoted(value)}: a file cannot name another")
         if not isinstance(value, str | int | float | bool):
-            raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={quoted(value)}: expected is one value")
+            raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={quoted(value)}: expected one value")
         found[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return found
 
@@ -63,7 +66,7 @@ def file_settings(tables: Mapping[str, Any], known: Mapping[str, Any], path: str
 def device_options(
     sources: Sequence[Mapping[str, Any]], model: str, devices: Sequence[str]
 ) -> dict[str, DeviceOptions]:
-    """The options of each device, of `sources` whose later ones win. Raises ConfigurationError."""
+    """The options of each device. Later `sources` override earlier ones. Raises ConfigurationError."""
     merged: dict[str, dict[str, Any]] = {device: {} for device in devices}
     for device, tables in ((device, tables) for tables in sources for device in devices):
         for scope in _scopes(tables, model, device):
@@ -78,7 +81,7 @@ def device_options(
 
 
 def _scopes(tables: Mapping[str, Any], model: str, device: str) -> list[Mapping[str, Any]]:
-    """The tables that speak of a device, the closest last. Raises ConfigurationError for what stands in none."""
+    """The tables that apply to a device, the most specific last. Raises ConfigurationError for unknown tables."""
     own = _part(tables, "models", model)
     found = [tables]
     for place in (tables, own):
@@ -97,12 +100,12 @@ def _part(tables: Mapping[str, Any], scope: str, name: str) -> Mapping[str, Any]
     parts = tables.get(scope, {})
     found = parts.get(name, {}) if isinstance(parts, Mapping) else parts
     if not isinstance(found, Mapping):
-        raise ConfigurationError(f"[{scope}.{name}]: expected is a table, not {quoted(found)}")
+        raise ConfigurationError(f"[{scope}.{name}]: expected a table, not {quoted(found)}")
     return found
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both tables in one, where `over` wins key by key."""
+    """Both tables combined; `over` wins key by key."""
     both = dict(under)
     for name, value in over.items():
         inner = both.get(name)

@@ -1,6 +1,6 @@
-"""huggingface_hub, as far as it is used: what a repository holds, and the bytes of one file.
+"""The parts of huggingface_hub that are used: the contents of a repository, and the bytes of one file.
 
-Its own `snapshot_download` drops what has come of a file when the connection breaks for good, and compares no hashes
+Its own `snapshot_download` discards a partial file after a broken connection, and compares no hashes
 (docs/decisions/0018-a-pull-keeps-what-has-come.md).
 """
 
@@ -23,8 +23,8 @@ _OLDEST = (2, 4)
 class Hub:
     """The hub at an address, by default HF_ENDPOINT.
 
-    It is asked with a token: the given one, else the library's own (HF_TOKEN, `hf auth login`).
-    Raises ConfigurationError if huggingface_hub is missing or too old.
+    Requests use the given token, else the one of huggingface_hub (HF_TOKEN, `hf auth login`). Raises ConfigurationError
+    if huggingface_hub is missing or too old.
     """
 
     def __init__(self, token: str | None = None, endpoint: str | None = None) -> None:
@@ -49,9 +49,9 @@ class Hub:
         return Repository(name, commit, tuple(RemoteFile(file.path, file.size, _digest(file)) for file in files))
 
     def fetch(self, repository: Repository, file: RemoteFile, partial: Path) -> None:
-        """Append to `partial` what it lacks of a file; a connection that breaks is taken up again a few times.
+        """Append the missing bytes of a file to `partial`. A broken connection is retried a few times.
 
-        Raises PullFailed when that does not help, and OSError of the disk.
+        Raises PullFailed if that does not help, and OSError of the disk.
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get
@@ -59,7 +59,7 @@ class Hub:
 
         if not sys.stderr.isatty():
             disable_progress_bars()
-        # Compressed, what is left could not be asked for by its place.
+        # No compression: a range of bytes could not be requested otherwise.
         headers = build_hf_headers(token=self._token) | {"accept-encoding": "identity"}
         url = hf_hub_url(repository.name, file.path, revision=repository.commit, endpoint=self.endpoint)
         with partial.open("ab") as out, self._told_plainly(repository.name, repository.commit):
@@ -91,13 +91,15 @@ class Hub:
         except HFValidationError as error:
             raise PullFailed(f"{name}: {error}") from None
         except OfflineModeIsEnabled:
-            raise PullFailed("HF_HUB_OFFLINE is set: nothing is fetched") from None
+            raise PullFailed("HF_HUB_OFFLINE is set, so nothing can be fetched") from None
         except HfHubHTTPError as error:
             if error.response.status_code == 401:
                 raise PullFailed(self._token_refused()) from None
             raise PullFailed(f"{self.endpoint} answers {error.response.status_code}: {_first_line(error)}") from None
         except HTTPError as error:
-            raise PullFailed(f"{self.endpoint} cannot be reached, or broke off: {_first_line(error)}") from None
+            raise PullFailed(
+                f"{self.endpoint} cannot be reached, or the connection broke: {_first_line(error)}"
+            ) from None
 
     def _not_found(self, name: str, error: OSError) -> str:
         if getattr(getattr(error, "response", None), "status_code", None) == 401 and self._has_token():

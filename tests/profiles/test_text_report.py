@@ -6,7 +6,7 @@ from genai_server.profile_plan import Profiled
 from genai_server.profiles.analysis import analyse
 from genai_server.profiles.folder import read_profile
 from genai_server.profiles.manifest import End, encode_line
-from genai_server.profiles.text import as_text
+from genai_server.profiles.text_report import as_text
 from tests.profiles.files import BEGAN, DOWN, event, kernel, run_events, write, write_session
 
 
@@ -24,7 +24,7 @@ def test_it_says_what_profiling_itself_has_cost(tmp_path: Path) -> None:
     manifest = write_session(tmp_path, end=False)
     with manifest.open("ab") as file:
         file.write(encode_line(End(BEGAN + 9, None, Profiled(8, 0, step_ms=7.371, other_step_ms=0.754))))
-    line = "with all that profiling costs, a step of decoding took 7.37 ms (median), one that was not profiled 0.75 ms"
+    line = "a profiled decode step took 7.37 ms (median, with all costs of profiling), an unprofiled one 0.75 ms"
     assert line in as_text(analyse(read_profile(tmp_path))).splitlines()
 
 

@@ -1,4 +1,4 @@
-"""One grammar checker, from its start to its death, as the API process holds it."""
+"""The API process's handle of one grammar checker, from its start to its death."""
 
 import contextlib
 import json
@@ -14,15 +14,15 @@ _START_TIMEOUT = 60.0
 
 
 class CheckerDied(Exception):
-    """It has died of a check, or was killed by somebody; the message says how."""
+    """The process died of a check, or was killed from outside; the message says how."""
 
 
 class CheckerTimeout(Exception):
-    """It was killed because a check took too long."""
+    """The process was killed because a check took too long."""
 
 
 class CheckerProcess:
-    """Starts it and waits until it is ready. Every method may block; `end` may be called by any thread.
+    """Starts the process and waits until it is ready. Every method may block; any thread may call `end`.
 
     Raises CheckerUnavailable if it cannot be started.
     """
@@ -42,26 +42,29 @@ class CheckerProcess:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process can take a check."""
         return self._process.poll() is None
 
     def check(self, grammar: str, timeout: float) -> str | None:
-        """What it says against a grammar, None if nothing. Raises CheckerDied and CheckerTimeout; it is then gone."""
+        """The compiler's error message for a grammar; None if it is valid.
+
+        Raises CheckerDied and CheckerTimeout, after which the process is gone.
+        """
         return self._answer(timeout, json.dumps(grammar).encode() + b"\n")
 
     def end(self) -> None:
-        """Kill it, whatever it does."""
+        """Kill the process, whatever it is doing."""
         self._process.kill()
         self._process.wait()
         self._close()
 
     def _answer(self, timeout: float, question: bytes = b"") -> str | None:
-        """Send something and read one line."""
+        """Send a line and read one."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         too_late = threading.Event()
@@ -74,7 +77,7 @@ class CheckerProcess:
         limit.daemon = True
         limit.start()
         line = b""
-        with contextlib.suppress(OSError, ValueError):  # it has died: there is no line
+        with contextlib.suppress(OSError, ValueError):  # the process has died; there is no line
             self._process.stdin.write(question)
             self._process.stdin.flush()
             line = self._process.stdout.readline()

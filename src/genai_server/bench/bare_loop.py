@@ -10,7 +10,7 @@ from typing import Any
 from genai_server.bench.answer import Answer
 from genai_server.bench.load import Outcome
 
-# By name and not imported: it belongs to the engine, and brings the library with it.
+# Started by name: importing it would load the engine and the library.
 _BARE_LOOP = "genai_server.engine.measuring.bare_loop"
 TUNED = "library"
 SHIPPED = "library as shipped"
@@ -33,7 +33,7 @@ async def run_bare_loop(label: str, model_dir: Path, prompt_tokens: int, output_
     if process.returncode != 0:
         reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
         return Outcome([], [reason or f"{_BARE_LOOP} ended with status {process.returncode}"])
-    # The last line: native libraries print what they like before.
+    # The result is the last line: native libraries may print before it.
     report = json.loads(output.decode().strip().rpartition("\n")[2])
     return Outcome(_answers(prompt_tokens, report["lengths"][str(prompt_tokens)]), [])
 

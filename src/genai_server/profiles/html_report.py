@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no network, no other file."""
+"""A report as a single HTML page, which needs no network and no other file."""
 
 from importlib.resources import files
 
@@ -10,8 +10,8 @@ _PLACE = "{{report}}"
 
 
 def as_page(report: Report) -> str:
-    """The page, with the report in it as JSON."""
+    """The page, which contains the report as JSON."""
     template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     data = msgspec.json.encode(report).decode()
-    # No name of a node or a request may end the element that it stands in.
+    # Names of nodes and requests must not close the element that contains them.
     return template.replace(_PLACE, data.replace("<", "\\u003c"))

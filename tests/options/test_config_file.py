@@ -7,8 +7,8 @@ import pytest
 
 from genai_server.config import Settings, device_options, load_settings
 from genai_server.errors import ConfigurationError
+from genai_server.options.config_file import device_options as options_of
 from genai_server.options.device import DeviceOptions
-from genai_server.options.file import device_options as options_of
 
 
 def options(text: str, device: str = "cpu", model: str = "onnx-genai", over: str = "") -> DeviceOptions:
@@ -90,7 +90,7 @@ def test_the_file_of_this_folder_is_taken_if_none_is_named(tmp_path: Path, monke
     ("text", "message"),
     [
         ("max_lenght = 5", r"max_lenght: unknown setting; did you mean max_length\?"),
-        ("port = [1]", r"port=\[1\]: expected is one value"),
+        ("port = [1]", r"port=\[1\]: expected one value"),
         ('port = "many"', 'port in the configuration file="many": '),
         ("port = ", "is not TOML"),
         ("config = 'x'", "a file cannot name another"),

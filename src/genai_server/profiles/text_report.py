@@ -10,7 +10,7 @@ _MOST_LAYERS = 8
 
 
 def as_text(report: Report, most: int = 10) -> str:
-    """The tables, each of at most `most` lines."""
+    """The tables, each with at most `most` lines."""
     parts = [
         _heading(report),
         "\n".join(f"* {finding}" for finding in report.findings),
@@ -41,9 +41,9 @@ def _heading(report: Report) -> str:
         f"{_count(len(report.passes), 'pass', 'passes')}{of}, {_ms(report.total_us)} ms, {share:.0f} % kernels"
     )
     if report.profiled is not None and (step := report.profiled.step_ms) is not None:
-        lines.append(f"with all that profiling costs, a step of decoding took {step:.2f} ms (median)")
+        lines.append(f"a profiled decode step took {step:.2f} ms (median, with all costs of profiling)")
         if (other := report.profiled.other_step_ms) is not None:
-            lines[-1] += f", one that was not profiled {other:.2f} ms"
+            lines[-1] += f", an unprofiled one {other:.2f} ms"
     return "\n".join(lines)
 
 
@@ -104,7 +104,7 @@ def _slow(report: Report, most: int) -> str:
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
-    """Columns two blanks apart; numbers flush right."""
+    """Columns two spaces apart; numbers right-aligned."""
     cells = list(rows)
     columns = list(zip(*cells, strict=True))
     right = [all(not cell or cell[0] in "0123456789+–" for cell in column[1:]) for column in columns]

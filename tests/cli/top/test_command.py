@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.cli.observed import Moment, Span
+from genai_server.cli.top.snapshot import Interval, Snapshot
 from tests.running_server import ROOT, RunningServer, clean_environment, free_port, run_server
 
 
-def _moment(at: float, **values: float) -> Moment:
-    return Moment(at, {}, {(f"genai:{name}", "cpu"): value for name, value in values.items()})
+def _snapshot(at: float, **values: float) -> Snapshot:
+    return Snapshot(at, {}, {(f"genai:{name}", "cpu"): value for name, value in values.items()})
 
 
 def _top(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -25,22 +25,22 @@ def _top(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
-    span = Span(
-        _moment(10, tokens_total=100, gap_sum=1, gap_count=4), _moment(12, tokens_total=150, gap_sum=2, gap_count=8)
+    interval = Interval(
+        _snapshot(10, tokens_total=100, gap_sum=1, gap_count=4), _snapshot(12, tokens_total=150, gap_sum=2, gap_count=8)
     )
-    assert span.rate("tokens_total", "cpu") == 25
-    assert span.mean("gap", "cpu") == 0.25
+    assert interval.rate("tokens_total", "cpu") == 25
+    assert interval.mean("gap", "cpu") == 0.25
 
 
 def test_what_a_new_engine_counts_is_counted_from_nothing() -> None:
-    assert Span(_moment(1, tokens_total=100), _moment(2, tokens_total=30)).rate("tokens_total", "cpu") == 30
+    assert Interval(_snapshot(1, tokens_total=100), _snapshot(2, tokens_total=30)).rate("tokens_total", "cpu") == 30
 
 
 def test_what_nobody_knows_is_not_made_up() -> None:
-    span = Span(None, _moment(2, tokens_total=30))
-    assert span.rate("tokens_total", "cpu") is None
-    assert span.mean("gap", "cpu") is None
-    assert span.now.value("nothing", "cpu") is None
+    interval = Interval(None, _snapshot(2, tokens_total=30))
+    assert interval.rate("tokens_total", "cpu") is None
+    assert interval.mean("gap", "cpu") is None
+    assert interval.now.value("nothing", "cpu") is None
 
 
 def test_it_shows_the_devices_and_what_runs_there(scripted: RunningServer) -> None:
