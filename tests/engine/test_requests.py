@@ -97,7 +97,7 @@ def test_a_prompts_own_deadline_interrupts_its_pass_and_nobody_elses(
 ) -> None:
     bench = Bench(tmp_path, clock=time.perf_counter)
     interrupted = threading.Event()
-    monkeypatch.setattr(bench.loop._runners, "interrupt", interrupted.set)
+    monkeypatch.setattr(bench.loop.interrupts, "_interrupt", interrupted.set)
     prefill = bench.runner.prefill
     waited = []
 

@@ -5,7 +5,6 @@ arrives meanwhile waits for at most one decode step or one prefill chunk.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from queue import Empty, SimpleQueue
 
 from genai_server.engine.admin import AdminCalls
 from genai_server.engine.admission import Admission
+from genai_server.engine.interrupts import Interrupts
 from genai_server.engine.ipc.mailbox import (
     Connected,
     Disconnected,
@@ -41,8 +41,6 @@ from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Sto
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
-# A deadline further away, in seconds, is not within the pass that begins now.
-_LONGEST_PASS = 10.0
 # Seconds between two tellings of what has been counted.
 _FIGURES_EVERY = 1.0
 # Seconds between the heartbeats of an engine that has nothing to do.
@@ -71,6 +69,7 @@ class EngineLoop:
         self._runners = runners
         self._scheduler = scheduler
         self.inbox: Inbox = SimpleQueue()  # takes messages from any thread
+        self.interrupts = Interrupts(runners.interrupt)  # may be asked by any thread
         self._heartbeat = heartbeat or Heartbeat()
         self._clock = clock
         self._options = options
@@ -192,7 +191,8 @@ class EngineLoop:
             for sequence in step.sequences:
                 sequence.start()
             self._options.before_step(step)
-            with self._ending_in_time(step):
+            until_deadline = min(sequence.deadline for sequence in step.sequences) - started
+            with self.interrupts.within(step, until_deadline):
                 scores = self._runners.forward(step)
             self._options.after_step(step, self._requests)
             for sequence, found in zip(step.sequences, scores, strict=True):
@@ -203,21 +203,6 @@ class EngineLoop:
                 self._scheduler.observe(step, seconds)
             self._options.sessions.observe(step, seconds)
             self._meter.passed(step, seconds)
-
-    @contextmanager
-    def _ending_in_time(self, step: Step) -> Iterator[None]:
-        """Interrupt the reading of a prompt at its own deadline; for the others' it would only be lost."""
-        seconds = min(sequence.deadline for sequence in step.sequences) - self._clock()
-        if step.decodes or seconds > _LONGEST_PASS:
-            yield
-            return
-        alarm = threading.Timer(seconds, self._runners.interrupt)
-        alarm.daemon = True
-        alarm.start()
-        try:
-            yield
-        finally:
-            alarm.cancel()
 
     @contextmanager
     def _failing(self, sequences: list[Sequence]) -> Iterator[None]:

@@ -87,7 +87,7 @@ def serve(
     The model is closed only if its whole session is profiled, because closing writes that file. Otherwise it would take
     time for nothing.
     """
-    connections = Connections(listener, spec.secret, model, runners.batching, runners.interrupt)
+    connections = Connections(listener, spec.secret, model, runners.batching)
     profiles = profile_folder(spec)
     profiles.remove_old()
     options = RuntimeOptionState(
@@ -105,7 +105,7 @@ def serve(
         connections.send,
         heartbeat=Heartbeat(Path(spec.heartbeat_file)),
     )
-    connections.start(loop.inbox)
+    connections.start(loop.inbox, loop.interrupts.ask)
     if not spec.device.startswith("scripted") and (name := session_profile(Path(spec.model_dir))):
         log.warning("all steps are profiled, as %s asks, into %s", spec.model_dir, profiles.path_prefix(name))
         parent_watch.before_leaving(loop.leave)

@@ -96,8 +96,7 @@ class Listener:
 class Connections:
     """Accepts API processes at the listener, and fills the inbox of the engine's loop.
 
-    `interrupt` is called for messages that must not wait for the end of a long step. A connection must present the
-    secret, because any local user can open a TCP port.
+    A connection must present the secret, because any local user can open a TCP port.
     """
 
     def __init__(
@@ -106,12 +105,10 @@ class Connections:
         secret: str,
         model: ModelInfo,
         batching: Batching = _ALONE,
-        interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self._secret = secret
         self._model = model
         self._batching = batching
-        self._interrupt = interrupt
         self._connections: dict[int, Connection] = {}
         self._numbers = count()
         self._listener = listener.socket
@@ -123,9 +120,13 @@ class Connections:
         self._wake.setblocking(False)
         self._selector.register(self._waker, selectors.EVENT_READ, None)
 
-    def start(self, inbox: Inbox) -> None:
-        """Start the thread that accepts connections and reads into the inbox."""
+    def start(self, inbox: Inbox, interrupt: Callable[[int, ToEngine], None] = lambda number, message: None) -> None:
+        """Start the thread that accepts connections and reads into the inbox.
+
+        `interrupt` is called with messages that must not wait for the end of a long step, and their connection.
+        """
         self._inbox = inbox
+        self._interrupt = interrupt
         threading.Thread(target=self._serve, name="connections", daemon=True).start()
 
     def send(self, number: int, messages: list[ToApi]) -> None:
@@ -199,7 +200,7 @@ class Connections:
         elif connection.is_welcome:
             self._inbox.put((number, message))
             if isinstance(message, Cancel | CancelRequest | SetRuntimeOption):
-                self._interrupt()
+                self._interrupt(number, message)
         else:
             raise msgspec.DecodeError("no secret")
 

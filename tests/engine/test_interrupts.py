@@ -1,0 +1,101 @@
+"""Who may end the pass that reads a prompt: only what concerns its own sequence, and only while it runs."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from genai_server.engine.interrupts import Interrupts
+from genai_server.engine.scheduling.scheduler import Read, Step
+from genai_server.engine.sequence import Sequence
+from genai_server.generation import GenerationRequest
+from genai_server.messages.admin import CancelRequest, SetRuntimeOption
+from genai_server.messages.protocol import Cancel, Stop
+
+CONNECTION, KEY = 3, 7
+FAR = 1000.0
+
+
+def sequence(key: int = KEY, *, decoding: bool = False) -> Sequence:
+    request = GenerationRequest("named", [1, 2, 3], 10, 100, unique_id="own")
+    found = Sequence(key, (CONNECTION, key), request, lambda: 0.0)
+    if decoding:
+        found.num_read = 3
+        found.append(5)
+    return found
+
+
+def asked(message: Any, step: Step, connection: int = CONNECTION) -> int:
+    """How often the pass is ended by a message."""
+    ended: list[int] = []
+    interrupts = Interrupts(lambda: ended.append(1))
+    with interrupts.within(step, FAR):
+        interrupts.ask(connection, message)
+    return len(ended)
+
+
+READING = Step([Read(sequence(), 3)])
+
+
+@pytest.mark.parametrize(
+    ("connection", "message", "times"),
+    [
+        (CONNECTION, Cancel(KEY), 1),
+        (CONNECTION, Cancel(KEY + 1), 0),
+        (CONNECTION + 1, Cancel(KEY), 0),
+        (CONNECTION, Stop(KEY), 0),
+        (CONNECTION + 1, CancelRequest(1, "own"), 1),
+        (CONNECTION + 1, CancelRequest(1, "another"), 0),
+        (CONNECTION + 1, SetRuntimeOption(1, "terminate_session", "1"), 1),
+    ],
+)
+def test_a_message_ends_the_pass_of_the_sequence_that_it_concerns(connection: int, message: Any, times: int) -> None:
+    assert asked(message, READING, connection) == times
+
+
+def test_a_pass_which_decodes_is_not_ended() -> None:
+    decoding = sequence(decoding=True)
+    assert asked(Cancel(KEY), Step([Read(decoding, 1)])) == 0
+    assert asked(Cancel(KEY), Step([Read(decoding, 1), Read(sequence(KEY + 1), 3)])) == 0
+
+
+def test_outside_of_a_pass_nothing_is_ended() -> None:
+    ended: list[int] = []
+    interrupts = Interrupts(lambda: ended.append(1))
+    interrupts.ask(CONNECTION, Cancel(KEY))
+    with interrupts.within(READING, FAR):
+        pass
+    interrupts.ask(CONNECTION, Cancel(KEY))
+    assert ended == []
+
+
+def test_a_deadline_ends_the_pass() -> None:
+    ended = threading.Event()
+    with Interrupts(ended.set).within(READING, 0.01):
+        assert ended.wait(30)
+
+
+def test_a_late_timer_does_not_end_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Any] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds: float, function: Any, arguments: list[Any]) -> None:
+            timers.append(lambda: function(*arguments))
+
+        def start(self) -> None:
+            """By hand."""
+
+        cancel = start
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    ended: list[int] = []
+    interrupts = Interrupts(lambda: ended.append(1))
+    with interrupts.within(READING, 1.0):
+        pass
+    with interrupts.within(Step([Read(sequence(KEY + 1), 3)]), 1.0):
+        timers[0]()
+        assert ended == []
+        timers[1]()
+    assert ended == [1]
