@@ -8,9 +8,9 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
@@ -20,7 +20,6 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, MoreSessions
-from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
@@ -44,20 +43,12 @@ class ChanceInterrupted(BatchedRunner):
     chance: random.Random | None = None
     num_interrupted = 0
 
-    def _run(
-        self,
-        ids: NDArray[np.int64],
-        first: int,
-        lengths: NDArray[np.int64],
-        *,
-        all_positions: bool = False,
-        on: DecoderSession | None = None,
-    ) -> Logits:
-        logits = super()._run(ids, first, lengths, all_positions=all_positions, on=on)
-        if self.chance is not None and ids.shape[1] > 1 and self.chance.random() < 0.2:
+    def _execute(self, session: Any, binding: Any, *, may_interrupt: bool) -> None:
+        super()._execute(session, binding, may_interrupt=may_interrupt)
+        reads = may_interrupt or (self._mixed is not None and session is self._mixed.session)
+        if self.chance is not None and reads and self.chance.random() < 0.05:
             self.num_interrupted += 1
             raise Interrupted
-        return logits
 
 
 class Overheard(RunnerPair):

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts._models.requantized import write_requantized
 from tests.crowd import Answer, Crowd, make_crowd
-from tests.requantized import write_requantized
 from tests.running_server import DEMO
 from tests.stepped_engine import SLOTS, SteppedEngine
 
@@ -100,7 +100,7 @@ def test_an_exact_answer_is_in_any_company_what_it_is_alone_to_the_last_bit(
 
 
 def test_so_it_is_among_others_where_rows_round_in_groups(tmp_path: Path) -> None:
-    engine = SteppedEngine(write_requantized(tmp_path / "model"), tmp_path / "profiles")
+    engine = SteppedEngine(write_requantized(DEMO, tmp_path / "model"), tmp_path / "profiles")
     crowd = make_crowd(REQUESTS // 3, random.Random(30), engine.alone, share_exact=0.7)
     answers = engine.together(crowd.asked, seed=31)
     for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):

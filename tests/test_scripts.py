@@ -34,6 +34,10 @@ def run(script: str, *arguments: str) -> str:
     [
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "MatMulNBits"]),
         (["measure_sampler", "--rows", "1", "--steps", "1", "--vocabulary", "2000"], ["greedy", "top_k 50"]),
+        (
+            ["measure_weights", "--four-bits", "--tokens", "600"],
+            ["best token is the reference's", "8 bits, mixed steps"],
+        ),
         (["measure_exactness", str(DEMO), "--quick"], ["one row alone, exact", "ms a step, exact"]),
         (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema  0"]),
         pytest.param(

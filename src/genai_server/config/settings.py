@@ -158,8 +158,8 @@ class Settings(BaseModel):
         "auto",
         alias="GENAI_PREFILL_WEIGHTS",
         pattern="^(auto|int4|int8)$",
-        description="Weights for CPU steps of many tokens: `int4`, the model's own; `int8`, made from them; `auto`, "
-        "int8 if they are 1.2 times as fast and a quarter of the free memory holds them.",
+        description="Weights for CPU steps of many tokens: `int4`, the model's own; `int8`, made from them, where they "
+        "are faster; `auto`, int8 if they are 1.2 times as fast and a quarter of the free memory holds them.",
     )
     itl_target: float = Field(
         0.0,

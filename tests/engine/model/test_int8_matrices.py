@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
-from tests.requantized import write_requantized
+from scripts._models.requantized import write_requantized
 from tests.running_server import DEMO
 
 INPUTS, OUTPUTS = 96, 40
@@ -92,7 +92,7 @@ def test_a_matrix_whose_columns_have_outliers_stays_in_four_bits(tmp_path: Path)
 
 
 def test_all_matrices_of_a_model_are_made_and_its_other_weights_kept(tmp_path: Path) -> None:
-    model = write_requantized(tmp_path / "model")
+    model = write_requantized(DEMO, tmp_path / "model")
     nodes = onnx.load(str(model / "model.onnx")).graph.node
     sizes = [{a.name: a.i for a in node.attribute} for node in nodes if node.op_type == "MatMulNBits"]
     (tmp_path / "int8").mkdir()

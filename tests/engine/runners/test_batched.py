@@ -24,7 +24,7 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest
-from tests.requantized import write_requantized
+from scripts._models.requantized import write_requantized
 from tests.running_server import DEMO
 from tests.tokens import text
 
@@ -389,7 +389,7 @@ def test_one_slot_is_enough_and_keeps_one_past(
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> BatchedRunner:
     """With a model whose kernels may take rows in groups; on x86-64 they take pairs."""
-    model_dir = write_requantized(tmp_path_factory.mktemp("models") / "requantized")
+    model_dir = write_requantized(DEMO, tmp_path_factory.mktemp("models") / "requantized")
     graph, model = read_decoder_graph(model_dir), check_model_directory(model_dir)
     return BatchedRunner(graph, open_session(graph, 0, optimized=False), model, BatchLimits(5, 200))
 

@@ -1,6 +1,7 @@
 """Steps that decode and read a chunk, and steps with weights of 8 bits, against separate steps with the model's own."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from genai_server.engine.model.session import open_mixed_session, open_session
 from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.batched import NO_MORE, BatchedRunner, BatchLimits, MoreSessions
 from genai_server.engine.runners.scores import Logits
-from tests.requantized import write_requantized
+from scripts._models.requantized import write_requantized
 from tests.running_server import DEMO
 from tests.tokens import text
 
@@ -48,7 +49,7 @@ def demo_sessions() -> Sessions:
 @pytest.fixture(scope="module")
 def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
     folder = tmp_path_factory.mktemp("int8")
-    own, eight = write_requantized(folder / "own"), write_requantized(folder / "eight")
+    own, eight = write_requantized(DEMO, folder / "own"), write_requantized(DEMO, folder / "eight")
     write_int8_model(own / "model.onnx", eight / "model.onnx")
     yield Sessions(own, eight)
 
@@ -104,7 +105,7 @@ def test_a_row_that_is_not_in_a_mixed_step_goes_on_as_if_there_had_been_none(dem
 
 def test_weights_of_eight_bits_answer_nearly_as_those_of_four(four_bits: Sessions) -> None:
     own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
-    runner._int8_from = 1
+    runner.int8_from = 1
     for each in (own, runner):
         begin(each, 2, text(30, 2), reuse=False)
         each.open(3, text(60, 3), Opening(MAX_LENGTH, reuse=False))
@@ -128,7 +129,7 @@ def test_weights_of_eight_bits_answer_nearly_as_those_of_four(four_bits: Session
 
 def test_steps_of_few_tokens_have_the_models_own_weights(four_bits: Sessions) -> None:
     own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
-    runner._int8_from = 16
+    runner.int8_from = 16
     prompt = text(64, 4)
     for tokens, is_own in ((prompt[:15], True), (prompt[:16], False)):
         first, second = (begin(each, 1, tokens, reuse=False) for each in (own, runner))
@@ -141,7 +142,7 @@ def test_an_exact_sequence_has_the_models_own_weights_and_nothing_of_what_others
     four_bits: Sessions,
 ) -> None:
     own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
-    runner._int8_from = 1
+    runner.int8_from = 1
     prompt = text(64, 5)
     begin(runner, 1, prompt)
     assert runner.open(2, prompt, Opening(MAX_LENGTH, exact=True)) == 0
@@ -154,16 +155,13 @@ def test_an_exact_sequence_has_the_models_own_weights_and_nothing_of_what_others
 def test_weights_of_eight_bits_are_tried_at_the_start(
     four_bits: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("genai_server.engine.runners.batched._LEAST_GAIN", 0.0)
     caplog.set_level("INFO")
-    assert four_bits.runner(four_bits.all).int8_from in (4, 16, 64)
+    assert four_bits.runner(replace(four_bits.all, least_gain=0.0)).int8_from in (4, 16, 64)
     assert "weights of 8 bits are used from" in caplog.text
-    monkeypatch.setattr("genai_server.engine.runners.batched._LEAST_GAIN", 1000.0)
-    assert four_bits.runner(four_bits.all).int8_from is None
+    assert four_bits.runner(replace(four_bits.all, least_gain=1000.0)).int8_from is None
     assert "weights of 8 bits are not used" in caplog.text
-    monkeypatch.setattr("genai_server.engine.runners.batched._LEAST_GAIN", 0.0)
     monkeypatch.setattr("genai_server.engine.runners.batched._MOST_DIFFERENCE", 0.0)
-    assert four_bits.runner(four_bits.all).int8_from is None
+    assert four_bits.runner(replace(four_bits.all, least_gain=0.0)).int8_from is None
 
 
 def test_without_those_sessions_nothing_is_mixed_or_of_eight_bits(demo_sessions: Sessions) -> None:

@@ -36,9 +36,8 @@ _TRIED_TOKENS = 8
 _TRIED_ROWS = 8
 # Weights of 8 bits are tried with chunks of so many tokens, twice each: the first reads the weights from their file.
 _TIMED_TOKENS = (4, 16, 64)
-# They are used if they make the longest of these chunks so many times faster, and if its logits differ by no more than
-# this share of their standard deviation: rounding to 8 bits costs about 0.02, 4 bits have cost about 0.1.
-_LEAST_GAIN = 1.2
+# They are not used if the logits of the longest of these chunks differ by more than this share of their standard
+# deviation: rounding to 8 bits costs about 0.02, 4 bits have cost about 0.1.
 _MOST_DIFFERENCE = 0.1
 
 
@@ -59,6 +58,8 @@ class MoreSessions:
     # With matrices of 8 bits in place of 4.
     int8: Any = None
     mixed_int8: Any = None
+    # How many times faster a chunk must be with them.
+    least_gain: float = 1.2
 
 
 NO_MORE = MoreSessions()
@@ -95,18 +96,20 @@ class BatchedRunner:
         self._int8 = None if more.int8 is None else DecoderSession(graph, more.int8)
         self._mixed = None if more.mixed is None else MixedSession(graph, more.mixed)
         self._mixed_int8 = None if more.mixed_int8 is None else MixedSession(graph, more.mixed_int8)
+        self._least_gain = more.least_gain
         self._model = model
         self._exact: set[int] = set()
         self._max_rows = limits.num_slots
         # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
-        self._int8_from: int | None = None
+        # From how many tokens on a step has weights of 8 bits; None if none has.
+        self.int8_from: int | None = None
         self._take_memory(_TRIED_ROWS, _TRIED_TOKENS + 1)
         row_group = self._try_row_groups()
         if self._int8 is not None:
             self._take_memory(1, max(_TIMED_TOKENS))
-            self._int8_from = self._try_int8()
+            self.int8_from = self._try_int8()
         # Whole groups, for exact rows may need companions; beyond the slots these keep nothing.
         self._take_memory(limits.num_slots + -limits.num_slots % row_group, limits.max_length)
         self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
@@ -147,11 +150,6 @@ class BatchedRunner:
     def mixes(self) -> bool:
         """Whether a step may decode and read a chunk of a prompt."""
         return self._mixed is not None
-
-    @property
-    def int8_from(self) -> int | None:
-        """From how many tokens on a step has weights of 8 bits; None if none has."""
-        return self._int8_from
 
     def forward(self, rows: Sequence[Row]) -> list[Scores]:
         decoding, reading = [row for row in rows if row.decodes], [row for row in rows if not row.decodes]
@@ -199,7 +197,7 @@ class BatchedRunner:
         ids, lengths, indices = self._next_rows(sequences, tokens)
         slot = self.slots.index(chunk.sequence)  # known now, for the rows may have changed places
         num_tokens = len(ids) + len(chunk.tokens)
-        is_int8 = self._mixed_int8 is not None and self._int8_from is not None and num_tokens >= self._int8_from
+        is_int8 = self._mixed_int8 is not None and self.int8_from is not None and num_tokens >= self.int8_from
         mixed = self._mixed_int8 if is_int8 and self._mixed_int8 is not None else self._mixed
         logits = np.empty((1, len(indices) + 1, self._model.vocab_size), self._graph.logits_type)
         before = len(self.slots.slots[slot].tokens)
@@ -211,7 +209,7 @@ class BatchedRunner:
 
     def _session_for(self, num_tokens: int, sequences: Sequence[int]) -> DecoderSession:
         """The session for a step of so many tokens: exact sequences always have the same."""
-        if self._int8 is None or self._int8_from is None or num_tokens < self._int8_from:
+        if self._int8 is None or self.int8_from is None or num_tokens < self.int8_from:
             return self._own
         return self._int8 if self._exact.isdisjoint(sequences) else self._own
 
@@ -329,7 +327,7 @@ class BatchedRunner:
         gains = seconds[0] / seconds[1]
         difference = float(np.sqrt(np.square(logits[0] - logits[1]).mean()) / logits[0].std())
         figures = f"{gains[-1]:.2f} times as fast, logits differ by {difference:.3f} of their standard deviation"
-        if gains[-1] < _LEAST_GAIN or not difference <= _MOST_DIFFERENCE:
+        if gains[-1] < self._least_gain or not difference <= _MOST_DIFFERENCE:
             log.info("weights of 8 bits are not used: %s", figures)
             return None
         first = next(n for n, gain in zip(_TIMED_TOKENS, gains, strict=True) if gain > 1 or n == _TIMED_TOKENS[-1])

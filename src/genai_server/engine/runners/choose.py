@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # The share of the free memory that weights of 8 bits may have without having been asked for.
 INT8_SHARE = 0.25
+# How many times faster they must be.
+LEAST_GAIN = 1.2
 
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
@@ -160,6 +162,7 @@ def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> 
         mixed,
         open_session(int8_graph, settings.threads, optimized=True, options=spec.options),
         mixed and open_mixed_session(int8_graph, settings.threads, optimized=True, options=spec.options),
+        LEAST_GAIN if settings.prefill_weights == "auto" else 1.0,
     )
 
 

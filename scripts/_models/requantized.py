@@ -1,4 +1,6 @@
-"""The demo model with its matrices in 4 bits and blocks of 128 weights, for which kernels take rows in groups."""
+"""A model of 8 bits, such as the demo model, with its matrices in 4 bits and blocks of 128 weights."""
+
+from __future__ import annotations
 
 import shutil
 from pathlib import Path
@@ -7,15 +9,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tests.running_server import DEMO
-
 BLOCK = 128
 
 
-def write_requantized(target: Path) -> Path:
-    """A model directory like the demo's."""
-    shutil.copytree(DEMO, target)
-    model = onnx.load(str(DEMO / "model.onnx"))
+def write_requantized(source: Path, target: Path) -> Path:
+    """A model directory like `source`."""
+    shutil.copytree(source, target)
+    model = onnx.load(str(source / "model.onnx"))
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in [node for node in model.graph.node if node.op_type == "MatMulNBits"]:
         attributes = {attribute.name: attribute for attribute in node.attribute}
