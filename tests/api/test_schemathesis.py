@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.running_server import SCRIPTED, RunningServer, run_server
+from tests.running_server import SCRIPTED, RunningServer
+from tests.server_here import run_here
 
 EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "")
 CHANCE = ["--max-examples", EXAMPLES or "6"]
@@ -38,5 +39,5 @@ def test_no_body_meets_an_undocumented_answer(scripted: RunningServer, tmp_path:
 
 @pytest.mark.timeout(400)
 def test_no_body_meets_an_undocumented_answer_of_the_admin(own_folder: Path) -> None:
-    with run_server(own_folder, *SCRIPTED) as server:
+    with run_here(own_folder, *SCRIPTED) as server:
         _run(server, own_folder, "--include-path-regex", "/admin/", *CHANCE)

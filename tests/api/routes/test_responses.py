@@ -15,6 +15,7 @@ from openai.types.responses.response_input_param import FunctionCallOutput, Resp
 from pydantic import BaseModel
 
 from tests.running_server import RunningServer, run_server, wait_until
+from tests.server_here import run_here
 
 MODEL = "onnx-genai"
 WEATHER: FunctionToolParam = {
@@ -256,7 +257,7 @@ def test_a_response_that_is_not_to_be_kept_is_not(client: OpenAI, scripted: Runn
 
 
 def test_a_server_without_a_store_keeps_nothing_and_says_so(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--response-store-size", "0") as server:
+    with run_here(own_folder, "--device", "scripted", "--response-store-size", "0") as server:
         response = _post(server).json()
         assert response["store"] is False
         assert server.client.get(f"/v1/responses/{response['id']}").status_code == 404
@@ -265,7 +266,7 @@ def test_a_server_without_a_store_keeps_nothing_and_says_so(own_folder: Path) ->
 
 
 def test_more_than_the_store_holds_drives_the_oldest_out(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--response-store-size", "2") as server:
+    with run_here(own_folder, "--device", "scripted", "--response-store-size", "2") as server:
         ids = [_post(server).json()["id"] for _ in range(3)]
         statuses = [server.client.get(f"/v1/responses/{id}").status_code for id in ids]
     assert statuses == [404, 200, 200]
