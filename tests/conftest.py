@@ -49,6 +49,7 @@ def shared_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
 def shared_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with run_server(tmp_path_factory.mktemp("workers"), "--device", "scripted", "--workers", "2") as server:
         yield server
+    assert server.process.returncode == 0
 
 
 @pytest.fixture(scope="module")
