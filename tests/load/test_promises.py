@@ -1,7 +1,7 @@
 """The soak, wrong requests, hostile grammars and many connections, each in a short form; two run beside each other.
 
-docs/measuring.md names the long forms. Bounds are wide where they depend on the machine: for memory, because caches still
-fill up in so short a time, and for /healthz, because whatever else runs here takes its cores.
+docs/measuring.md names the long forms. Bounds are wide where they depend on the machine: for memory, because caches
+still fill up in so short a time, and for /healthz, because whatever else runs here takes its cores.
 """
 
 import subprocess
