@@ -10,8 +10,7 @@ import pytest
 
 from genai_server.text.codec import load_text_codec
 from tests.engine.runners.test_adapted import bare, question
-from tests.running_server import DEMO, RunningServer
-from tests.server_here import run_here
+from tests.running_server import DEMO, RunningServer, run_server
 
 FRANCE = "What is the capital of France?"
 STEPS = 24
@@ -21,7 +20,7 @@ STEPS = 24
 def server(tmp_path_factory: pytest.TempPathFactory, adapted: Path) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("adapted_server")
     options = ("--model-dir", str(adapted), "--model-name", "demo")
-    with run_here(folder, *options, "--adapters", f"lively={adapted / 'lively.onnx_adapter'}") as server:
+    with run_server(folder, *options, "--adapters", f"lively={adapted / 'lively.onnx_adapter'}") as server:
         path = str(adapted / "dreamy.onnx_adapter")
         response = server.client.post("/v1/admin/adapters/load", json={"name": "dreamy", "path": path})
         assert response.json()["state"] == "ready"

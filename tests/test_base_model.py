@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.model_edits import base_model
-from tests.running_server import ROOT, RunningServer, clean_environment, wait_until
-from tests.server_here import run_here
+from tests.running_server import ROOT, RunningServer, clean_environment, run_server, wait_until
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 ALPACA = (
@@ -25,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("base")
     model = base_model(folder / "model")
     settings = {"GENAI_MODELS": f"base={model},given={model}", "GENAI_CHAT_TEMPLATE": "given=alpaca"}
-    with run_here(folder, settings=settings) as running:
+    with run_server(folder, settings=settings) as running:
         wait_until(lambda: {entry["state"] for entry in running.client.get("/v1/models").json()["data"]} == {"ready"})
         yield running
 

@@ -81,7 +81,7 @@ def test_each_request_gets_the_model_that_it_names_and_the_first_without(server:
 
 def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningServer) -> None:
     kept = pids(server)
-    with server.stream("delay 0.02; count 150", model="one") as events:
+    with server.stream("delay 0.02; count 80", model="one") as events:
         reader = iter(events)
         next(reader)
         assert load(server, name="more", path="/more").json()["state"] == "ready"
@@ -97,7 +97,7 @@ def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningSe
 
 def test_unloading_waits_for_what_runs_and_takes_nothing_new(server: RunningServer) -> None:
     load(server, name="more", path="/more")
-    with server.stream("delay 0.02; count 60", model="more") as events:
+    with server.stream("delay 0.02; count 20", model="more") as events:
         reader = iter(events)
         next(reader)
         assert unload(server, name="more", wait=False).json()["unloaded"] is False
@@ -202,7 +202,7 @@ def test_a_model_that_is_idle_goes_and_comes_back_with_the_next_request(own_fold
     with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "2"}) as server:
         assert server.chat("say x").json()["content"] == "x"
         pid = server.device("scripted")["pid"]
-        with server.stream("delay 0.05; count 40") as events:  # longer than two seconds
+        with server.stream("delay 0.05; count 20") as events:  # longer than two seconds
             assert json.loads(list(events)[-1])["finish_reason"] == "stop"
         assert server.device("scripted")["pid"] == pid
         wait_until(lambda: states(server)["onnx-genai"] == "unloaded")
