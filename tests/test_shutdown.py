@@ -144,10 +144,9 @@ def test_without_time_to_drain_what_runs_ends_at_once_and_a_reader_who_does_not_
             idle.sendall(head.encode() + content)
             wait_until(lambda: server.device("scripted")["running"] == 1)
             wait_until(lambda: server.idle("scripted"))
-            fields = {"input": LONG, "stream": True}
             with (
                 server.stream(LONG) as events,
-                server.client.stream("POST", "/v1/responses", json=fields) as response,
+                server.client.stream("POST", "/v1/responses", json={"input": LONG, "stream": True}) as response,
             ):
                 readers = [iter(events), iter(EventReader(response))]
                 for reader in readers:
