@@ -150,7 +150,8 @@ class Soak:
         if not await asyncio.to_thread(self._server.is_idle):
             self.found.books.accuse("slots balance", f"at rest: {await asyncio.to_thread(self._server.health)}")
         await asyncio.sleep(seconds)
-        return footprint(self._server.pid), footprint(await asyncio.to_thread(self._server.engine_pid) or 0)
+        engine = await asyncio.to_thread(self._server.engine_pid)
+        return footprint(self._server.pid), footprint(engine or 0)
 
     async def _kill_engines(self) -> None:
         while True:
