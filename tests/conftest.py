@@ -13,6 +13,7 @@ import pytest
 import genai_server  # noqa: F401  first, for it switches ONNX Runtime's telemetry off: test modules import that directly
 from genai_server.cli import main
 from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_server
+from tests.server_here import run_here
 
 # Property tests try the same examples each time, for as long as they take.
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
@@ -48,6 +49,7 @@ def shared_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
 def shared_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with run_server(tmp_path_factory.mktemp("workers"), "--device", "scripted", "--workers", "2") as server:
         yield server
+    assert server.process.returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def workers(shared_workers: RunningServer) -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def own_scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Such a server of the module's own, for tests that an operator's doings are part of."""
-    with run_server(tmp_path_factory.mktemp("own-scripted"), *SCRIPTED) as server:
+    with run_here(tmp_path_factory.mktemp("own-scripted"), *SCRIPTED) as server:
         yield server
 
 

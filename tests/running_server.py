@@ -163,7 +163,7 @@ def run_server(
     try:
         if ready:
             wait_until(lambda: process.poll() is not None or (server.is_ready() and not server.is_starting()))
-            assert process.poll() is None, server.log()
+            assert process.poll() is None, f"exit status {process.returncode}: {server.log()}"
         yield server
     finally:
         children = family.children(recursive=True) if process.poll() is None else []

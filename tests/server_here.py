@@ -1,34 +1,54 @@
-"""A genai-server in this process, where a test can reach into its API side; the engine has a process of its own."""
+"""A genai-server whose API side is in this process, where a test can reach into it; its engines have their own.
 
+It starts in less than half of the time of `tests.running_server.run_server`, which is for tests of processes, signals,
+the log or the environment.
+"""
+
+import argparse
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import uvicorn
 
+from genai_server.cli.serve.command import _uvicorn_config, listen
 from genai_server.cli.serve.composition import attached_app
-from genai_server.config import load_settings
+from genai_server.config import add_options, load_settings
 from genai_server.supervisor.supervisor import Supervisor
-from tests.running_server import free_port, wait_until
+from tests.running_server import RunningServer, wait_until
+
+
+class ServerHere(RunningServer):
+    """Such a server; it has neither a process nor a log of its own."""
+
+    def __init__(self, port: int, folder: Path) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.folder = folder
 
 
 @contextmanager
-def server_here(**values: str) -> Iterator[httpx.Client]:
-    """A client of a server over the scripted device, with these settings."""
-    settings = load_settings({"device": "scripted", **values}, environ={}, dotenv=None)
-    supervisor = Supervisor(settings)
-    supervisor.start()
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(attached_app(settings, supervisor.folder), port=port, log_config=None))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-            wait_until(lambda: client.get("/readyz").status_code == 200)
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join()
-        supervisor.stop()
+def run_here(folder: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+    """Serve with these options of `serve` and these settings on a free port, until no device is loading any more."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
+    given = vars(parser.parse_args(["--port", "0", *options]))
+    chosen = load_settings(given, environ={**folders, **(settings or {})}, dotenv=None)
+    with listen(chosen) as listener:
+        supervisor = Supervisor(chosen)
+        supervisor.start()
+        api = uvicorn.Server(_uvicorn_config(chosen, attached_app(chosen, supervisor.folder)))
+        thread = threading.Thread(target=api.run, kwargs={"sockets": [listener]})
+        thread.start()
+        server = ServerHere(listener.getsockname()[1], folder)
+        try:
+            wait_until(lambda: server.is_ready() and not server.is_starting())
+            yield server
+        finally:
+            server.client.close()
+            api.should_exit = True
+            thread.join()
+            supervisor.stop()

@@ -11,14 +11,15 @@ from contextlib import ExitStack, closing
 import pytest
 
 from tests.api.admin.test_requests import ENDLESS, listed
-from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.running_server import RunningServer, body, wait_until
+from tests.server_here import run_here
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Two requests run at once; a long prompt beside a slow answer is read for a minute."""
     options = ("--device", "scripted", "--max-batch-size", "2", "--prefill-chunk", "2", "--max-length", "4000")
-    with run_server(tmp_path_factory.mktemp("cancellation"), *options) as running:
+    with run_here(tmp_path_factory.mktemp("cancellation"), *options) as running:
         yield running
 
 

@@ -1,5 +1,9 @@
-"""Who else is running: two hundred requests beside each other, each answer held against the same request's alone."""
+"""Many requests beside each other: each answer is held against the same request's alone.
 
+CROWD_REQUESTS sets how many; 200 find more in several minutes.
+"""
+
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -12,13 +16,13 @@ from tests.crowd import Answer, Crowd, make_crowd
 from tests.running_server import DEMO
 from tests.stepped_engine import SLOTS, SteppedEngine
 
-REQUESTS = 200
+REQUESTS = int(os.environ.get("CROWD_REQUESTS", "60"))
 # Of all answers, those that may depart where two tokens are as good but for rounding.
 MOST_DEPARTED = 0.02
 # The largest of many thousand differences, against that of a few hundred.
 MARGIN = 2
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +79,8 @@ def check_nothing_is_left(engine: SteppedEngine, crowd: Crowd) -> None:
 def test_the_crowd_is_mixed(crowd: Crowd) -> None:
     lengths = [len(asked.request.prompt) for asked in crowd.asked]
     assert (min(lengths), max(lengths) > 1500) == (1, True)
-    assert 60 < sum(asked.request.sampling.temperature > 0 for asked in crowd.asked) < 140
-    assert len({token for answer in crowd.alone for token in answer.tokens}) > 200
+    assert 0.3 < sum(asked.request.sampling.temperature > 0 for asked in crowd.asked) / REQUESTS < 0.7
+    assert len({token for answer in crowd.alone for token in answer.tokens}) > REQUESTS
 
 
 def test_alone_and_greedy_an_answer_is_the_librarys_to_the_last_bit(engine: SteppedEngine, crowd: Crowd) -> None:
@@ -101,7 +105,7 @@ def test_an_exact_answer_is_in_any_company_what_it_is_alone_to_the_last_bit(
 
 def test_so_it_is_among_others_where_rows_round_in_groups(tmp_path: Path) -> None:
     engine = SteppedEngine(write_requantized(DEMO, tmp_path / "model"), tmp_path / "profiles")
-    crowd = make_crowd(REQUESTS // 3, random.Random(30), engine.alone, share_exact=0.7)
+    crowd = make_crowd(REQUESTS // 2, random.Random(30), engine.alone, share_exact=0.7)
     answers = engine.together(crowd.asked, seed=31)
     for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
         if asked.request.exact:

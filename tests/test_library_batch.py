@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.running_server import DEMO, RunningServer, run_server, wait_until
+from tests.running_server import DEMO, RunningServer, wait_until
+from tests.server_here import run_here
 
 TOOL = {
     "type": "function",
@@ -21,7 +22,7 @@ TOOL = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     options = ("--model-dir", str(DEMO), "--scheduler", "library")
-    with run_server(tmp_path_factory.mktemp("library"), *options) as server:
+    with run_here(tmp_path_factory.mktemp("library"), *options) as server:
         yield server
 
 

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from tests.api.admin.test_requests import ENDLESS, listed
-from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.running_server import RunningServer, body, wait_until
+from tests.server_here import run_here
 
 OPTIONS = ("--device", "scripted", "--max-batch-size", "1")
 
@@ -20,7 +21,7 @@ OPTIONS = ("--device", "scripted", "--max-batch-size", "1")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One request runs at once, another one may wait."""
     options = (*OPTIONS, "--max-queue", "1", "--request-timeout", "60")
-    with run_server(tmp_path_factory.mktemp("pressure"), *options) as running:
+    with run_here(tmp_path_factory.mktemp("pressure"), *options) as running:
         yield running
 
 
@@ -113,7 +114,7 @@ def test_health_and_operators_are_served_while_the_queue_is_full(full: RunningSe
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One request runs at once, nine more may wait, whose prompts have at most 100 tokens together."""
     options = (*OPTIONS, "--max-queue", "9", "--max-queue-tokens", "100")
-    with run_server(tmp_path_factory.mktemp("narrow"), *options) as running:
+    with run_here(tmp_path_factory.mktemp("narrow"), *options) as running:
         yield running
 
 
@@ -180,7 +181,7 @@ def test_who_waits_for_a_turn_gets_an_empty_answer_at_the_timeout(busy: RunningS
 
 def test_a_prompt_is_not_read_beyond_its_timeout(own_folder: Path) -> None:
     options = ("--device", "scripted", "--prefill-chunk", "2", "--max-length", "4000")
-    with run_server(own_folder, *options) as server, server.stream("delay 0.05; count 1000") as events:
+    with run_here(own_folder, *options) as server, server.stream("delay 0.05; count 1000") as events:
         next(iter(events))
         answer = server.chat(" " * 3000 + "say x", timeout=0.5).json()
         assert (answer["content"], answer["finish_reason"]) == ("", "timeout")
@@ -238,5 +239,5 @@ def test_a_header_that_is_no_such_time_is_refused_by_its_name(server: RunningSer
 
 
 def test_the_operators_limit_holds_for_who_says_nothing(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--request-timeout", "1") as server:
+    with run_here(own_folder, "--device", "scripted", "--request-timeout", "1") as server:
         assert server.chat(ENDLESS).json()["finish_reason"] == "timeout"

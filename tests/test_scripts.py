@@ -1,7 +1,8 @@
 """Each script that the documentation names runs with the server as it is, on the demo model and with short arguments.
 
 Elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py), document_options.py
-(test_from_triton.py), and those of load (tests/load). Not at all: what builds models with PyTorch, for minutes.
+(test_from_triton.py), and those of load (tests/load). Not at all: what builds models with PyTorch, for minutes; its
+arguments are tested (test_commands.py).
 """
 
 import subprocess

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.running_server import DEMO, RunningServer, body, run_server, wait_until
+from tests.server_here import run_here
 
 SLOW = "delay 0.02; count 1000"
 BOTH = {"one": "ready", "two/b": "ready"}
@@ -38,7 +39,7 @@ def as_found(request: pytest.FixtureRequest) -> Iterator[None]:
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Three models, of which two may be loaded."""
     settings = {"GENAI_MODELS": "one=/1,two=/2,three=/3", "GENAI_MAX_MODELS": "2"}
-    with run_server(tmp_path_factory.mktemp("limited"), "--device", "scripted", settings=settings) as running:
+    with run_here(tmp_path_factory.mktemp("limited"), "--device", "scripted", settings=settings) as running:
         wait_until(lambda: states(running) == {"one": "ready", "two": "ready", "three": "unloaded"})
         yield running
 
@@ -80,7 +81,7 @@ def test_each_request_gets_the_model_that_it_names_and_the_first_without(server:
 
 def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningServer) -> None:
     kept = pids(server)
-    with server.stream("delay 0.02; count 150", model="one") as events:
+    with server.stream("delay 0.02; count 80", model="one") as events:
         reader = iter(events)
         next(reader)
         assert load(server, name="more", path="/more").json()["state"] == "ready"
@@ -96,7 +97,7 @@ def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningSe
 
 def test_unloading_waits_for_what_runs_and_takes_nothing_new(server: RunningServer) -> None:
     load(server, name="more", path="/more")
-    with server.stream("delay 0.02; count 60", model="more") as events:
+    with server.stream("delay 0.02; count 20", model="more") as events:
         reader = iter(events)
         next(reader)
         assert unload(server, name="more", wait=False).json()["unloaded"] is False
@@ -198,10 +199,10 @@ def test_every_worker_learns_what_comes_and_goes(workers: RunningServer) -> None
 
 
 def test_a_model_that_is_idle_goes_and_comes_back_with_the_next_request(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "2"}) as server:
+    with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "2"}) as server:
         assert server.chat("say x").json()["content"] == "x"
         pid = server.device("scripted")["pid"]
-        with server.stream("delay 0.05; count 40") as events:  # longer than two seconds
+        with server.stream("delay 0.05; count 20") as events:  # longer than two seconds
             assert json.loads(list(events)[-1])["finish_reason"] == "stop"
         assert server.device("scripted")["pid"] == pid
         wait_until(lambda: states(server)["onnx-genai"] == "unloaded")
@@ -235,7 +236,7 @@ def test_while_all_are_in_use_a_request_for_another_waits_until_its_time_is_over
 def test_real_models_are_used_side_by_side(own_folder: Path) -> None:
     copy = own_folder / "copy"
     shutil.copytree(DEMO, copy)
-    with run_server(own_folder, settings={"GENAI_MODELS": f"small={DEMO},big={copy}"}) as server:
+    with run_here(own_folder, settings={"GENAI_MODELS": f"small={DEMO},big={copy}"}) as server:
         wait_until(lambda: set(states(server).values()) == {"ready"})
         answers = [server.chat("Hello", model=name, max_tokens=8).json()["content"] for name in ("small", "big")]
         assert answers[0] == answers[1]

@@ -32,8 +32,9 @@ QUESTIONS = 60
 CLIENTS = 24
 SECONDS_TO_REST = 60.0
 # For closed connections to be seen by both sides, and for the API process to collect its garbage, which it does by the
-# clock (src/genai_server/gc_policy.py).
+# clock (src/genai_server/gc_policy.py). An engine gives free memory back after two seconds without work.
 _SECONDS_TO_TIDY_UP = 12.0
+_SECONDS_FOR_AN_ENGINE = 4.0
 _SECONDS_PER_PROFILING = 5.0
 # An engine that is killed before it counts as recovered is restarted later each time, and some day no more.
 _SECONDS_TO_RECOVER = 75.0
@@ -52,7 +53,7 @@ class Plan:
     @classmethod
     def of(cls, seconds: float) -> Plan:
         """The second part takes half of the time besides."""
-        warm_up = min(90.0, max(20.0, seconds / 5))
+        warm_up = min(90.0, max(5.0, seconds / 5))
         return cls(warm_up, seconds, seconds / 2)
 
     @property
@@ -95,16 +96,16 @@ class Soak:
         references = await ask_references(self._server.port, range(QUESTIONS))
         clients = Clients(self._server.port, references, self.found.books, self._chance)
         await self._warm_up(clients)
-        self.found.api += (await self._at_rest(self._server.pid),)
+        api, _ = await self._at_rest(_SECONDS_TO_TIDY_UP)
         clients.deaths_expected = True
         await self._part(clients, self._plan.with_kills, self._kill_engines)
         await self._rest()
         clients.deaths_expected = False
         await self._warm_up(clients)
-        self.found.engine += (await self._at_rest(None),)
+        _, engine = await self._at_rest(_SECONDS_FOR_AN_ENGINE)
         await self._part(clients, self._plan.without_kills)
-        self.found.engine += (await self._at_rest(None),)
-        self.found.api += (await self._at_rest(self._server.pid),)
+        api_at_the_end, engine_at_the_end = await self._at_rest(_SECONDS_TO_TIDY_UP)
+        self.found.api, self.found.engine = (api, api_at_the_end), (engine, engine_at_the_end)
         self.found.seconds = time.monotonic() - started
         return self.found
 
@@ -142,14 +143,15 @@ class Soak:
             while not await asyncio.to_thread(self._server.is_idle):  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.2)
 
-    async def _at_rest(self, pid: int | None) -> Footprint:
-        """What a process holds when nothing is asked, the engine if `pid` is None."""
+    async def _at_rest(self, seconds: float) -> tuple[Footprint, Footprint]:
+        """What the API process and the engine hold when nothing has been asked for so long."""
         with suppress(TimeoutError):
             await self._rest()
         if not await asyncio.to_thread(self._server.is_idle):
             self.found.books.accuse("slots balance", f"at rest: {await asyncio.to_thread(self._server.health)}")
-        await asyncio.sleep(_SECONDS_TO_TIDY_UP)
-        return footprint(pid or await asyncio.to_thread(self._server.engine_pid) or 0)
+        await asyncio.sleep(seconds)
+        engine = await asyncio.to_thread(self._server.engine_pid)
+        return footprint(self._server.pid), footprint(engine or 0)
 
     async def _kill_engines(self) -> None:
         while True:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.running_server import DEMO, RunningServer, run_server
+from tests.running_server import DEMO, RunningServer
+from tests.server_here import run_here
 
 # In effect that of Phi-4-mini-instruct.
 TEMPLATE = (
@@ -38,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     for file in DEMO.iterdir():
         shutil.copy(file, model)
     _replace(model / "chat_template.jinja", TEMPLATE)
-    with run_server(folder, "--model-dir", str(model)) as server:
+    with run_here(folder, "--model-dir", str(model)) as server:
         yield server
 
 

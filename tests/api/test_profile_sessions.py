@@ -3,13 +3,12 @@
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.running_server import DEMO, RunningServer, run_server, wait_until
+from tests.running_server import RunningServer, wait_until
 
 PATH = "/v1/admin/profiles"
 SLOW = "delay 0.02; count 1000"
@@ -171,19 +170,18 @@ def test_only_who_may_use_the_admin_endpoints_begins_a_session(server: RunningSe
     assert response.status_code == 403
 
 
-def test_a_session_whose_engine_has_gone_has_ended(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted") as server:
-        session = start(server, device="scripted")
-        server.chat("crash at 2; count 5")
-        wait_until(lambda: server.is_ready())
-        assert (show(server, session)["state"], show(server, session)["reason"]) == ("ended", "its engine has gone")
-        assert start(server, device="scripted")["state"] == "waiting"
+def test_a_session_whose_engine_has_gone_has_ended(server: RunningServer) -> None:
+    session = start(server, device="scripted:1")
+    server.chat("crash at 2; count 5", device="scripted:1")
+    wait_until(lambda: server.device("scripted:1")["restarts"] == 1 and server.device("scripted:1")["state"] == "ready")
+    assert (show(server, session)["state"], show(server, session)["reason"]) == ("ended", "its engine has gone")
+    assert start(server, device="scripted:1")["state"] == "waiting"
 
 
 QUESTIONS = ("What is the capital of France?", "Count from 1 to 12.", "Count from 1 to 30.")
 
 
-def test_with_a_model_the_answers_are_the_same_with_and_without_sessions(own_folder: Path) -> None:
+def test_with_a_model_the_answers_are_the_same_with_and_without_sessions(demo: RunningServer) -> None:
     def ask(server: RunningServer) -> list[dict[str, Any]]:
         """All at once, in a batch."""
         found: dict[str, dict[str, Any]] = {}
@@ -198,17 +196,16 @@ def test_with_a_model_the_answers_are_the_same_with_and_without_sessions(own_fol
             thread.join(30)
         return [found[question] for question in QUESTIONS]
 
-    with run_server(own_folder, "--model-dir", str(DEMO)) as server:
-        alone = ask(server)
-        plans: list[dict[str, Any]] = [{"tokens": [5, 7]}, {"first_tokens": 3}, {"slow_token_ms": 0.001}]
-        for number, fields in enumerate(plans):
-            session = start(server, device=None, prefix=f"p{number}", **fields)
-            answers = ask(server)
-            assert [answer["content"] for answer in answers] == [answer["content"] for answer in alone]
-            profiled = sum(answer["metrics"].get("profiled_tokens", 0) for answer in answers)
-            found = show(server, session)
-            assert profiled == found["profiled"]["tokens"] > 0
-            assert found["profiled"]["other_step_ms"] > 0
-            server.client.delete(f"{PATH}/{session['id']}")
-        report: httpx.Response = server.client.get(f"{PATH}/{session['id']}/report", params={"format": "text"})
-        assert "an unprofiled one" in report.text
+    alone = ask(demo)
+    plans: list[dict[str, Any]] = [{"tokens": [5, 7]}, {"first_tokens": 3}, {"slow_token_ms": 0.001}]
+    for number, fields in enumerate(plans):
+        session = start(demo, device=None, prefix=f"p{number}", **fields)
+        answers = ask(demo)
+        assert [answer["content"] for answer in answers] == [answer["content"] for answer in alone]
+        profiled = sum(answer["metrics"].get("profiled_tokens", 0) for answer in answers)
+        found = show(demo, session)
+        assert profiled == found["profiled"]["tokens"] > 0
+        assert found["profiled"]["other_step_ms"] > 0
+        demo.client.delete(f"{PATH}/{session['id']}")
+    report: httpx.Response = demo.client.get(f"{PATH}/{session['id']}/report", params={"format": "text"})
+    assert "an unprofiled one" in report.text

@@ -24,7 +24,8 @@ from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions
 from tests.engine.runners.test_choose import spec
-from tests.running_server import DEMO, run_server
+from tests.running_server import DEMO, RunningServer
+from tests.server_here import run_here
 
 PACKAGE = "onnxruntime_extensions"
 PROMPT = [1, 57, 301, 44, 18, 902, 77, 5]
@@ -96,11 +97,9 @@ def test_tune_measures_with_the_library(model: Path) -> None:
     assert Tuned(model, None, options, 128).open(1, 1).max_rows == 1
 
 
-def test_a_server_answers_with_it(model: Path, tmp_path: Path) -> None:
+def test_a_server_answers_with_it(model: Path, tmp_path: Path, demo: RunningServer) -> None:
     settings = {"GENAI_OPTIONS": 'session.custom_op_libraries = ["operators.so"]'}
-    with run_server(tmp_path, "--model-dir", str(model), settings=settings) as server:
+    with run_here(tmp_path, "--model-dir", str(model), settings=settings) as server:
         assert server.health()["devices"]["cpu"]["batching"]["scheduler"] == "batched"
         given = server.chat("Name a colour.", temperature=0, max_tokens=8).json()["content"]
-    (tmp_path / "plain").mkdir()
-    with run_server(tmp_path / "plain", "--model-dir", str(DEMO)) as server:
-        assert server.chat("Name a colour.", temperature=0, max_tokens=8).json()["content"] == given
+    assert demo.chat("Name a colour.", temperature=0, max_tokens=8).json()["content"] == given

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,24 +18,43 @@ from genai_server.messages.status_file import StatusFileReader
 from genai_server.supervisor.supervisor import Supervisor
 
 
-def with_engines(test: Callable[[Router], Awaitable[None]], **values: str) -> None:
-    """Run a test on the event loop, attached to scripted engines."""
-    settings = load_settings({"device": "scripted:0,scripted:1", **values}, environ={}, dotenv=None)
-    supervisor = Supervisor(settings)
+@contextmanager
+def supervised(**values: str) -> Iterator[Supervisor]:
+    """A supervisor of two scripted engines."""
+    supervisor = Supervisor(load_settings({"device": "scripted:0,scripted:1", **values}, environ={}, dotenv=None))
     supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop()
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Supervisor]:
+    """Engines that no test changes or kills."""
+    with supervised() as supervisor:
+        yield supervisor
+
+
+@pytest.fixture(scope="module")
+def narrow_engines() -> Iterator[Supervisor]:
+    """Engines with room for one running and one waiting request."""
+    with supervised(max_batch_size="1", max_queue="1", max_queue_tokens="100") as supervisor:
+        yield supervisor
+
+
+def attach(supervisor: Supervisor, test: Callable[[Router], Awaitable[None]]) -> None:
+    """Run a test on the event loop, attached to engines."""
 
     async def attached() -> None:
         async with (
             asyncio.timeout(30),
-            Router(settings.devices, StatusFileReader(supervisor.folder)).attached() as router,
+            Router(["scripted:0", "scripted:1"], StatusFileReader(supervisor.folder)).attached() as router,
         ):
             await until(lambda: all(engine.is_ready for engine in router.engines.values()))
             await test(router)
 
-    try:
-        asyncio.run(attached())
-    finally:
-        supervisor.stop()
+    asyncio.run(attached())
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -60,17 +80,17 @@ async def read(engine: EngineClient, script: str) -> str:
     return bytes(tokens).decode()
 
 
-def test_many_requests_at_once_each_get_their_own_answer() -> None:
+def test_many_requests_at_once_each_get_their_own_answer(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         answers = await asyncio.gather(*(read(engine, f"count {number}") for number in range(1, 40)))
         assert [answer.rpartition(" ")[2] for answer in answers] == [str(number) for number in range(1, 40)]
         assert engine.work == 0
 
-    with_engines(test)
+    attach(engines, test)
 
 
-def test_closing_a_stream_early_frees_the_engine() -> None:
+def test_closing_a_stream_early_frees_the_engine(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         (stream,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
@@ -80,7 +100,7 @@ def test_closing_a_stream_early_frees_the_engine() -> None:
         await until(lambda: engine.load.running == 0)
         assert await read(engine, "say next") == "next"
 
-    with_engines(test)
+    attach(engines, test)
 
 
 def test_the_death_of_an_engine_fails_its_streams_at_once_and_no_others() -> None:
@@ -105,7 +125,8 @@ def test_the_death_of_an_engine_fails_its_streams_at_once_and_no_others() -> Non
         assert await read(victim, "say again") == "again"
         assert victim.status().restarts == 1
 
-    with_engines(test)
+    with supervised() as supervisor:
+        attach(supervisor, test)
 
 
 def test_a_request_without_a_token_is_answered_by_the_next_engine() -> None:
@@ -129,7 +150,8 @@ def test_a_request_without_a_token_is_answered_by_the_next_engine() -> None:
         assert [logprob.token for logprob in waiting.prompt_logprobs] == list(b"ay abc\n\x04")
         assert engine.work == 0
 
-    with_engines(test, max_batch_size="1")
+    with supervised(max_batch_size="1") as supervisor:
+        attach(supervisor, test)
 
 
 def test_a_request_that_kills_every_engine_is_given_to_two_of_them() -> None:
@@ -141,7 +163,8 @@ def test_a_request_that_kills_every_engine_is_given_to_two_of_them() -> None:
         assert engine.status().restarts == 2
         assert router.engines["scripted:1"].status().restarts == 0
 
-    with_engines(test)
+    with supervised() as supervisor:
+        attach(supervisor, test)
 
 
 def test_nobody_waits_for_an_engine_that_was_given_up() -> None:
@@ -155,22 +178,26 @@ def test_nobody_waits_for_an_engine_that_was_given_up() -> None:
             "given up after 0 restarts in a row (GENAI_MAX_RESTARTS): the engine process died, exit status 70"
         )
 
-    with_engines(test, max_restarts="0")
+    with supervised(max_restarts="0") as supervisor:
+        attach(supervisor, test)
 
 
-def test_a_refusal_is_raised_by_submit() -> None:
+def test_a_refusal_is_raised_by_submit(narrow_engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+        await anext(running)
+        (waiting,) = await engine.in_flight.submit(request("say x"))
         with pytest.raises(QueueFull):
             await engine.in_flight.submit(request("say x"))
-        assert engine.work == 1
+        assert engine.work == 2
+        waiting.close()
         running.close()
 
-    with_engines(test, max_batch_size="1", max_queue="0")
+    attach(narrow_engines, test)
 
 
-def test_a_full_engine_is_known_to_be_full_without_asking_it() -> None:
+def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         await until(lambda: engine.load.room == 2)
@@ -192,10 +219,10 @@ def test_a_full_engine_is_known_to_be_full_without_asking_it() -> None:
         await until(lambda: engine.load.room == 1)
         running.close()
 
-    with_engines(test, max_batch_size="1", max_queue="1", max_queue_tokens="100")
+    attach(narrow_engines, test)
 
 
-def test_who_gives_up_before_the_engine_has_answered_is_not_answered() -> None:
+def test_who_gives_up_before_the_engine_has_answered_is_not_answered(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         (busy,) = await engine.in_flight.submit(request("hold 0.5 at 1; count 9"))
@@ -210,10 +237,10 @@ def test_who_gives_up_before_the_engine_has_answered_is_not_answered() -> None:
         assert [batch async for batch in busy]
         assert await engine.admin.requests() == []
 
-    with_engines(test)
+    attach(engines, test)
 
 
-def test_the_router_takes_the_engine_with_the_least_work_and_a_terminated_one_last() -> None:
+def test_the_router_takes_the_engine_with_the_least_work_and_a_terminated_one_last(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         first, second = router.engines.values()
         (running,) = await router.pick(None)[0].in_flight.submit(request("delay 0.01; count 100"))
@@ -229,8 +256,9 @@ def test_the_router_takes_the_engine_with_the_least_work_and_a_terminated_one_la
         with pytest.raises(InvalidField, match="scripted:0, scripted:1"):
             router.pick("cpu")
         running.close()
+        await second.admin.set_runtime_option("terminate_session", "0", None)
 
-    with_engines(test)
+    attach(engines, test)
 
 
 def test_without_a_supervisor_nothing_is_ready(tmp_path: Any) -> None:
@@ -241,7 +269,7 @@ def test_without_a_supervisor_nothing_is_ready(tmp_path: Any) -> None:
         router.pick(None)
 
 
-def test_log_probabilities_come_over_the_border_with_their_tokens_and_the_prompts_before() -> None:
+def test_log_probabilities_come_over_the_border_with_their_tokens_and_the_prompts_before(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         (stream,) = await router.engines["scripted:0"].in_flight.submit(
             request("say abc", top_logprobs=2, prompt_logprobs=True, max_tokens=2)
@@ -255,10 +283,10 @@ def test_log_probabilities_come_over_the_border_with_their_tokens_and_the_prompt
         assert [logprob.token for logprob in logprobs] == tokens
         assert all(len(logprob.top) == 2 for logprob in logprobs)
 
-    with_engines(test)
+    attach(engines, test)
 
 
-def test_a_prompt_that_is_only_read_ends_without_a_batch() -> None:
+def test_a_prompt_that_is_only_read_ends_without_a_batch(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         (stream,) = await router.engines["scripted:0"].in_flight.submit(
             request("say abc", prompt_logprobs=True, max_tokens=0)
@@ -267,10 +295,10 @@ def test_a_prompt_that_is_only_read_ends_without_a_batch() -> None:
         assert stream.reason == FinishReason.LENGTH
         assert len(stream.prompt_logprobs) == len("ay abc\n\x04")
 
-    with_engines(test)
+    attach(engines, test)
 
 
-def test_a_grammar_is_followed_and_a_wrong_one_refused_with_its_field() -> None:
+def test_a_grammar_is_followed_and_a_wrong_one_refused_with_its_field(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         (stream,) = await engine.in_flight.submit(request("say 42 and more", grammar="start: /[0-9]{2}/"))
@@ -281,4 +309,4 @@ def test_a_grammar_is_followed_and_a_wrong_one_refused_with_its_field() -> None:
         assert raised.value.param == "grammar"
         assert engine.work == 0
 
-    with_engines(test)
+    attach(engines, test)

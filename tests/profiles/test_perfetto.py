@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,46 +29,66 @@ def _trace_of(folder: Path) -> str:
     return out.getvalue().decode()
 
 
-def test_each_token_is_a_track_of_its_request_with_its_kernels_within(perfetto: Perfetto, tmp_path: Path) -> None:
-    write_session(tmp_path, decodes=3)
-    perfetto.open(_trace_of(tmp_path))
-    assert perfetto.complaints() == {}
-    found = perfetto.slices()
-    assert {(process, thread) for process, thread, *_ in found} == {
-        ("request req-1", name) for name in ("prompt", "token 1", "token 2", "token 3")
-    }
-    second = {
-        name: (begin, duration, depth) for _, thread, name, begin, duration, depth in found if thread == "token 2"
-    }
-    begin, duration, depth = second["token 2"]
-    assert (duration, depth) == (700_000, 0)
-    assert second[f"{DOWN}_kernel_time"] == (begin + 350_000, 300_000, 2)
+def _session(folder: Path) -> str:
+    """Each token is a track of its request."""
+    write_session(folder, decodes=3)
+    return _trace_of(folder)
 
 
-def test_what_is_cut_to_microseconds_and_what_other_threads_do_is_taken(perfetto: Perfetto, tmp_path: Path) -> None:
+def _several_threads(folder: Path) -> str:
+    """Passes of no request, whose times are cut to microseconds, and what another thread does."""
     events = [
         kernel("/a", "Mul", 10, 80),
         kernel("/b", "Mul", 40, 40, thread=2),
         event("SequentialExecutor::Execute", 5, 84),
         event("model_run", 0, 88),
     ]
-    write(tmp_path / "a.json", [*events, *run_events(start=5000)])
-    perfetto.open(_trace_of(tmp_path))
-    assert perfetto.complaints() == {}
-    assert Counter(thread for _, thread, *_ in perfetto.slices()) == {"pass 0": 3, "pass 0, thread 2": 1, "pass 1": 5}
+    write(folder / "a.json", [*events, *run_events(start=5000)])
+    return _trace_of(folder)
 
 
-def test_a_real_profile_is_taken_whole(perfetto: Perfetto, demo: RunningServer) -> None:
-    begun = demo.client.post("/v1/admin/profiles", json={"prefix": "perfetto", "first_tokens": 6}).json()
-    assert demo.chat("Count from 1 to 12.").status_code == 200
-    demo.client.delete(f"/v1/admin/profiles/{begun['id']}").raise_for_status()
-    trace = demo.client.get(f"/v1/admin/profiles/{begun['id']}/trace").text
-    perfetto.open(trace)
+def _real(server: RunningServer) -> str:
+    """A profile of the demo model."""
+    begun = server.client.post("/v1/admin/profiles", json={"prefix": "perfetto", "first_tokens": 6}).json()
+    assert server.chat("Count from 1 to 12.").status_code == 200
+    server.client.delete(f"/v1/admin/profiles/{begun['id']}").raise_for_status()
+    trace: str = server.client.get(f"/v1/admin/profiles/{begun['id']}/trace").text
+    return trace
+
+
+def _joined(*traces: str) -> dict[str, Any]:
+    """One trace of all: to open one takes seconds. Those of each have their own processes."""
+    events = []
+    for place, trace in enumerate(traces):
+        for each in json.loads(trace)["traceEvents"]:
+            events.append(each | {"pid": each["pid"] + 1000 * place})
+    return {"traceEvents": events}
+
+
+def test_tokens_are_tracks_with_their_kernels_and_other_threads_and_a_real_profile_are_taken_whole(
+    perfetto: Perfetto, demo: RunningServer, tmp_path: Path
+) -> None:
+    (tmp_path / "session").mkdir()
+    trace = _joined(_session(tmp_path / "session"), _several_threads(tmp_path / "threads"), _real(demo))
+    perfetto.open(json.dumps(trace))
     assert perfetto.complaints() == {}
-    lasting = [each for each in json.loads(trace)["traceEvents"] if each["ph"] == "X"]
     found = perfetto.slices()
+    lasting = [each for each in trace["traceEvents"] if each["ph"] == "X"]
     assert Counter(name for _, _, name, *_ in found) == Counter(each["name"] for each in lasting)
-    assert {thread for _, thread, *_ in found} == {"prompt", *(f"token {index}" for index in range(1, 6))}
+    threads = {process: Counter(thread for of, thread, *_ in found if of == process) for process, *_ in found}
+    session, passes = threads.pop("request req-1"), threads.pop("profile")
+    (real,) = threads.values()
+    assert set(session) == {"prompt", "token 1", "token 2", "token 3"}
+    assert passes == {"pass 0": 3, "pass 0, thread 2": 1, "pass 1": 5}
+    assert set(real) == {"prompt", *(f"token {index}" for index in range(1, 6))}
+    second = {
+        name: (begin, duration, depth)
+        for process, thread, name, begin, duration, depth in found
+        if (process, thread) == ("request req-1", "token 2")
+    }
+    begin, duration, depth = second["token 2"]
+    assert (duration, depth) == (700_000, 0)
+    assert second[f"{DOWN}_kernel_time"] == (begin + 350_000, 300_000, 2)
 
 
 def test_events_that_cross_are_what_it_complains_of(perfetto: Perfetto) -> None:

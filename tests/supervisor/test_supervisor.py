@@ -36,9 +36,12 @@ def first(supervisor: Supervisor) -> EngineStatus:
     return read_status_file(supervisor.folder).engines[0]
 
 
-def test_an_engine_goes_from_starting_to_ready_and_leaves_with_its_supervisor() -> None:
+def test_an_engine_goes_from_starting_to_ready_in_a_private_folder_and_leaves_with_its_supervisor() -> None:
     with supervised(Supervisor(settings())) as supervisor:
         assert first(supervisor).state == "starting"
+        # Only the user can enter.
+        assert supervisor.folder.stat().st_mode & 0o077 == 0
+        assert (supervisor.folder / "status.json").stat().st_mode & 0o077 == 0
         wait_until(lambda: first(supervisor).state == "ready")
         status = first(supervisor)
         assert status.pid is not None
@@ -46,12 +49,6 @@ def test_an_engine_goes_from_starting_to_ready_and_leaves_with_its_supervisor() 
         assert status.restarts == 0
     assert not psutil.pid_exists(status.pid)
     assert not supervisor.folder.exists()
-
-
-def test_only_the_user_can_enter_the_folder() -> None:
-    with supervised(Supervisor(settings())) as supervisor:
-        assert supervisor.folder.stat().st_mode & 0o077 == 0
-        assert (supervisor.folder / "status.json").stat().st_mode & 0o077 == 0
 
 
 def test_no_way_tells_an_engine_an_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +99,13 @@ def test_an_engine_ignores_the_signals_that_are_meant_for_the_server() -> None:
             process.wait(0.5)
 
 
-def test_an_engine_that_stands_still_is_killed_and_started_again() -> None:
+def test_an_engine_that_stands_still_is_killed_and_started_again_and_one_without_work_is_not() -> None:
     with supervised(Supervisor(settings(step_timeout="3"))) as supervisor:
         wait_until(lambda: first(supervisor).state == "ready")
         pid = first(supervisor).pid
         assert pid is not None
+        with pytest.raises(psutil.TimeoutExpired):
+            psutil.Process(pid).wait(5)
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: first(supervisor).state == "restarting")
         error = first(supervisor).error or ""
@@ -115,13 +114,6 @@ def test_an_engine_that_stands_still_is_killed_and_started_again() -> None:
         wait_until(lambda: first(supervisor).state == "ready")
         assert not first(supervisor).hung
         assert not psutil.pid_exists(pid)
-
-
-def test_an_engine_that_has_nothing_to_do_does_not_count_as_hung() -> None:
-    with supervised(Supervisor(settings(step_timeout="3"))) as supervisor:
-        wait_until(lambda: first(supervisor).state == "ready")
-        with pytest.raises(psutil.TimeoutExpired):
-            psutil.Process(first(supervisor).pid).wait(7)
 
 
 def test_a_crash_loop_is_given_up_with_the_last_reason() -> None:

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.server_here import run_here
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -202,7 +203,7 @@ def test_what_is_not_there_cannot_be_unloaded(server: RunningServer) -> None:
 
 
 def test_only_operators_load_and_unload(own_folder: Path, extra: str) -> None:
-    with run_server(own_folder, "--device", "scripted", "--admin-api-key", "a-secret-of-operators") as server:
+    with run_here(own_folder, "--device", "scripted", "--admin-api-key", "a-secret-of-operators") as server:
         assert load(server, name="extra", path=extra).status_code == 403
         assert unload(server, name="extra").status_code == 403
         server.client.headers["authorization"] = "Bearer a-secret-of-operators"
@@ -258,7 +259,7 @@ def test_an_engine_comes_back_without_a_file_that_has_gone_and_says_so_to_who_wa
 
 
 def test_a_model_that_was_idle_comes_back_with_its_adapters(own_folder: Path, extra: str) -> None:
-    with run_server(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "1"}) as server:
+    with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "1"}) as server:
         load(server, name="extra", path=extra)
         model = "/v1/models/onnx-genai:extra"
         wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")

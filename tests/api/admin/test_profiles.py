@@ -12,7 +12,8 @@ import pytest
 
 from genai_server.cli import main
 from tests.profiles.files import write_session
-from tests.running_server import DEMO, RunningServer, run_server
+from tests.running_server import DEMO, RunningServer
+from tests.server_here import run_here
 
 PATH = "/v1/admin/profiles"
 
@@ -20,7 +21,7 @@ PATH = "/v1/admin/profiles"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with a session `capital` of a whole answer."""
-    with run_server(tmp_path_factory.mktemp("profiles"), "--model-dir", str(DEMO)) as server:
+    with run_here(tmp_path_factory.mktemp("profiles"), "--model-dir", str(DEMO)) as server:
         assert get(server, "").json() == {"object": "list", "data": []}
         server.options(enable_profiling="capital")
         assert server.chat("What is the capital of France?").status_code == 200

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.running_server import RunningServer, run_server, wait_until
+from tests.running_server import RunningServer, wait_until
+from tests.server_here import run_here
 
 SLOW = "delay 0.02; count 1000"
 
@@ -17,6 +18,20 @@ SLOW = "delay 0.02; count 1000"
 def server(own_scripted: RunningServer) -> Iterator[RunningServer]:
     yield own_scripted
     own_scripted.recover()
+
+
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that answers one request at a time, and keeps four profiles."""
+    options = ("--device", "scripted", "--max-batch-size", "1", "--profile-max-files", "4")
+    with run_here(tmp_path_factory.mktemp("narrow"), *options) as server:
+        yield server
+
+
+@pytest.fixture
+def narrow(narrow_server: RunningServer) -> Iterator[RunningServer]:
+    yield narrow_server
+    narrow_server.recover()
 
 
 def options(server: RunningServer, device: str) -> dict[str, Any]:
@@ -36,18 +51,17 @@ def test_terminate_ends_what_runs_with_its_partial_text(server: RunningServer) -
     assert found[-1]["done"] is True
 
 
-def test_terminate_ends_what_waits(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--max-batch-size", "1") as server:
-        answers: list[dict[str, Any]] = []
-        threads = [threading.Thread(target=lambda: answers.append(server.chat(SLOW).json())) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: (server.device("scripted")["running"], server.device("scripted")["waiting"]) == (1, 2))
-        server.options(terminate_session="1")
-        for thread in threads:
-            thread.join(10)
-        assert [answer["finish_reason"] for answer in answers] == ["terminated"] * 3
-        assert sorted(bool(answer["content"]) for answer in answers) == [False, False, True]
+def test_terminate_ends_what_waits(narrow: RunningServer) -> None:
+    answers: list[dict[str, Any]] = []
+    threads = [threading.Thread(target=lambda: answers.append(narrow.chat(SLOW).json())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: (narrow.device("scripted")["running"], narrow.device("scripted")["waiting"]) == (1, 2))
+    narrow.options(terminate_session="1")
+    for thread in threads:
+        thread.join(10)
+    assert [answer["finish_reason"] for answer in answers] == ["terminated"] * 3
+    assert sorted(bool(answer["content"]) for answer in answers) == [False, False, True]
 
 
 def test_while_terminated_new_requests_are_refused_and_after_recovery_they_work(server: RunningServer) -> None:
@@ -101,7 +115,7 @@ def test_a_request_that_does_not_run_is_a_404(server: RunningServer) -> None:
 
 
 def test_profiling_writes_one_file_for_each_pass_between_on_and_off(server: RunningServer) -> None:
-    with server.stream("delay 0.02; count 100", device="scripted:1") as events:
+    with server.stream("delay 0.02; count 50", device="scripted:1") as events:
         reader = iter(events)
         for _ in range(3):
             next(reader)
@@ -142,21 +156,20 @@ def test_profiling_may_concern_one_request_only(server: RunningServer) -> None:
         assert [request["request_id"] for request in on["requests"]] == [name]
 
 
-def test_at_the_limit_profiling_stops_and_the_generation_goes_on(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--profile-max-files", "4") as server:
-        server.options(enable_profiling="1")
-        answer = server.chat("count 10").json()
-        assert answer["content"] == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
-        state = options(server, "scripted")
-        assert state["profile_files"] == 4
-        assert state["enable_profiling"] == "0"
-        assert state["profile_stopped"] == "4 profiles reach GENAI_PROFILE_MAX_FILES (4)"
-        files = sorted((own_folder / "profiles").rglob("*.json"))
-        assert len(files) == 4
-        assert all(file.name.startswith("onnxruntime_run_profile_") for file in files)
-        files[0].unlink()
-        server.options(enable_profiling="1")
-        assert options(server, "scripted")["profile_stopped"] is None
+def test_at_the_limit_profiling_stops_and_the_generation_goes_on(narrow: RunningServer) -> None:
+    narrow.options(enable_profiling="1")
+    answer = narrow.chat("count 10").json()
+    assert answer["content"] == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
+    state = options(narrow, "scripted")
+    assert state["profile_files"] == 4
+    assert state["enable_profiling"] == "0"
+    assert state["profile_stopped"] == "4 profiles reach GENAI_PROFILE_MAX_FILES (4)"
+    files = sorted((narrow.folder / "profiles").rglob("*.json"))
+    assert len(files) == 4
+    assert all(file.name.startswith("onnxruntime_run_profile_") for file in files)
+    files[0].unlink()
+    narrow.options(enable_profiling="1")
+    assert options(narrow, "scripted")["profile_stopped"] is None
 
 
 @pytest.mark.parametrize(

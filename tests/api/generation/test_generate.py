@@ -11,14 +11,14 @@ import pytest
 from genai_server.api.catalog import Catalog, ChosenModel
 from genai_server.grammar_checker.checker_process import CheckerProcess
 from tests.running_server import body
-from tests.server_here import server_here
+from tests.server_here import run_here
 
 
-@pytest.fixture
-def here() -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client of a server in this process, where its steps can be held up."""
-    with server_here() as client:
-        yield client
+    with run_here(tmp_path_factory.mktemp("here"), "--device", "scripted") as server:
+        yield server.client
 
 
 @pytest.mark.parametrize(

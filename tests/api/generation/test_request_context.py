@@ -12,7 +12,8 @@ from genai_server.api.middleware.keys import hash_key
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.errors import InvalidField, ServerStopping
 from tests.engine.test_sequence import HandClock
-from tests.running_server import DEMO, RunningServer, body, run_server
+from tests.running_server import DEMO, RunningServer, body
+from tests.server_here import run_here
 
 
 def test_without_another_word_the_operators_limit_holds_from_the_arrival_on() -> None:
@@ -75,7 +76,7 @@ def test_one_key_learns_nothing_of_anothers_prompts_unless_the_cache_is_shared(
         "GENAI_ADMIN_API_KEY": KEYS["admin"],
         "GENAI_SHARED_PREFIX_CACHE": str(is_shared).lower(),
     }
-    with run_server(own_folder, "--model-dir", str(DEMO), settings=settings) as server:
+    with run_here(own_folder, "--model-dir", str(DEMO), settings=settings) as server:
         for path in GENERATING:
             text = f"{path} {TEXT}"
             for number, key in enumerate(KEYS.values()):

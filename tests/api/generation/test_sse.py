@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from genai_server.api.generation.sse import EventStream
 from genai_server.errors import EngineDied
 from tests.running_server import body, free_port, wait_until
-from tests.server_here import server_here
+from tests.server_here import run_here
 
 Events = Callable[[], AsyncIterator[Any]]
 
@@ -149,13 +149,17 @@ def test_comments_say_how_far_a_prompt_is_while_it_is_read(
 
 
 @pytest.fixture(scope="module")
-def slow_prompts() -> Iterator[httpx.Client]:
+def slow_prompts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client of a server that reads two tokens of a prompt in each 0.05 s."""
     endless = body("delay 0.05; count 1000")
-    with server_here(prefill_chunk="2") as client, client.stream("POST", "/v1/chat/stream", json=endless) as other:
+    folder = tmp_path_factory.mktemp("slow")
+    with (
+        run_here(folder, "--device", "scripted", "--prefill-chunk", "2") as server,
+        server.client.stream("POST", "/v1/chat/stream", json=endless) as other,
+    ):
         lines = other.iter_lines()
         next(lines)  # beside it, one piece of a prompt is read in each round
-        yield client
+        yield server.client
 
 
 def test_a_reader_that_stands_still_holds_up_its_own_events_and_gets_them_all() -> None:

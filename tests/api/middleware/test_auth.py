@@ -20,6 +20,7 @@ from genai_server.api.middleware.auth import Authentication
 from genai_server.api.middleware.keys import ApiKeys, line_of
 from genai_server.api.middleware.rate_limit import RateLimits
 from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.server_here import run_here
 
 PATH = "/v1/admin/runtime_options"
 ALICE, BOB, ADMIN = "alice-0123456789abcdef", "bob-0123456789abcdef", "admin-0123456789abcdef"
@@ -29,7 +30,7 @@ ALICE, BOB, ADMIN = "alice-0123456789abcdef", "bob-0123456789abcdef", "admin-012
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("guarded")
     settings = {"GENAI_DEVICE": "scripted", "GENAI_ADMIN_API_KEY": ADMIN}
-    with run_server(folder, settings=settings) as server:
+    with run_here(folder, settings=settings) as server:
         yield server
 
 
@@ -91,7 +92,7 @@ def test_without_keys_who_calls_the_server_by_another_name_is_a_web_page_and_ref
 
 
 def test_with_insecure_it_may_have_any_name_but_not_for_operators(tmp_path: Path) -> None:
-    with run_server(tmp_path, "--device", "scripted", "--insecure") as server:
+    with run_here(tmp_path, "--device", "scripted", "--insecure") as server:
         for host in OTHER_NAMES:
             assert server.client.get("/v1/models", headers={"host": host}).status_code == 200
             response = server.client.get(PATH, headers={"host": host})
@@ -114,7 +115,7 @@ def test_without_a_key_the_body_must_be_declared_as_json(scripted: RunningServer
 
 def test_without_a_key_a_server_that_others_reach_refuses(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("open")
-    with run_server(folder, "--device", "scripted", "--host", "0.0.0.0", "--insecure") as server:
+    with run_here(folder, "--device", "scripted", "--host", "0.0.0.0", "--insecure") as server:
         response = server.client.get(PATH)
         assert response.status_code == 403
         assert "loopback" in response.json()["error"]["message"]
@@ -133,7 +134,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "GENAI_CORS_ORIGINS": "https://app.example",
         "HOST": "0.0.0.0",
     }
-    with run_server(folder, settings=settings) as server:
+    with run_here(folder, settings=settings) as server:
         yield server
 
 
@@ -216,7 +217,7 @@ def test_strangers_see_that_the_server_lives_and_works_but_nothing_of_it(locked:
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with an API key and no admin key, whose device fails with the first crash of its engine."""
     options = ("--device", "scripted", "--api-keys", ALICE, "--max-restarts", "0")
-    with run_server(tmp_path_factory.mktemp("mortal"), *options) as server:
+    with run_here(tmp_path_factory.mktemp("mortal"), *options) as server:
         yield server
 
 

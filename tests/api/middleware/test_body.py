@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from genai_server.api.middleware.body import Aside
-from tests.running_server import SCRIPTED, RunningServer, body, run_server, wait_until
+from tests.running_server import SCRIPTED, RunningServer, body, wait_until
+from tests.server_here import run_here
 
 JSON = {"content-type": "application/json"}
 
@@ -148,7 +149,7 @@ def _unfinished(server: RunningServer, size: int) -> Iterator[socket.socket]:
 
 def test_all_bodies_that_come_have_a_limit_together_and_who_is_too_much_is_told_to_come_again(own_folder: Path) -> None:
     settings = {"GENAI_MAX_BODY_BYTES": "100000", "GENAI_MAX_BODIES_BYTES": "200000"}
-    with run_server(own_folder, *SCRIPTED, settings=settings) as server:
+    with run_here(own_folder, *SCRIPTED, settings=settings) as server:
 
         def ask(size: int) -> httpx.Response:
             asked = json.dumps(body("say hi", metadata="x" * size)).encode()

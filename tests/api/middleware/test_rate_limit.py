@@ -11,7 +11,8 @@ import pytest
 from genai_server.api.middleware.keys import ApiKey, line_of
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.errors import RateLimitExceeded
-from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.running_server import RunningServer, body, wait_until
+from tests.server_here import run_here
 
 ANN, BOB, CID = ApiKey("ann", b"a"), ApiKey("bob", b"b"), ApiKey("cid", b"c", concurrent=2, rate=0)
 KEY = "0123456789abcdef"
@@ -93,7 +94,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     lines = [line_of("slow", f"slow-{KEY}") + " concurrent=1", line_of("often", f"often-{KEY}") + " rate=1"]
     (folder / "keys").write_text("\n".join(lines))
     options = ("--api-key-file", str(folder / "keys"), "--cors-origins", "https://app.example")
-    with run_server(folder, "--device", "scripted", *options) as server:
+    with run_here(folder, "--device", "scripted", *options) as server:
         yield server
 
 

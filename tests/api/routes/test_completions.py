@@ -9,7 +9,8 @@ import pytest
 from openai import OpenAI
 
 from tests.pruned_model import make_pruned_model
-from tests.running_server import RunningServer, run_server
+from tests.running_server import RunningServer
+from tests.server_here import run_here
 
 END = "\x04"  # of a prompt, to the scripted runner
 
@@ -98,7 +99,7 @@ def test_a_token_that_only_the_model_has_is_named_in_the_prompt(demo: RunningSer
 def test_a_prompt_is_not_scored_where_the_graph_makes_the_last_logits_only(tmp_path: Path) -> None:
     make_pruned_model(tmp_path / "model")
     fields = {"prompt": "The capital of France", "max_tokens": 2}
-    with run_server(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
+    with run_here(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
         for more in ({}, {"stream": True}):
             refused = server.client.post("/v1/completions", json={**fields, **more, "echo": True, "logprobs": 1})
             assert refused.status_code == 400, refused.text

@@ -1,7 +1,6 @@
 """The Responses API, through OpenAI's own client where it has a say."""
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 from openai.types.responses.response_input_param import FunctionCallOutput, ResponseInputParam
 from pydantic import BaseModel
 
-from tests.running_server import RunningServer, run_server, wait_until
+from tests.running_server import RunningServer, wait_until
+from tests.server_here import run_here
 
 MODEL = "onnx-genai"
 WEATHER: FunctionToolParam = {
@@ -256,7 +256,7 @@ def test_a_response_that_is_not_to_be_kept_is_not(client: OpenAI, scripted: Runn
 
 
 def test_a_server_without_a_store_keeps_nothing_and_says_so(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--response-store-size", "0") as server:
+    with run_here(own_folder, "--device", "scripted", "--response-store-size", "0") as server:
         response = _post(server).json()
         assert response["store"] is False
         assert server.client.get(f"/v1/responses/{response['id']}").status_code == 404
@@ -265,7 +265,7 @@ def test_a_server_without_a_store_keeps_nothing_and_says_so(own_folder: Path) ->
 
 
 def test_more_than_the_store_holds_drives_the_oldest_out(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--response-store-size", "2") as server:
+    with run_here(own_folder, "--device", "scripted", "--response-store-size", "2") as server:
         ids = [_post(server).json()["id"] for _ in range(3)]
         statuses = [server.client.get(f"/v1/responses/{id}").status_code for id in ids]
     assert statuses == [404, 200, 200]
@@ -321,20 +321,6 @@ def test_a_stream_that_fails_ends_with_a_failed_response_that_is_kept(client: Op
     assert last.response.error is not None
     assert last.response.error.message == "scripted failure"
     assert client.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
-
-
-def test_a_stream_at_the_servers_end_ends_with_a_failed_response(own_folder: Path) -> None:
-    with (
-        run_server(own_folder, "--device", "scripted", "--drain-timeout", "1") as server,
-        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        stream = client.responses.create(model=MODEL, input="delay 0.02; count 500", stream=True)
-        assert next(stream).type == "response.created"
-        server.process.send_signal(signal.SIGTERM)
-        *_, last = stream
-    assert last.type == "response.failed"
-    assert last.response.error is not None
-    assert last.response.error.to_dict()["type"] == "server_stopping"
 
 
 def test_an_answer_in_one_piece_that_fails_is_an_error(client: OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -182,10 +183,11 @@ def test_a_wrong_setting_under_uvicorn_is_one_line_too(tmp_path: Path) -> None:
     assert 'GENAI_DEVICE="tpu"' in result.stderr
 
 
-def test_reload_restarts_the_api_and_not_the_engine(tmp_path: Path) -> None:
+def test_reload_restarts_the_api_and_not_the_engine_and_drains_for_as_long_as_the_setting_says(tmp_path: Path) -> None:
     source = ROOT / "src" / "genai_server" / "asgi.py"
     # Both, as the guide of the backend that this one replaces has them.
-    with run_server(tmp_path, "--device", "scripted", settings={"RELOAD": "true", "WORKERS": "2"}) as server:
+    settings = {"RELOAD": "true", "WORKERS": "2", "GENAI_DRAIN_TIMEOUT": "1"}
+    with run_server(tmp_path, "--device", "scripted", settings=settings) as server:
         assert "RELOAD=true WORKERS=2: reloading works with one API process only; one is started" in server.log()
         engine = server.device("scripted")["pid"]
         workers = {child.pid for child in psutil.Process(server.process.pid).children()}
@@ -194,6 +196,11 @@ def test_reload_restarts_the_api_and_not_the_engine(tmp_path: Path) -> None:
         wait_until(server.is_ready)
         assert server.device("scripted")["pid"] == engine
         assert server.chat("say hi").json()["content"] == "hi"
+        with server.stream("delay 0.02; count 1000") as events:
+            next(iter(events))
+            server.process.send_signal(signal.SIGTERM)
+            assert '"server_stopping"' in list(events)[-1]
+        assert server.process.wait(20) == 3
 
 
 def test_small_answers_are_not_held_back(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli.top.snapshot import Interval, Snapshot
-from tests.running_server import ROOT, RunningServer, clean_environment, free_port, run_server
+from tests.running_server import ROOT, RunningServer, clean_environment, free_port
+from tests.server_here import run_here
 
 
 def _snapshot(at: float, **values: float) -> Snapshot:
@@ -58,7 +59,7 @@ def test_it_shows_the_devices_and_what_runs_there(scripted: RunningServer) -> No
 
 def test_without_the_admin_key_it_shows_what_it_may(own_folder: Path) -> None:
     settings = {"GENAI_API_KEYS": "a-key-of-sixteen-characters"}
-    with run_server(own_folder, "--device", "scripted", settings=settings) as server:
+    with run_here(own_folder, "--device", "scripted", settings=settings) as server:
         shown = _top(server.url, "--once", "--interval", "0.1", "--api-key", "a-key-of-sixteen-characters")
         refused = _top(server.url, "--once", "--interval", "0.1")
     assert shown.returncode == 0, shown.stderr

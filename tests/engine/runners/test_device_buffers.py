@@ -4,7 +4,7 @@ The tests on CUDA are skipped where ONNX Runtime was built without it or no card
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -216,9 +216,15 @@ WANTED: list[dict[str, Any]] = [
 ]
 
 
+@cache
+def generators() -> OgGeneratorRunner:
+    """To load the library's model takes longer than to answer."""
+    return OgGeneratorRunner(DEMO, "cpu", 0)
+
+
 def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
     """The answers to one prompt in these ways, side by side, and of how many passes only the best left the device."""
-    runner, generator = on_a_device(graph, session), OgGeneratorRunner(DEMO, "cpu", 0)
+    runner, generator = on_a_device(graph, session), generators()
     num_best_only = 0
     pair = RunnerPair(generator, runner)
     scheduler = Scheduler(max_running=4, max_waiting=9, prefill_chunk=32)

@@ -76,15 +76,16 @@ Undisturbed = Callable[[list[int], int], list[int]]
 def undisturbed(generator: OgGeneratorRunner, session: Any) -> Undisturbed:
     """The answer of a prompt that stays alone in a batch of its own, whose past is empty."""
 
-    def answer(prompt: list[int], steps: int) -> list[int]:
+    @cache
+    def alone(prompt: tuple[int, ...], steps: int) -> list[int]:
         graph = read_decoder_graph(DEMO)
         batched = BatchedRunner(graph, session, generator.model, BatchLimits(SLOTS, MAX_LENGTH))
         engine = Engine(RunnerPair(generator, batched))
-        sequence = engine.begin(0, prompt)
+        sequence = engine.begin(0, list(prompt))
         engine.run(sequence, steps)
         return produced(sequence, steps)
 
-    return answer
+    return lambda prompt, steps: alone(tuple(prompt), steps)
 
 
 def text(length: int, seed: int = 0) -> list[int]:

@@ -1,0 +1,193 @@
+"""Every command line in the documents is taken by the command's own parser; tests/test_scripts.py runs the scripts."""
+
+import argparse
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.cli import COMMANDS, main
+from genai_server.config import load_settings, unknown_variables
+from genai_server.errors import ConfigurationError
+from tests.running_server import ROOT
+
+SCRIPTS = ROOT / "scripts"
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / "docs").glob("*.md"),
+    ROOT / "models/demo/README.md",
+]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```|(?<=\n\n)((?:^ {4}[^\n]*\n)+)", re.DOTALL | re.MULTILINE)
+SHELLS = ("sh", "bash")
+OPERATORS = re.compile(r"[();<>|&\n]+")
+ASSIGNMENT = re.compile(r"[A-Z_]+=")
+OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd))?")
+
+
+# Of docker and uvicorn.
+OTHERS_OPTIONS = ("--build-arg", "--gpus", "--stop-timeout", "--no-access-log")
+
+
+class Taken(Exception):
+    """A parser has accepted its arguments."""
+
+
+@pytest.fixture
+def parsing_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command raises Taken as soon as its arguments are parsed; those of `serve` must be settings, too."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_end(self: argparse.ArgumentParser, arguments: list[str] | None = None) -> None:
+        options = vars(parse(self, arguments))
+        if "model_dir" in options and "log_level" in options:
+            load_settings(options, environ={}, dotenv=None)
+        raise Taken
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def blocks(text: str) -> Iterator[str]:
+    """The code blocks of a document which may contain commands, without comments."""
+    for language, fenced, indented in BLOCK.findall(text):
+        if indented or language in SHELLS:
+            code = fenced or re.sub("^    ", "", indented, flags=re.MULTILINE)
+            yield re.sub(r"(^|\s)#.*", "", re.sub(r"\\\n\s*", " ", code))
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The words of each command of this project, with the settings that stand before it."""
+    words = shlex.shlex(code, posix=True, punctuation_chars="();<>|&\n")
+    words.whitespace, words.whitespace_split, words.commenters = " \t", True, ""
+    command: list[str] = []
+    for word in [*words, "\n"]:
+        if not OPERATORS.fullmatch(word):
+            command.append(word)
+            continue
+        settings = [word for word in command if ASSIGNMENT.match(word)]
+        rest = command[len(settings) :]
+        if rest and Path(rest[0]).name.startswith("python"):
+            del rest[0]
+        if rest and OURS.fullmatch(rest[0]):
+            yield [*settings, *rest]
+        command = []
+
+
+def spans(text: str) -> Iterator[str]:
+    """What stands in backticks outside of code blocks and looks like a command."""
+    for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text)):
+        if any(OURS.fullmatch(word) for word in span.split()[:2]):
+            yield re.sub(r"\s+", " ", span).replace("\\|", "|")
+
+
+def start(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command. Raises Taken if its arguments are accepted, SystemExit or ConfigurationError if not."""
+    settings = dict(word.split("=", 1) for word in words if ASSIGNMENT.match(word))
+    program, *arguments = words[len(settings) :]
+    name = Path(program).stem
+    if unknown := unknown_variables(settings, dotenv=None):
+        raise ConfigurationError(f"unknown settings: {', '.join(unknown)}")
+    load_settings(environ=settings, dotenv=None)
+    if name in ("genai-server", "serve"):
+        assert main([*(["serve"] if name == "serve" else []), *arguments]) == 0
+    elif name == "install":
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        assert set(arguments) <= known.keys()
+    elif name != "test":  # whose arguments are pytest's
+        script = SCRIPTS / f"{name}.py"
+        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+        if "ArgumentParser" in script.read_text(encoding="utf-8"):
+            runpy.run_path(str(script), run_name="__main__")
+        assert not arguments
+    raise Taken
+
+
+def faults(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The command lines which are not accepted, each with the reason."""
+    found = []
+    for words in lines:
+        try:
+            start(words, monkeypatch)
+        except Taken:
+            continue
+        except (SystemExit, ConfigurationError, OSError, AssertionError) as error:
+            said = capsys.readouterr().err.splitlines()[-1:]
+            found.append(f"{' '.join(words)}: {' '.join(said) or repr(error)}")
+    return found
+
+
+@pytest.mark.usefixtures("parsing_only")
+def test_every_command_line_of_the_documents_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in DOCUMENTS]
+    lines = [words for text in texts for code in blocks(text) for words in commands(code)]
+    assert len(lines) > 40
+    assert faults(lines, monkeypatch, capsys) == []
+    # A name in a sentence stands for the command; it need not have all that the command requires.
+    named = [words for text in texts for code in spans(text) for words in commands(code)]
+    assert len(named) > 60
+    missing = re.compile(r"the following arguments are required: ")
+    assert [fault for fault in faults(named, monkeypatch, capsys) if not missing.search(fault)] == []
+
+
+@pytest.mark.usefixtures("parsing_only")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "genai-server serve --modeldir x",
+        "PORT=many genai-server serve",
+        "GENAI_PORT=1 ./scripts/serve",
+        "genai-server nonsense",
+        "python scripts/soak.py --hours 1",
+        "scripts/nothing.py",
+        "./scripts/install nonsense",
+    ],
+)
+def test_a_wrong_command_line_is_seen(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(faults([*commands(line)], monkeypatch, capsys)) == 1
+
+
+def test_each_command_and_each_script_is_documented() -> None:
+    texts = "".join(path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *(ROOT / "docs" / "decisions").glob("*")])
+    assert [name for name in COMMANDS if f"genai-server {name}" not in texts] == []
+    assert [path.name for path in SCRIPTS.glob("*.*") if f"scripts/{path.stem}" not in texts] == []
+
+
+def test_each_script_says_how_it_is_used_and_each_option_in_a_sentence_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = set(OTHERS_OPTIONS)
+    add = argparse.ArgumentParser.add_argument
+
+    def add_and_note(self: argparse.ArgumentParser, *names: str, **how: Any) -> argparse.Action:
+        known.update(names)
+        return add(self, *names, **how)
+
+    monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_and_note)
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    capsys.readouterr()
+    silent = []
+    for path in SCRIPTS.glob("*.py"):
+        if "ArgumentParser" in path.read_text(encoding="utf-8"):  # else it takes no arguments
+            monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+            with pytest.raises(SystemExit) as ended:
+                runpy.run_path(str(path), run_name="__main__")
+            if ended.value.code or not capsys.readouterr().out.startswith(f"usage: {path.name} "):
+                silent.append(path.name)
+    assert silent == []
+    prose = "".join(BLOCK.sub("", path.read_text(encoding="utf-8")) for path in DOCUMENTS)
+    named = {option for span in re.findall(r"`([^`]+)`", prose) for option in re.findall(r"(?<!\S)--[a-z-]+", span)}
+    assert len(named) > 30
+    assert named - known == set()
