@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from genai_server.bench import disturbance
+from genai_server.bench import disturbance, fairness
 from genai_server.bench.plan import Plan
-from genai_server.bench.report import Report
+from genai_server.bench.report import Report, as_text
 from genai_server.bench.session import RequestOptions, ServerUnusable, Session
 from tests.bench.fake_server import FakeServer, fake_server
 
@@ -84,3 +84,26 @@ def test_streams_that_end_before_the_disturbance_are_told() -> None:
 def test_a_server_that_refuses_is_told_before_anything_is_measured() -> None:
     with pytest.raises(ServerUnusable, match="400 no refuse"):
         bench(Plan(), body={"refuse": True})
+
+
+def test_a_short_prompt_is_measured_beside_streams_and_behind_a_long_one() -> None:
+    plan = Plan("fairness", rounds=1, requests=2, disturbing_tokens=1000, streams=2, output_tokens=2000)
+    report, fake = bench(plan, prompt_token=0.001)
+    assert {measurement.case.name: measurement.completed for measurement in report.measurements} == {
+        fairness.BESIDE: 2,
+        fairness.BEHIND: 2,
+    }
+    assert list(ratio(report)) == ["TTFT p50, short prompt behind a long one: against beside streams"]
+    lengths = [len(body["messages"][0]["content"].split()) for body in fake.bodies[2:]]
+    assert sorted(lengths) == sorted(2 * [27, 27, 3, 495, 3])
+
+
+def test_requests_that_begin_alike_and_come_at_once_show_how_much_is_read() -> None:
+    report, fake = bench(Plan("crowd", rounds=1, streams=5, prefix_tokens=210, new_tokens=20))
+    (measurement,) = report.measurements
+    assert measurement.completed == 5
+    assert measurement.figures["prompts_read"] == 5.0  # this server tells of no cached tokens
+    prompts = [body["messages"][0]["content"].split() for body in fake.bodies[2:]]
+    assert len({" ".join(prompt[:100]) for prompt in prompts}) == 1
+    assert len({" ".join(prompt) for prompt in prompts}) == 5
+    assert "prompts read" in as_text(report)

@@ -86,25 +86,24 @@ async def _disturb(target: Target, plan: Plan, findings: _Findings, key: tuple[o
     alone = await target.server.ask(words(long, *key, ALONE), _OUTPUT_TOKENS)
     findings.add_prompt(ALONE, alone)
     prompts = [words(short, *key, stream) for stream in range(plan.streams)]
-    streams, beside = await _beside(target.server, prompts, plan.output_tokens, words(long, *key, BESIDE))
+    streams, beside = await ask_beside(target.server, prompts, plan.output_tokens, words(long, *key, BESIDE))
     prompt = findings.add_prompt(BESIDE, beside)
     if prompt is not None:
         findings.add_streams(streams, prompt)
 
 
-async def _beside(
-    server: Server, prompts: Sequence[str], max_tokens: int, long_prompt: str
+async def ask_beside(
+    server: Server, prompts: Sequence[str], max_tokens: int, prompt: str
 ) -> tuple[list[Recording], Recording]:
-    """Start streams, send a long prompt beside them, and cancel the streams."""
+    """Start streams, send a prompt when all are under way, and cancel them when it is answered."""
     streams = [Recording(_UNDISTURBED_EVENTS) for _ in prompts]
     tasks = [
-        asyncio.create_task(server.ask(prompt, max_tokens, stream))
-        for prompt, stream in zip(prompts, streams, strict=True)
+        asyncio.create_task(server.ask(text, max_tokens, stream)) for text, stream in zip(prompts, streams, strict=True)
     ]
     try:
         for stream in streams:
             await stream.is_under_way.wait()
-        beside = await server.ask(long_prompt, _OUTPUT_TOKENS)
+        beside = await server.ask(prompt, _OUTPUT_TOKENS)
     finally:
         for task in tasks:
             task.cancel()

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-SCENARIOS = ("sweep", "prefix", "disturbance")
+SCENARIOS = ("sweep", "prefix", "disturbance", "fairness", "crowd")
 # Default repeats of a scenario in each round.
-_REPEATS = {"prefix": 3, "disturbance": 1}
+_REPEATS = {"prefix": 3, "fairness": 3}
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class Plan:
     concurrency: tuple[int, ...] = (1, 4)
     prompt_tokens: tuple[int, ...] = (64,)
     output_tokens: int = 64
-    # Prefix: length of the common beginning.
+    # Prefix, crowd: length of the common beginning.
     prefix_tokens: int = 1000
-    # Prefix: length after the common beginning.
+    # Prefix, crowd: length after the common beginning. Fairness: length of the short prompt.
     new_tokens: int = 16
-    # Disturbance: length of the long prompt.
+    # Disturbance, fairness: length of the long prompt.
     disturbing_tokens: int = 2000
-    # Disturbance: number of running streams.
+    # Disturbance, fairness: number of running streams. Crowd: of requests at once.
     streams: int = 4
-    # Disturbance: prompt length of the running streams.
+    # Disturbance, fairness: prompt length of the running streams.
     stream_tokens: int = 64
     # Sweep: a model directory for the bare library's loop.
     library: Path | None = None

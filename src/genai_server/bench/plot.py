@@ -20,6 +20,8 @@ _PANELS = (
 )
 _BARS = {
     "prefix": (("TTFT p50, ms", "ttft_p50", 1000),),
+    "fairness": (("TTFT p50, ms", "ttft_p50", 1000),),
+    "crowd": (("TTFT p95, ms", "ttft_p95", 1000), ("prompts read", "prompts_read", 1)),
     "disturbance": (("ITL p95, ms", "itl_p95", 1000), ("TTFT p50, ms", "ttft_p50", 1000)),
 }
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from genai_server.bench import bare_loop, disturbance, prefix
+from genai_server.bench import bare_loop, disturbance, fairness, prefix
 from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.statistics import Spread, spread
 
@@ -68,6 +68,8 @@ def _own_pairs(target: str, case: Case, sides: Sequence[_Side]) -> Iterator[tupl
             yield "ITL p95, streams during a prompt: against undisturbed", "itl_p95", here, (other, below)
         elif other == target and (case.name, below.name) == (disturbance.BESIDE, disturbance.ALONE):
             yield "TTFT p50, prompt beside streams: against alone", "ttft_p50", here, (other, below)
+        elif other == target and (case.name, below.name) == (fairness.BEHIND, fairness.BESIDE):
+            yield "TTFT p50, short prompt behind a long one: against beside streams", "ttft_p50", here, (other, below)
 
 
 def _same_lengths(one: Case, other: Case) -> bool:

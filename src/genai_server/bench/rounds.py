@@ -4,13 +4,18 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from genai_server.bench import disturbance, prefix, sweep
+from genai_server.bench import crowd, disturbance, fairness, prefix, sweep
 from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.plan import Plan
 from genai_server.bench.statistics import latencies
 from genai_server.bench.target import Target
 
-_OTHERS = {"prefix": prefix.measure, "disturbance": disturbance.measure}
+_OTHERS = {
+    "prefix": prefix.measure,
+    "disturbance": disturbance.measure,
+    "fairness": fairness.measure,
+    "crowd": crowd.measure,
+}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 Scenarios: `sweep` measures each prompt length with each number of concurrent streams. `prefix` compares the time to the
 first token of a prompt with a cached beginning to that of a cold one. `disturbance` shows what a long prompt does to
-running streams. Every prompt is new to the server unless the scenario says otherwise.
+running streams, `fairness` how long a short prompt waits behind a long one. `crowd` sends requests with a common
+beginning at once, and shows how much of their prompts is read. Every prompt is new to the server unless the scenario
+says otherwise.
 """
 
 import argparse
@@ -28,7 +30,7 @@ _PLOTS = (".png", ".svg")
 _DEFAULT_URL = "http://127.0.0.1:8002"
 _DEFAULT_BODY = '{"ignore_eos": true, "temperature": 0}'
 # The streams of a disturbance are cut off at its end, so their number is only a limit.
-_OUTPUT_TOKENS = {"sweep": 64, "prefix": 8, "disturbance": 1024}
+_OUTPUT_TOKENS = {"sweep": 64, "prefix": 8, "disturbance": 1024, "fairness": 1024, "crowd": 8}
 _INTERRUPTED = 130
 
 
@@ -49,7 +51,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=_positive,
         metavar="N",
         help="requests of each point, target and round (default: one for each stream, at least 4); "
-        "in the other scenarios, repeats (default: prefix 3, disturbance 1)",
+        "in the other scenarios, repeats (default: prefix and fairness 3, else 1)",
     )
     _add_lengths(parser)
     _add_requests(parser)
@@ -75,15 +77,26 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
         "--output-tokens",
         type=_positive,
         metavar="N",
-        help="tokens of each answer (default: 64; disturbance: 1024, cut off when it is over; prefix: always 8)",
-    )
-    parser.add_argument("--prefix-tokens", type=_positive, default=1000, metavar="N", help="prefix: default 1000")
-    parser.add_argument("--new-tokens", type=_positive, default=16, metavar="N", help="prefix: default 16")
-    parser.add_argument(
-        "--disturbing-tokens", type=_positive, default=2000, metavar="N", help="disturbance: the long prompt's length"
+        help="tokens of each answer (default: 64; of the streams of disturbance and fairness 1024, cut off at its end; "
+        "in the other scenarios always 8)",
     )
     parser.add_argument(
-        "--streams", type=_positive, default=4, metavar="N", help="disturbance: running streams (default: 4)"
+        "--prefix-tokens", type=_positive, default=1000, metavar="N", help="prefix, crowd: default 1000"
+    )
+    parser.add_argument("--new-tokens", type=_positive, default=16, metavar="N", help="prefix, crowd: default 16")
+    parser.add_argument(
+        "--disturbing-tokens",
+        type=_positive,
+        default=2000,
+        metavar="N",
+        help="disturbance, fairness: the long prompt's",
+    )
+    parser.add_argument(
+        "--streams",
+        type=_positive,
+        default=4,
+        metavar="N",
+        help="disturbance, fairness, crowd: streams at once (default: 4)",
     )
 
 
