@@ -21,7 +21,7 @@ from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, 
 from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, MoreSessions
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler, Step, StepPolicy

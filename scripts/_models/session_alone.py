@@ -24,7 +24,7 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import ExportingRunner
 from genai_server.engine.runners.choose import load_batched
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.generation import GenerationRequest

@@ -13,7 +13,7 @@ from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler, Step

@@ -15,7 +15,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.scheduler import Step

@@ -3,7 +3,7 @@
 from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, Outbox
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, InvalidField, SessionTerminated

@@ -27,7 +27,7 @@ from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import TERMINATE, RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.base import Interrupted, Terminated
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sampling.next_token import choose_next_token, prompt_logprobs

@@ -21,8 +21,8 @@ from genai_server.engine.model.files import session_profile
 from genai_server.engine.profiling.manifest import about_engine
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.choose import load_runners, profile_folder
-from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runners.rules import runs_by_library
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler, StepPolicy

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from genai_server.engine.ipc.mailbox import Outbox
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError

@@ -15,7 +15,7 @@ from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.scheduling.scheduler import Read, Step
 from genai_server.engine.sequence import Sequence

@@ -16,13 +16,13 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.pair import NOT_EXACT, RunnerPair
+from genai_server.engine.runners.runner_pair import NOT_EXACT, RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.generation import GenerationRequest
 from genai_server.text.codec import load_text_codec
-from tests.engine.runners.test_pair import MAX_LENGTH, SLOTS, Engine, produced
+from tests.engine.runners.test_runner_pair import MAX_LENGTH, SLOTS, Engine, produced
 from tests.running_server import DEMO
 
 STEPS = 24

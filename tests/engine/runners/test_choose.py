@@ -19,7 +19,7 @@ from genai_server.engine.runners import buffers, choose
 from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.device_buffers import Place
-from genai_server.engine.runners.rules import runs_by_library
+from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.generation import Batching, GenerationRequest

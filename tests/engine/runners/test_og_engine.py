@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.og_engine import OgEngineRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.sampling.next_token import choose_next_token

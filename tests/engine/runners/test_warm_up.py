@@ -9,7 +9,7 @@ import pytest
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_runners
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up

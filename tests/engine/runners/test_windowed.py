@@ -14,7 +14,7 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest

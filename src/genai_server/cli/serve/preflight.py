@@ -11,7 +11,7 @@ from genai_server.api.middleware.keys import load_keys
 from genai_server.cli.serve.loaders import load_traces, text_loader
 from genai_server.config import Settings, device_options
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
-from genai_server.engine.runners.rules import check_runner
+from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError
 
 log = logging.getLogger(__name__)

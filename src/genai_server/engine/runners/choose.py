@@ -14,8 +14,8 @@ from genai_server.engine.host.memory import free_memory
 from genai_server.engine.model.files import session_profile
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
-from genai_server.engine.runners.pair import RunnerPair
-from genai_server.engine.runners.rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.generation import ModelInfo

@@ -9,7 +9,7 @@ import time
 from itertools import count
 
 from genai_server.engine.runners.base import Opening, Runner
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.errors import RunnerFailed
 
 log = logging.getLogger(__name__)

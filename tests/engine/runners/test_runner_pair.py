@@ -12,7 +12,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.pair import RunnerPair
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.runners.rules import check_runner
+from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 
