@@ -23,7 +23,8 @@ FILES = 64
 
 @pytest.fixture
 def tight(own_folder: Path) -> Iterator[RunningServer]:
-    settings = {"GENAI_DEVICE": "scripted", "GENAI_MAX_RESTARTS": "1"}
+    # Held connections send nothing, and are held for as long as an engine takes to come back.
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_MAX_RESTARTS": "1", "GENAI_IDLE_TIMEOUT": "600"}
     with run_server(own_folder, settings=settings) as server:
         server.client.close()  # it keeps a connection open
         psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))

@@ -145,7 +145,8 @@ def test_comments_say_how_far_a_prompt_is_while_it_is_read(
     assert {of for _, of in told} == {total}
     assert max(read for read, _ in told) < total
     first = next(place for place, line in enumerate(lines) if '"yes"' in line or '"y"' in line)
-    assert not any(line.startswith(": prefill") for line in lines[first:])
+    # One may have been made before the text and sent after it.
+    assert sum(line.startswith(": prefill") for line in lines[first:]) <= 1
 
 
 @pytest.fixture(scope="module")
