@@ -3,6 +3,7 @@
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.model.weights import prepacked_model
+from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.options.device import DeviceOptions, ProviderOptions
+from scripts._models.requantized import write_requantized
 from tests.running_server import DEMO
 
 
@@ -124,3 +126,26 @@ def test_what_a_killed_process_has_left_half_made_is_removed(packed: Path, tmp_p
     others.mkdir()
     prepacked_model(DEMO, tmp_path)
     assert (left.exists(), others.exists()) == (False, True)
+
+
+def test_matrices_of_eight_bits_have_a_folder_of_their_own_which_is_written_once(tmp_path: Path) -> None:
+    model, cache = write_requantized(DEMO, tmp_path / "model"), tmp_path / "cache"
+    own, eight = prepacked_model(model, cache), int8_model(model, cache)
+    assert eight is not None
+    assert len({own, eight, model}) == 3
+    before = written(eight)
+    assert int8_model(model, cache) == eight
+    assert written(eight) == before
+    four, rounded = logits(own, optimized=True), logits(eight, optimized=True)
+    assert 0 < np.sqrt(np.square(four - rounded).mean()) < 0.15 * four.std()
+
+
+def test_on_a_disk_without_room_for_them_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write_requantized(DEMO, tmp_path / "model")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert int8_model(model, tmp_path / "cache") is None
+    assert "weights of 8 bits are not used" in caplog.text
+    assert "1000 bytes are free there" in caplog.text
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]

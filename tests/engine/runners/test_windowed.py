@@ -6,13 +6,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
+from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.base import Opening
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.model.session import open_mixed_session, open_session
+from genai_server.engine.runners.base import Opening, Row
+from genai_server.engine.runners.batched import NO_MORE, BatchedRunner, BatchLimits, MoreSessions
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler import Read, Step
@@ -166,3 +168,24 @@ def test_a_configured_window_that_no_layer_has_is_no_limit(tmp_path: Path) -> No
 def test_the_window_matters(generator: OgGeneratorRunner) -> None:
     whole = OgGeneratorRunner(DEMO, "cpu", threads=0)
     assert any(answer(whole, text(120, seed)) != answer(generator, text(120, seed)) for seed in range(4))
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_a_mixed_step_gives_the_bits_of_two_steps(tmp_path: Path, layers: int) -> None:
+    graph = read_decoder_graph(write_windowed(tmp_path / "model", layers))
+    session, mixed = open_session(graph, 2, optimized=False), open_mixed_session(graph, 2, optimized=False)
+    long, prompt, found = text(3 * WINDOW, 1), text(4 * WINDOW, 2), []
+    for more in (NO_MORE, MoreSessions(mixed)):
+        limits = BatchLimits(4, MAX_LENGTH)
+        runner = BatchedRunner(graph, session, check_model_directory(DEMO), limits, more=more)
+        runner.open(1, long, Opening(MAX_LENGTH, reuse=False))
+        runner.prefill(1, long)
+        runner.open(2, prompt, Opening(MAX_LENGTH, reuse=False))
+        given = []
+        for start in range(0, len(prompt), 16):
+            decoding, reading = Row(1, [7], decodes=True), Row(2, prompt[start : start + 16], decodes=False)
+            for step in [[decoding, reading]] if runner.mixes else [[decoding], [reading]]:
+                given += [scores.logits[-1] for scores in runner.forward(step)]
+        given.append(runner.decode([2], [5])[0])
+        found.append(given)
+    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))

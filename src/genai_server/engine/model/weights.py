@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.files import external_files, read_config
-from genai_server.engine.model.int8_matrices import write_int8_model
+from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import LEVEL
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
 _OF_THREADS = ("session.intra_op", "session.inter_op", "session.force_spinning_stop")
 _ERRORS = 3  # ONNX Runtime's level of severity
+# They are written once as they are and once packed, and others need the disk, too.
+_DISK_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
@@ -39,8 +41,8 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOpti
     return _packed(model_dir, cache_dir, options) or model_dir
 
 
-def int8_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path | None:
-    """A directory like `model_dir` whose matrices have 8 bits and are packed; None if that cannot be had."""
+def int8_model(model_dir: Path, cache_dir: Path, options: DeviceOptions = DEFAULT_OPTIONS) -> Path | None:
+    """A directory like `model_dir` whose matrices have 8 bits and are packed; None if that is impossible."""
     return _packed(model_dir, cache_dir, options, int8=True)
 
 
@@ -89,12 +91,20 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, *, int8: bool) -
             options.add_session_config_entry(name, value)
         source = model_dir / decoder
         if int8:
+            _require_free(target.parent, _DISK_SHARE * int8_bytes(source))
             source = Path(making) / "int8" / decoder
             source.parent.mkdir()
             write_int8_model(model_dir / decoder, source)
         onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
         fresh.replace(target)
+
+
+def _require_free(folder: Path, num_bytes: int) -> None:
+    """Raises OSError if the disk has less free."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise OSError(f"{free} bytes are free there, at least {num_bytes} must be")
 
 
 def _is_whole(target: Path) -> bool:

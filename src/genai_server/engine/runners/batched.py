@@ -197,13 +197,13 @@ class BatchedRunner:
         ids, lengths, indices = self._next_rows(sequences, tokens)
         slot = self.slots.index(chunk.sequence)  # known now, for the rows may have changed places
         num_tokens = len(ids) + len(chunk.tokens)
-        is_int8 = self._mixed_int8 is not None and self.int8_from is not None and num_tokens >= self.int8_from
-        mixed = self._mixed_int8 if is_int8 and self._mixed_int8 is not None else self._mixed
+        has_int8 = self.int8_from is not None and num_tokens >= self.int8_from
+        mixed = (self._mixed_int8 if has_int8 else None) or self._mixed
         logits = np.empty((1, len(indices) + 1, self._model.vocab_size), self._graph.logits_type)
         before = len(self.slots.slots[slot].tokens)
         binding = mixed.bind(ids, lengths, slot, chunk.tokens, before, indices, logits)
         self._execute(mixed.session, binding, may_interrupt=False)
-        self._append([*sequences], tokens)
+        self._append(sequences, tokens)
         self.slots.append(chunk.sequence, list(chunk.tokens), prefilled=False)
         return [Scores(row[np.newaxis]) for row in logits[0].astype(np.float32, copy=False)]
 
@@ -348,9 +348,10 @@ class BatchedRunner:
         Returns the logits [rows, positions, vocab_size] after all positions, or after the last ones.
         """
         rows, new = ids.shape
-        told = self._positions(new, every=all_positions)
+        on = on or self._own
+        told = self._positions(on, new, every=all_positions)
         logits = np.empty((rows, told, self._model.vocab_size), self._graph.logits_type)
-        self._pass(on or self._own, ids, first, lengths, told, {self._graph.logits: logits})
+        self._pass(on, ids, first, lengths, told, {self._graph.logits: logits})
         return logits.astype(np.float32, copy=False)
 
     def _pass(
@@ -387,10 +388,10 @@ class BatchedRunner:
         finally:
             self._reading = None
 
-    def _positions(self, new: int, *, every: bool) -> int:
+    def _positions(self, on: DecoderSession, new: int, *, every: bool) -> int:
         """Of how many positions a pass over `new` ones tells the logits: all, or the last with its group."""
         if self._graph.gives_last_logits_only:
             return 1
-        if every or not self._own.chooses_positions:
+        if every or not on.chooses_positions:
             return new
         return new % self.slots.row_group or self.slots.row_group
