@@ -28,7 +28,8 @@ _KEPT_GRAMMARS = 32
 _KEPT_CHARACTERS = 50_000
 # Copies of a compiled grammar share the states of its lexer, which only grow (350 bytes each). Beyond 250,000 states no
 # copy works any more, so the grammar is compiled again after so many tokens.
-_MOST_FOLLOWED = 20_000
+# Twenty thousand of them took 7 MB for each grammar that is kept.
+_MOST_FOLLOWED = 5_000
 
 Compiled = LLMatcher | str
 
