@@ -9,7 +9,7 @@ An 8-bit matrix is the rounding of the 4-bit one, not of the weights that this w
 """
 
 import logging
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
+from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model.output_head import EIGHT_BITS
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ MOST_COARSE = 0.25
 _FOUR_BITS = "MatMulNBits"
 # Inputs of a MatMulNBits behind the activations.
 _WEIGHTS, _SCALES, _ZEROS, _ORDER, _BIAS = range(1, 6)
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 512
 _ALIGNMENT = 4096  # of what is mapped into memory
 _LEAST_EXTERNAL = 1024
 # Constants of the graph.
@@ -145,40 +146,43 @@ def _int8_matrix(node: onnx.NodeProto, weights: _Weights) -> dict[str, NDArray[A
     num_outputs, num_inputs = attributes["N"], attributes["K"]
     eight = np.empty((num_inputs, num_outputs), np.int8)
     scale = np.empty(num_outputs, np.float32)
-    for first, values in _dequantized(packed, scales, zeros, attributes):
-        here = slice(first, first + len(values))
+
+    def convert(first: int) -> None:
+        here = slice(first, min(first + _ROWS_AT_ONCE, num_outputs))
+        values = _dequantized(packed, scales, zeros, attributes, here)
         scale[here] = np.maximum(np.abs(values).max(1) / 127, np.finfo(np.float32).tiny)
-        eight[:, here] = np.rint(values / scale[here, None]).T
-    steps = scales.reshape(num_outputs, -1)
-    if np.median(scale[:, None] / np.maximum(np.abs(steps), np.finfo(np.float32).tiny)) > MOST_COARSE:
+        values /= scale[here, None]
+        eight[:, here] = np.rint(values, out=values).T
+
+    with ThreadPoolExecutor(usable_cores()) as threads:  # numpy computes without Python's lock
+        list(threads.map(convert, range(0, num_outputs, _ROWS_AT_ONCE)))
+    steps = np.abs(scales.reshape(num_outputs, -1))
+    if np.mean(scale[:, None] > MOST_COARSE * steps) > 0.5:
         log.info("matrix %s stays in 4 bits: 8 bits with one scale for a column are too coarse", node.name)
         return None
     return {f"{node.output[0]}.int8": eight, f"{node.output[0]}.int8_scales": scale}
 
 
 def _dequantized(
-    packed: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any] | None, attributes: dict[str, int]
-) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Some outputs [outputs, inputs] of a MatMulNBits at a time, and the first of them.
+    packed: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any] | None, attributes: dict[str, int], here: slice
+) -> NDArray[np.float32]:
+    """The weights [outputs, inputs] of some outputs of a MatMulNBits.
 
     Layout: com.microsoft.MatMulNBits, two weights in a byte, the first in its lower half; so are the zero points, each
     output's beginning a byte.
     """
     num_outputs, num_inputs, block = attributes["N"], attributes["K"], attributes["block_size"]
     blocks = -(-num_inputs // block)
-    packed = packed.reshape(num_outputs, blocks, block // 2)
-    scales = scales.reshape(num_outputs, blocks, 1)
-    for first in range(0, num_outputs, _ROWS_AT_ONCE):
-        here = slice(first, first + _ROWS_AT_ONCE)
-        values = np.empty((*packed[here].shape[:2], block), np.float32)
-        values[..., 0::2], values[..., 1::2] = packed[here] & 15, packed[here] >> 4
-        if zeros is None:
-            values -= 8
-        else:
-            pairs = zeros.reshape(num_outputs, -1)[here]
-            values -= np.stack([pairs & 15, pairs >> 4], -1).reshape(len(pairs), -1)[:, :blocks, None]
-        values *= scales[here]
-        yield first, values.reshape(len(values), -1)[:, :num_inputs]
+    pairs = packed.reshape(num_outputs, blocks, block // 2)[here]
+    values = np.empty((*pairs.shape[:2], block), np.float32)
+    values[..., 0::2], values[..., 1::2] = pairs & 15, pairs >> 4
+    if zeros is None:
+        values -= 8
+    else:
+        rows = zeros.reshape(num_outputs, -1)[here]
+        values -= np.stack([rows & 15, rows >> 4], -1).reshape(len(rows), -1)[:, :blocks, None]
+    values *= scales.reshape(num_outputs, blocks, 1)[here]
+    return values.reshape(len(values), -1)[:, :num_inputs]
 
 
 def _quantized(name: str, nodes: list[onnx.NodeProto]) -> tuple[str, str]:
