@@ -1,4 +1,4 @@
-"""Takes requests in, or refuses them: what is against one is said before it is accepted."""
+"""Accepts or refuses requests. A refusal is always sent in place of an acceptance."""
 
 from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, Outbox
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
@@ -14,7 +14,7 @@ from genai_server.timing import Clock
 
 
 class Admission:
-    """Admits requests to the table. Belongs to the loop's thread.
+    """Admits requests to the table. Owned by the loop's thread.
 
     A request with an uncompiled grammar keeps its place in the queue while a worker thread compiles it.
     """
@@ -37,11 +37,11 @@ class Admission:
         self._outbox = outbox
         self._clock = clock
         self._vocab_size = runners.model.vocab_size
-        self._gathered: dict[int, list[Submit]] = {}  # by connection, those that more is to come of
-        self.num_arrived = 0  # requests that were not refused at once
+        self._gathered: dict[int, list[Submit]] = {}  # by connection, incomplete groups of requests
+        self.num_arrived = 0  # sequences added to the table up to now
 
     def submit(self, connection: int, submit: Submit) -> None:
-        """Take a request once all that belongs with it has come: all of these are taken, or all are refused."""
+        """Take a request once its whole group has arrived. A group is accepted or refused as a whole."""
         submits = self._gathered.setdefault(connection, [])
         submits.append(submit)
         if submit.more:
@@ -66,7 +66,7 @@ class Admission:
                 self._requests.accept(sequence)
 
     def grammar_compiled(self, message: GrammarCompiled) -> None:
-        """Keep what has come of a grammar; accept or refuse the sequence that waits for it, if it has not ended."""
+        """Keep a compiled grammar; accept or refuse the sequence that waits for it, if it has not ended."""
         sequence = message.sequence
         self._guidance.keep(sequence.request.grammar or "", message.compiled)
         if sequence not in self._requests:
@@ -82,7 +82,7 @@ class Admission:
             self._requests.accept(sequence)
 
     def disconnected(self, connection: int) -> None:
-        """What has come in part goes with its reader."""
+        """Drop the incomplete group of a closed connection."""
         self._gathered.pop(connection, None)
 
     def _check(self, request: GenerationRequest) -> None:
@@ -109,7 +109,7 @@ class Admission:
         sequence.guide = self._guidance.guide(grammar)
         if sequence.guide is None:
             sequence.state = SequenceState.WAITING_FOR_GRAMMAR
-            # Called by the worker's thread.
+            # The worker's thread calls this.
             connection, _ = sequence.origin
             self._guidance.compile(
                 grammar, lambda found: self._inbox.put((connection, GrammarCompiled(sequence, found)))

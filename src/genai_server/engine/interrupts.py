@@ -1,4 +1,4 @@
-"""Ends the pass that reads a prompt when its own sequence is not wanted any more: nobody else's work is lost."""
+"""Ends a prompt's pass once its sequence is no longer wanted. Such a pass has no other sequence."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption
 from genai_server.messages.protocol import Cancel, ToEngine
 
-# A deadline further away, in seconds, is not within the pass that begins now.
+# Seconds. A deadline further away is assumed to come after the pass that begins now.
 _LONGEST_PASS = 10.0
 
 
@@ -19,12 +19,12 @@ class Interrupts:
     def __init__(self, interrupt: Callable[[], None]) -> None:
         self._interrupt = interrupt
         self._reading: Sequence | None = None
-        # Held while a pass is ended, so that it is not the next one that is.
+        # Held while a pass is ended, so that the next pass is not ended in its place.
         self._lock = threading.Lock()
 
     @contextmanager
     def within(self, step: Step, seconds: float) -> Iterator[None]:
-        """The pass of a step, whose first deadline is so far away. A pass which decodes is not interrupted."""
+        """The pass of a step whose first deadline is `seconds` away. Passes which decode are never interrupted."""
         if len(step.reads) > 1 or step.decodes:
             yield
             return
@@ -42,7 +42,7 @@ class Interrupts:
                 self._reading = None
 
     def ask(self, connection: int, message: ToEngine) -> None:
-        """End the pass if the message concerns its sequence; any thread may call it."""
+        """End the pass if the message concerns its sequence. Any thread may call this."""
         reading = self._reading
         if reading is None:
             return

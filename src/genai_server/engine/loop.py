@@ -1,7 +1,7 @@
-"""The generator worker: receive → schedule → forward → sample → deliver, one turn after another.
+"""The engine's loop: receive → schedule → forward → sample → deliver, once for each step.
 
-Owned by the engine process's main thread. A step is one forward pass, of one sequence or of a batch, so whatever
-arrives meanwhile waits for at most one decode step or one prefill chunk.
+Owned by the engine process's main thread. A step is one forward pass, of one sequence or of a batch. A message waits
+for at most one step.
 """
 
 import logging
@@ -41,16 +41,16 @@ from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Sto
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
-# Seconds between two tellings of what has been counted.
+# Seconds between two reports of the engine's figures.
 _FIGURES_EVERY = 1.0
-# Seconds between the heartbeats of an engine that has nothing to do.
+# Seconds between the heartbeats of an idle engine.
 _IDLE_BEAT = 0.5
 
 
 class EngineLoop:
-    """Runs the sequences of all connections on one runner.
+    """Runs the sequences of all connections on one device.
 
-    `heartbeat` is told of every step, of the tokens of each pass, and of the requests that are here and that have come.
+    `heartbeat` counts each step, the tokens of each pass, the present requests and all requests up to now.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EngineLoop:
         self._runners = runners
         self._scheduler = scheduler
         self.inbox: Inbox = SimpleQueue()  # takes messages from any thread
-        self.interrupts = Interrupts(runners.interrupt)  # may be asked by any thread
+        self.interrupts = Interrupts(runners.interrupt)  # any thread may ask it
         self._heartbeat = heartbeat or Heartbeat()
         self._clock = clock
         self._options = options
@@ -84,16 +84,16 @@ class EngineLoop:
         scheduler.before_first_chunk = lambda sequence: self._meter.matched(runners.match_again(sequence))
 
     def run_forever(self) -> None:
-        """Work until the process ends, or until `leave`."""
+        """Run steps until `leave` is called or the process ends."""
         while not self._leaving:
             self.run_one_step()
 
     def leave(self) -> None:
-        """Have `run_forever` return after the pass that runs now; any thread may call it."""
+        """Make `run_forever` return after the pass in progress. Any thread may call this."""
         self.inbox.put((0, Leave()))
 
     def run_one_step(self) -> None:
-        """Receive what has arrived, waiting a moment for it if there is nothing to do, and run one forward pass."""
+        """Receive messages and run one forward pass. An idle engine waits a moment for messages."""
         self._receive()
         self._heartbeat.beat()
         self._heartbeat.count(len(self._requests), self._admission.num_arrived)
@@ -128,7 +128,7 @@ class EngineLoop:
                 self._rest()
 
     def _rest(self) -> None:
-        """Nothing is to be done and nothing has come for a while: a good moment for what takes some."""
+        """Give memory back once the engine has become idle."""
         if self._has_worked:
             self._has_worked = False
             give_back_free_memory()
@@ -153,7 +153,7 @@ class EngineLoop:
                 self._tell(connection, self._admin.reply(message))
 
     def _leave(self, connection: int, key: int, *, answered: bool) -> None:
-        """A reader wants no more of an answer, but perhaps its figures."""
+        """End an answer that its reader no longer wants; with `answered`, the reader still gets its figures."""
         sequence = self._requests.find(connection, key)
         if sequence is not None and answered:
             self._requests.finish(sequence, FinishReason.STOP)
@@ -161,7 +161,7 @@ class EngineLoop:
             self._requests.drop(sequence)
 
     def _terminate(self, sequence: Sequence) -> None:
-        """End a sequence; on a Generator by the library's own option: its next pass raises at once."""
+        """End a sequence. On a Generator the library's own option does it: the next pass raises at once."""
         if sequence.batched or sequence.state is not SequenceState.RUNNING:
             self._requests.finish(sequence, FinishReason.TERMINATED)
             return
@@ -182,7 +182,7 @@ class EngineLoop:
                 self._options.place(sequence)
 
     def _forward(self, step: Step) -> None:
-        """Run a pass and sample from it; only one that runs to its end tells how long passes take."""
+        """Run a pass and sample from it. Only a pass that runs to its end is measured."""
         self._has_worked = True
         with self._failing(step.sequences):
             started = self._clock()
@@ -206,11 +206,11 @@ class EngineLoop:
 
     @contextmanager
     def _failing(self, sequences: list[Sequence]) -> Iterator[None]:
-        """What goes wrong for these sequences ends them and no others."""
+        """An error within the block ends these sequences only."""
         try:
             yield
         except Interrupted:
-            pass  # what interrupted the pass is in the inbox; it is given again to those who are left
+            pass  # the cause is in the inbox; sequences which remain have the pass again
         except Terminated:
             self._requests.finish(sequences[0], FinishReason.TERMINATED)
         except GenaiServerError as error:
@@ -220,7 +220,7 @@ class EngineLoop:
             self._requests.fail(sequences, RunnerFailed("internal error; the server's log has more"))
 
     def _advance(self, sequence: Sequence, scores: Scores) -> None:
-        """Tell what has come of a pass for a sequence."""
+        """Send what a pass brought for a sequence, and choose its next token."""
         if scores.is_pending:
             return
         connection, key = sequence.origin

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class RequestTable:
-    """The sequences by connection and key, in order of arrival. Belongs to the loop's thread.
+    """The sequences by connection and key, in order of arrival. Owned by the loop's thread.
 
-    The first of `finish`, `fail` and `drop` ends a sequence; after it, another does nothing.
+    The first of `finish`, `fail` and `drop` ends a sequence; later calls do nothing.
     """
 
     def __init__(self, scheduler: Scheduler, runners: RunnerPair, outbox: Outbox) -> None:
@@ -27,7 +27,7 @@ class RequestTable:
         self._runners = runners
         self._outbox = outbox
         self._sequences: dict[tuple[int, int], Sequence] = {}
-        self.num_terminated = 0  # sequences that the operator's option has ended
+        self.num_terminated = 0  # sequences ended by the runtime option terminate_session
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
@@ -40,35 +40,35 @@ class RequestTable:
 
     @property
     def accepted(self) -> list[Sequence]:
-        """All that run or are ready to: those that wait for their grammars may still be refused."""
+        """Sequences which run or are ready to run. Those that wait for their grammars may still be refused."""
         return [sequence for sequence in self if sequence.state is not SequenceState.WAITING_FOR_GRAMMAR]
 
     @property
     def next_deadline(self) -> float:
-        """When the first of all must have ended, by the clock."""
+        """The earliest deadline of all sequences, by the clock; infinite without any."""
         return min((sequence.deadline for sequence in self), default=math.inf)
 
     def find(self, connection: int, key: int) -> Sequence | None:
-        """A sequence, if it has not ended."""
+        """The sequence of a connection and key; None if it has ended."""
         return self._sequences.get((connection, key))
 
     def answering(self, unique_id: str) -> list[Sequence]:
-        """The answers to one request."""
+        """The sequences that answer one request."""
         return [sequence for sequence in self if sequence.request.own_id == unique_id]
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; nobody is told yet. Raises QueueFull."""
+        """Queue a sequence, without a message yet. Raises QueueFull."""
         self._scheduler.add(sequence)
         self._sequences[sequence.origin] = sequence
 
     def accept(self, sequence: Sequence) -> None:
-        """Tell that a sequence will end in exactly one of `finish` and `fail`, unless it is dropped."""
+        """Send Accepted. The sequence then ends with exactly one of `finish` and `fail`, unless it is dropped."""
         sequence.state = SequenceState.WAITING
         connection, key = sequence.origin
         self._outbox.tell(connection, Accepted(key))
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence with what it has produced."""
+        """End a sequence with the tokens it has produced."""
         _, key = sequence.origin
         finished = Finished(key, reason, sequence.phases(), sequence.num_cached, sequence.profile.num_tokens)
         if self._end(sequence, finished):
@@ -77,7 +77,7 @@ class RequestTable:
                 self._scheduler.answered(sequence)
 
     def finish_late(self, now: float) -> None:
-        """End those whose deadline has come, in whatever state they are."""
+        """End all sequences whose deadline has passed, in any state."""
         for sequence in [sequence for sequence in self if sequence.deadline <= now]:
             self.finish(sequence, FinishReason.TIMEOUT)
 
@@ -89,22 +89,22 @@ class RequestTable:
                 log.error("request %s failed: %s", sequence.request.request_id, error)
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget a sequence; nobody is told."""
+        """Remove a sequence without a message."""
         self._end(sequence)
 
     def drop_all(self, connection: int) -> None:
-        """Forget all sequences of a connection: their reader has gone."""
+        """Remove all sequences of a closed connection."""
         for sequence in [sequence for sequence in self if sequence.origin[0] == connection]:
             self.drop(sequence)
 
     def tell_load(self, *, terminated: bool) -> None:
-        """Tell the API processes what has changed of the device's load."""
+        """Send the API processes what has changed in the device's load."""
         self._outbox.tell_load(self._scheduler, self.accepted, terminated=terminated)
 
     def _end(self, sequence: Sequence, told: Finished | Failed | None = None) -> bool:
-        """Forget a sequence and free what it holds; returns False, and tells nothing, if it had ended before.
+        """Remove a sequence and free what it holds; returns False, and sends nothing, if it had ended before.
 
-        The end is told first: an error while something is freed cannot lose it.
+        The message is sent first, so that an error while memory is freed cannot lose it.
         """
         if sequence not in self:
             return False

@@ -13,15 +13,15 @@ from genai_server.timing import Clock
 
 
 class SequenceState(StrEnum):
-    """Where a sequence stands on its way through the engine."""
+    """A sequence's state in the engine."""
 
-    WAITING_FOR_GRAMMAR = "waiting_for_grammar"  # not accepted yet: a worker thread compiles its grammar
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"  # not accepted yet; a worker thread compiles its grammar
     WAITING = "waiting"  # accepted, and ready to run
     RUNNING = "running"  # has one of the places on the device
 
 
 class Sequence:
-    """A request with its tokens, from its arrival to its end."""
+    """A request and its tokens, from arrival to end."""
 
     def __init__(
         self,
@@ -34,25 +34,25 @@ class Sequence:
         adapter: object | None = None,
         reuses_past: bool = False,
     ) -> None:
-        self.id = id  # unique in the engine's life, and growing
-        self.origin = origin  # connection and key of who wants it
+        self.id = id  # unique in the engine process, and ascending
+        self.origin = origin  # connection and key of the reader
         self.request = request
         self.sampler = Sampler(request.sampling, request.prompt)
-        self.guide = guide  # what the answer must fit
-        self.adapter = adapter  # what its runner has loaded for it
-        self.reuses_past = reuses_past  # whether it can go on from another's prompt
+        self.guide = guide  # the grammar's state; None without a grammar
+        self.adapter = adapter  # what the runner has loaded for this request
+        self.reuses_past = reuses_past  # whether it may reuse a cached prefix
         self.state = SequenceState.WAITING
-        self.tokens = list(request.prompt)  # of the prompt, and those produced
-        self.num_read = 0  # how many of these its runner has read
-        self.num_cached = 0  # tokens of the prompt that came from the cache
-        # Tokens of the prompt whose log probabilities need not be told any more; the very first has none.
+        self.tokens = list(request.prompt)  # the prompt's and those produced
+        self.num_read = 0  # how many of these the runner has read
+        self.num_cached = 0  # tokens of the prompt from a cached prefix
+        # Tokens of the prompt whose log probabilities are done; the very first has none.
         self.num_scored = 1
-        self.batched = False  # which of the engine's two runners has it
-        self.by_library = False  # whether its prompt is read and its tokens are chosen where it runs
+        self.batched = False  # whether it runs in the batch, or on the generator's runner
+        self.by_library = False  # whether its runner reads the prompt and chooses tokens by itself
         self.profile = SequenceProfile()
         self._clock = clock
         self._arrived = clock()
-        # The time of the clock at which the answer ends as it is.
+        # The clock's time at which the answer ends with the tokens it has.
         self.deadline = math.inf if request.timeout is None else self._arrived + request.timeout
         self._started: float | None = None
         self._first: float | None = None
@@ -61,11 +61,11 @@ class Sequence:
 
     @cached_property
     def prompt_key(self) -> int:
-        """Equal for equal prompts of one salt."""
+        """Equal for equal prompts with the same salt."""
         return hash((self.request.cache_salt, *self.request.prompt))
 
     def gives_prompt(self, other: "Sequence") -> bool:
-        """Whether the other can go on from this one's whole prompt, yet to be read, and is no more urgent."""
+        """Whether the other has the same prompt, may reuse its keys and values once read, and is not more urgent."""
         return (
             self.reuses_past
             and other.reuses_past
@@ -76,7 +76,7 @@ class Sequence:
 
     @property
     def age(self) -> float:
-        """Seconds since its arrival."""
+        """Seconds since the request's arrival."""
         return self._clock() - self._arrived
 
     @property
@@ -96,12 +96,12 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether nothing but the last produced token is unread: no prompt, and no tokens that a runner reads anew."""
+        """Whether only the last produced token is unread. Always true where the runner reads by itself."""
         return self.by_library or (self.num_unread <= 1 and self.num_produced > 0)
 
     @property
     def wants_positions(self) -> bool:
-        """Whether the logits after each token of the prompt are wanted, for its log probabilities."""
+        """Whether logits after each prompt token are still wanted, for the prompt's log probabilities."""
         return self.request.prompt_logprobs and self.num_scored < len(self.request.prompt)
 
     @property
@@ -110,12 +110,12 @@ class Sequence:
         return max(0, self.max_length - len(self.tokens))
 
     def start(self) -> None:
-        """The first pass begins."""
+        """Note the time at which the first pass begins."""
         if self._started is None:
             self._started = self._clock()
 
     def append(self, token: int) -> None:
-        """Take a token that the model has produced."""
+        """Add a produced token."""
         self.tokens.append(token)
         now = self._clock()
         if self._first is None:
@@ -125,7 +125,7 @@ class Sequence:
         self._last = now
 
     def describe(self) -> RequestState:
-        """The sequence in the operator's list."""
+        """The sequence's entry in the admin API's list."""
         started = RequestPhase.DECODE if self.num_produced else RequestPhase.PREFILL
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         prompt = len(self.request.prompt)
@@ -134,7 +134,7 @@ class Sequence:
         return RequestState(name, phase, self.age, prompt, self.num_cached, self.num_produced, adapter, unique)
 
     def phases(self) -> Phases:
-        """Where the time went up to now."""
+        """Seconds spent in each phase up to now."""
         now = self._clock()
         started = now if self._started is None else self._started
         first = now if self._first is None else self._first

@@ -1,11 +1,11 @@
 """Makes 8-bit matrices from a decoder's 4-bit ones, for steps of many tokens.
 
-ONNX Runtime's 4-bit product (MatMulNBits) unpacks its weights anew for each few tokens. Its 8-bit product
-(MatMulIntegerToFloat) does not, and on x86 it is fastest with unsigned activations and signed weights: on one of two
-machines signed activations made it five times slower. So activations are quantized for each token as they come, around
-128, and weights have one scale for each output column.
+ONNX Runtime's 4-bit product (MatMulNBits) unpacks its weights again for every few tokens; its 8-bit product
+(MatMulIntegerToFloat) does not. On x86 the latter is fastest with unsigned activations and signed weights. On one of
+two machines, signed activations made it five times slower. So activations are quantized for each token at run time,
+around 128. Weights have one scale for each output column.
 
-An 8-bit matrix is the rounding of the 4-bit one, not of the weights that this was made from.
+An 8-bit matrix is rounded from the 4-bit one, because the model does not have the original weights.
 """
 
 import logging
@@ -23,8 +23,8 @@ from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model.output_head import EIGHT_BITS
 
 log = logging.getLogger(__name__)
-# A matrix stays in 4 bits if a step of its 8-bit values is, in the median block, more than this share of a step of the
-# 4-bit ones: rounding would add as much again. Columns without outliers have about 0.08.
+# A matrix stays in 4 bits if, in the median block, the 8-bit scale is more than this share of the 4-bit scale. Rounding
+# would add too large an error. Columns without outliers have about 0.08.
 MOST_COARSE = 0.25
 _FOUR_BITS = "MatMulNBits"
 # Inputs of a MatMulNBits behind the activations.
@@ -38,9 +38,9 @@ _AXIS, _INVERSE, _LEAST, _ONE, _MIDDLE = (f"genai_server.int8.{name}" for name i
 
 
 def write_int8_model(source: Path, target: Path) -> int:
-    """Write a graph like the one at `source` whose 4-bit matrices have 8 bits; returns how many these are.
+    """Write the graph at `source` with 8-bit matrices in place of 4-bit ones; returns how many were replaced.
 
-    Its weights go beside it. Only one matrix at a time is in memory. Raises OSError.
+    The weights' file lies beside `target`. Only one matrix at a time is in memory. Raises OSError.
     """
     model = onnx.load(str(source), load_external_data=False)
     graph = model.graph
@@ -87,7 +87,7 @@ class _Weights:
         self._folder = folder
 
     def load(self, tensor: TensorProto) -> None:
-        """Have the values of a tensor in memory."""
+        """Load the values of a tensor into memory."""
         if uses_external_data(tensor):
             load_external_data_for_tensor(tensor, str(self._folder))
             tensor.data_location = TensorProto.DEFAULT
@@ -166,10 +166,10 @@ def _int8_matrix(node: onnx.NodeProto, weights: _Weights) -> dict[str, NDArray[A
 def _dequantized(
     packed: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any] | None, attributes: dict[str, int], here: slice
 ) -> NDArray[np.float32]:
-    """The weights [outputs, inputs] of some outputs of a MatMulNBits.
+    """Returns the weights [outputs, inputs] of a range of a MatMulNBits's outputs.
 
-    Layout: com.microsoft.MatMulNBits, two weights in a byte, the first in its lower half; so are the zero points, each
-    output's beginning a byte.
+    Layout of com.microsoft.MatMulNBits: a byte has two weights, the first in its lower half. Zero points are packed the
+    same way, and each output's begin a new byte.
     """
     num_outputs, num_inputs, block = attributes["N"], attributes["K"], attributes["block_size"]
     blocks = -(-num_inputs // block)
@@ -200,7 +200,7 @@ def _quantized(name: str, nodes: list[onnx.NodeProto]) -> tuple[str, str]:
 
 
 def _product(node: onnx.NodeProto, activations: tuple[str, str], matrix: list[str]) -> list[onnx.NodeProto]:
-    """What stands for a MatMulNBits."""
+    """The nodes that replace a MatMulNBits."""
     (read, token_scales), (weights, scales), out = activations, matrix, node.output[0]
     bias = node.input[_BIAS] if len(node.input) > _BIAS else ""
     inputs = [read, weights, _ONE, scales, _MIDDLE]

@@ -2,8 +2,8 @@
 
 All tokens lie in one flat row [1, R + C], so each matrix is read once for them. Only attention is split: one
 GroupQueryAttention takes the R decoding rows [R, 1], another the chunk [1, C], each with key-value buffers of its own.
-ONNX Runtime's GroupQueryAttention on CPU takes several tokens behind a past for a single row only, so a step has one
-chunk at most.
+On CPU, ONNX Runtime's GroupQueryAttention takes several tokens after a cached prefix for a single row only. So a step
+has at most one chunk.
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ from genai_server.engine.model.output_head import find_head
 
 # Inputs. SPLIT is int64 [2]: R and C. ROWS is int64 [K]: the positions in the flat row whose logits are wanted.
 SPLIT, ROWS = "genai_server.split", "genai_server.rows"
-# For each of the two parts: the past of a row is `{part}{name}`, its tokens in all after the pass, less one, are
-# LAST [rows] and the longest row's LONGEST [], both int32.
+# Prefixes of the two parts' inputs. Past keys and values are `{part}{name}`. LAST [rows] is each row's length after the
+# pass, less one. LONGEST [] is the longest row's length after the pass. Both are int32.
 DECODE, CHUNK = "genai_server.decode.", "genai_server.chunk."
 LAST, LONGEST = "last", "longest"
 _WANTED = "genai_server.wanted_states"
@@ -26,12 +26,12 @@ _ATTENTION = "GroupQueryAttention"
 # Inputs of a GroupQueryAttention: queries, keys and values come first, then these.
 _PAST, _LENGTHS, _REST = slice(3, 5), slice(5, 7), slice(7, None)
 _PRESENT = slice(1, 3)
-# Among the rest, those that say something of each row: positions and an attention bias.
+# Those of the rest with a value for each row: positions and an attention bias.
 _OF_ROWS = (9, 10)
 
 
 def mix_steps(graph: onnx.GraphProto, decoder: DecoderGraph) -> bool:
-    """Change a decoder's graph to take rows and a chunk; False, with the graph spoilt, where that cannot be done."""
+    """Change a decoder's graph to take rows and a chunk. False means failure, and may leave the graph broken."""
     head = None if decoder.gives_last_logits_only else find_head(graph, decoder.logits)
     if head is None or any(name for node in _attentions(graph) for name in _inputs(node, *_OF_ROWS)):
         return False
@@ -74,7 +74,7 @@ def _inputs(node: onnx.NodeProto, *positions: int) -> list[str]:
 
 
 def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """What stands for an attention: one for the rows, one for the chunk, each with what it reads and makes."""
+    """The nodes that replace an attention: one for the rows, one for the chunk, and those which split and join."""
     made, out = [], node.output[0]
     read: dict[str, list[str]] = {DECODE: [], CHUNK: []}
     for position, name in enumerate(node.input[: _PAST.start]):  # packed or separate queries, keys and values
@@ -101,7 +101,7 @@ def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def _drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove the nodes of which nothing is read, such as those that took lengths from the attention mask."""
+    """Remove nodes without read outputs, such as those that took lengths from the attention mask."""
     wanted = {value.name for value in graph.output}
     kept = []
     for node in reversed(graph.node):  # in a graph each node comes behind what it reads
@@ -113,7 +113,7 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
 
 
 def _cache(value: onnx.ValueInfoProto, part: str) -> onnx.ValueInfoProto:
-    """A buffer of one of the two parts, whose rows and length are its own."""
+    """A buffer of one of the two parts, with its own number of rows and length."""
     found = onnx.ValueInfoProto()
     found.CopyFrom(value)
     found.name = part + value.name
@@ -127,7 +127,7 @@ def _value(name: str, kind: int, shape: list[int | str]) -> onnx.ValueInfoProto:
 
 
 def _set(field: Any, values: Iterable[Any]) -> None:
-    """Give a repeated field other values."""
+    """Replace the values of a repeated field."""
     values = list(values)
     del field[:]
     field.extend(values)

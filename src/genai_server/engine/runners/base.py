@@ -1,4 +1,4 @@
-"""What the engine's loop asks of a runner: the one place that drives a model."""
+"""The interface between the engine's loop and the runners, which drive a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,19 @@ from genai_server.generation import GenerationRequest, ModelInfo
 
 @dataclass(frozen=True)
 class Opening:
-    """How a sequence is begun: tokens that it can grow to, whether a past that began alike may be used again, and
-    whether its answer must be bit for bit the same in any company. Only a past of the same `salt` is used again. An
-    `adapter` is what the runner has loaded. The `request` tells a runner that chooses tokens itself how.
-    """
+    """How a sequence is begun."""
 
+    # Tokens that the sequence can grow to.
     max_length: int
+    # Whether a cached prefix may be reused.
     reuse: bool = True
+    # Only cached prefixes with the same salt are reused.
     salt: str | None = None
+    # Whether the answer must be bitwise equal in any batch.
     exact: bool = False
+    # What the runner has loaded as an adapter.
     adapter: object | None = None
+    # Its sampling settings, for runners which choose tokens themselves.
     request: GenerationRequest | None = None
 
 
@@ -30,13 +33,15 @@ class Opening:
 class Row:
     """What a pass reads of one sequence."""
 
+    # The sequence's id.
     sequence: int
+    # The tokens to read.
     tokens: Sequence[int]
-    # Whether it is the one token that the sequence's answer goes on from, else it is of a prompt or read anew.
+    # True for the single newest token of an answer; False for tokens of a prompt or tokens read again.
     decodes: bool
-    # Whether the logits after each of the tokens are wanted, not only those after the last.
+    # Whether the logits after each token are wanted, or only those after the last one.
     positions: bool = False
-    # Of how many of the best tokens the next one will be chosen; 0 is all of them.
+    # The next token is chosen among this many best ones; 0 means all.
     num_choices: int = 0
 
 
@@ -45,14 +50,14 @@ class Terminated(Exception):
 
 
 class Interrupted(Exception):
-    """`interrupt` has ended the pass: none of its tokens were read, all of them can be given again."""
+    """`interrupt` has ended the pass. It read none of its tokens, so all of them can be given again."""
 
 
 class Runner(Protocol):
-    """Runs sequences of tokens through a model; used by one thread only, but for `interrupt`.
+    """Runs sequences of tokens through a model. Only `interrupt` may be called by other threads.
 
-    A sequence is named by its id between `open` and `close`. Everything but `close` may raise RunnerFailed, which
-    concerns the sequences of this call only.
+    An id names a sequence between `open` and `close`. Every method except `close` may raise RunnerFailed, which
+    concerns only the sequences of this call.
     """
 
     @property
@@ -62,38 +67,38 @@ class Runner(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """Sequences that one forward pass can take a token further."""
+        """The most sequences that one forward pass can decode."""
         ...
 
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
-        """Begin a sequence; returns how many tokens of the prompt need not be read, for their past is still there."""
+        """Begin a sequence; returns how many tokens of its prompt come from a cached prefix."""
         ...
 
     def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        """Run a pass: at most `max_rows` that decode, or one other; both where a batch mixes them.
+        """Run a pass of at most `max_rows` decoding rows, or of one other row. Where `Batch.mixes`, it may have both.
 
-        Of a sequence whose scores are pending the tokens were not read, and are to be given again. The arrays may be
-        overwritten by the next pass. Raises Terminated, if it is one sequence, and Interrupted.
+        Pending scores mean that the row's tokens were not read, and must be given again. The next pass may overwrite
+        the arrays. Raises Interrupted, and Terminated if the pass has one sequence.
         """
         ...
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        """Read the next tokens of a prompt; returns the logits [vocab_size] after the last of them, or with `positions`
-        those after each of them [tokens, vocab_size].
+        """Read the next tokens of a prompt; returns the logits [vocab_size] after the last of them.
 
-        The array may be overwritten by the next pass. Raises Terminated and Interrupted.
+        With `positions`, returns those after each of them [tokens, vocab_size]. The next pass may overwrite the array.
+        Raises Terminated and Interrupted.
         """
         ...
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
         """Read one more token of each of at most `max_rows` sequences; returns the logits [sequences, vocab_size].
 
-        The array may be overwritten by the next pass. Raises Terminated, if it is one sequence, and Interrupted.
+        The next pass may overwrite the array. Raises Interrupted, and Terminated if there is one sequence.
         """
         ...
 
     def interrupt(self) -> None:
-        """End the pass that runs now, if the runner can; any thread may call it."""
+        """End the pass in progress, if the runner can. Any thread may call this."""
         ...
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
@@ -105,15 +110,18 @@ class Runner(Protocol):
         ...
 
     def end_session(self) -> None:
-        """End the model's session, for that is when ONNX Runtime writes what it has profiled of it; nothing follows."""
+        """End the model's session, so that ONNX Runtime writes the session's profile. No other call follows."""
         ...
 
 
 class ExportingRunner(Runner, Protocol):
-    """A runner whose keys and values can be copied out, and that has adapters."""
+    """A runner with adapters, whose keys and values can be copied out."""
 
     def load_adapter(self, path: Path) -> object:
-        """What `open` takes as an adapter; its memory is free once nobody has it. Raises AdapterLoadFailed."""
+        """Returns what `open` takes as an adapter; its memory is freed with the last reference.
+
+        Raises AdapterLoadFailed.
+        """
         ...
 
     def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -122,38 +130,39 @@ class ExportingRunner(Runner, Protocol):
 
 
 class Batch(Runner, Protocol):
-    """A runner of many sequences in one pass, beside one that runs each alone."""
+    """A runner of many sequences in one pass, beside a runner which runs each sequence alone."""
 
     @property
     def name(self) -> str:
-        """What the API calls this way of running them."""
+        """The runner's name in the API."""
         ...
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        """How many nodes of the graph each provider runs, None where that is not known."""
+        """How many nodes of the graph each provider runs; None where this is unknown."""
         ...
 
     @property
     def lone_row_is_exact(self) -> bool:
-        """Whether a sequence alone gives bit for bit what it gives in company."""
+        """Whether a sequence alone is bitwise equal to the same sequence in a batch."""
         ...
 
     @property
     def chooses(self) -> bool:
-        """Whether it reads prompts by itself, and chooses the tokens from the answer's first one on: `open` begins the
-        answer, and returns that all of the prompt but its last token need not be read.
+        """Whether the runner reads prompts and chooses tokens by itself.
+
+        If so, `open` begins the answer, and returns the prompt's length less one.
         """
         ...
 
     @property
     def mixes(self) -> bool:
-        """Whether a pass may decode and read a chunk of one prompt; only sequences that need not be exact."""
+        """Whether a pass without exact sequences may decode and read a chunk of one prompt."""
         ...
 
     @property
     def int8_from(self) -> int | None:
-        """From how many tokens on a pass has weights of 8 bits; None if none has."""
+        """Passes of at least this many tokens may have 8-bit weights; None if no pass has."""
         ...
 
     @property
@@ -167,7 +176,7 @@ class Batch(Runner, Protocol):
         ...
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises InvalidField for what a request wants and cannot have here."""
+        """Raises InvalidField for a field of a request which this runner does not support."""
         ...
 
     def adopt(
@@ -180,15 +189,19 @@ class Batch(Runner, Protocol):
         exact: bool = False,
         salt: str | None = None,
     ) -> None:
-        """Go on with a sequence whose keys and values [1, kv_heads, …, head_size] another runner has made."""
+        """Take over a sequence, with the keys and values [1, kv_heads, …, head_size] that another runner computed.
+
+        The first `num_prefilled` tokens of `read` came from prefill.
+        """
         ...
 
     def match_again(self, sequence: int, prompt: list[int]) -> int:
-        """Find more of a prompt of which nothing has been read yet, for others go on meanwhile; returns what `open`
-        does.
+        """Look for a longer cached prefix of a prompt before its first chunk; returns the same as `open`.
+
+        Other sequences may have read the same beginning since `open`.
         """
         ...
 
     def forget(self) -> int:
-        """Forget the past of all sequences that have ended; returns how many had left one."""
+        """Drop all cached prefixes of ended sequences; returns how many there were."""
         ...

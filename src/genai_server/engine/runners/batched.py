@@ -1,8 +1,8 @@
-"""Continuous batching straight on the model builder's graph, through ONNX Runtime's IO binding.
+"""Continuous batching on the model builder's graph, through ONNX Runtime's IO binding.
 
-GroupQueryAttention writes new keys and values into the buffer that is bound as both its past and its present (ONNX
-Runtime's contrib operator com.microsoft.GroupQueryAttention), and takes each row's length from the attention mask. So
-one pass over a contiguous range of slots takes sequences of different lengths one token further.
+ONNX Runtime's contrib operator com.microsoft.GroupQueryAttention can have one buffer bound as both past and present. It
+writes new keys and values into that buffer, and takes each row's length from the attention mask. So one pass over a
+contiguous range of slots advances sequences of different lengths by one token.
 """
 
 import logging
@@ -31,34 +31,37 @@ from genai_server.generation import GenerationRequest, ModelInfo
 
 log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
-# Prompt and rows of the trial at the start.
+# Prompt length and number of rows of the trial at start.
 _TRIED_TOKENS = 8
 _TRIED_ROWS = 8
-# Weights of 8 bits are tried with chunks of so many tokens, twice each: the first reads the weights from their file.
+# Chunk sizes, in tokens, that 8-bit weights are timed with. Each runs twice: the first run reads the weights' file.
 _TIMED_TOKENS = (4, 16, 64)
-# They are not used if the logits of the longest of these chunks differ by more than this share of their standard
-# deviation: rounding to 8 bits costs about 0.02, 4 bits have cost about 0.1.
+# The largest accepted difference between the logits of the longest chunk, as a share of their standard deviation.
+# Rounding to 8 bits costs about 0.02; 4 bits have cost about 0.1.
 _MOST_DIFFERENCE = 0.1
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Sequences at once, and tokens of each."""
+    """How much a batched runner holds."""
 
+    # Sequences at once.
     num_slots: int
+    # Tokens of each sequence.
     max_length: int
 
 
 @dataclass(frozen=True)
 class MoreSessions:
-    """ONNX Runtime sessions of the same model for steps that are not exact, None where there is none."""
+    """Further ONNX Runtime sessions of the model, for steps without exact sequences; None where there is none."""
 
-    # For steps that decode and read a chunk of a prompt.
+    # Decodes and reads a chunk of a prompt in one pass.
     mixed: Any = None
-    # With matrices of 8 bits in place of 4.
+    # Has 8-bit matrices in place of 4-bit ones.
     int8: Any = None
+    # Does both.
     mixed_int8: Any = None
-    # How many times faster a chunk must be with them.
+    # How many times faster a chunk must be with 8-bit matrices.
     least_gain: float = 1.2
 
 
@@ -66,13 +69,11 @@ NO_MORE = MoreSessions()
 
 
 class BatchedRunner:
-    """Sessions of one model, and slots in one set of key-value buffers, which lie where the sessions run.
+    """Sessions of one model, and KV cache slots in memory where these sessions run.
 
-    `run_entries` are options of every pass.
-
-    Some kernels take the rows of a pass in groups, such as pairs, and give those that are left at its end other bits.
-    How large the groups are is tried at the start. A pass with an exact sequence has whole groups of rows, decodes or
-    reads a chunk, and has the model's own weights.
+    Some kernels process the rows of a pass in groups, such as pairs. The rows left over at the end are not bitwise
+    equal to rows in a whole group. A trial at start finds the group size. A pass with an exact sequence has whole
+    groups of rows and the model's own weights. It either decodes or reads a chunk.
     """
 
     name = "batched"
@@ -91,7 +92,7 @@ class BatchedRunner:
     ) -> None:
         self._graph = graph
         self._make_buffers = make_buffers
-        self._run_entries = dict(run_entries)
+        self._run_entries = dict(run_entries)  # run options of every pass
         self._own = DecoderSession(graph, session)
         self._int8 = None if more.int8 is None else DecoderSession(graph, more.int8)
         self._mixed = None if more.mixed is None else MixedSession(graph, more.mixed)
@@ -100,23 +101,23 @@ class BatchedRunner:
         self._model = model
         self._exact: set[int] = set()
         self._max_rows = limits.num_slots
-        # The options of the pass that reads a prompt now; a decode step is too short to be worth interrupting.
+        # Run options of the prompt pass in progress. A decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
-        # From how many tokens on a step has weights of 8 bits; None if none has.
+        # Steps of at least this many tokens have 8-bit weights; None if no step has.
         self.int8_from: int | None = None
         self._take_memory(_TRIED_ROWS, _TRIED_TOKENS + 1)
         row_group = self._try_row_groups()
         if self._int8 is not None:
             self._take_memory(1, max(_TIMED_TOKENS))
             self.int8_from = self._try_int8()
-        # Whole groups, for exact rows may need companions; beyond the slots these keep nothing.
+        # Rounded up to whole groups: exact rows may need padding rows. Rows beyond the slots keep nothing.
         self._take_memory(limits.num_slots + -limits.num_slots % row_group, limits.max_length)
         self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
 
     @property
     def lone_row_is_exact(self) -> bool:
-        """Whether a row gives bit for bit the same alone and in any batch."""
+        """Whether a row alone is bitwise equal to the same row in any batch."""
         return self.slots.row_group == 1
 
     @property
@@ -141,7 +142,7 @@ class BatchedRunner:
         return self.slots.match_again(sequence, prompt, exact=sequence in self._exact)
 
     def check(self, request: GenerationRequest) -> None:
-        """There is nothing that a request cannot have here."""
+        """Accepts every request."""
 
     def forget(self) -> int:
         return self.slots.forget()
@@ -169,7 +170,8 @@ class BatchedRunner:
         length = len(self.slots.slots[index].tokens) + len(tokens)
         on = self._session_for(len(tokens), [sequence])
         logits = self._run(np.array([tokens], np.int64), index, np.array([length]), all_positions=positions, on=on)
-        # One token alone is read by the kernel that decodes, which has other bits, and so have other weights.
+        # Only multi-token chunks with the model's own weights count as prefilled. A single token runs the decode
+        # kernel; neither that kernel nor other weights are bitwise equal.
         self.slots.append(sequence, list(tokens), prefilled=len(tokens) > 1 and on is self._own)
         wanted: Logits = logits[0] if positions else logits[0, -1]
         return wanted
@@ -181,7 +183,7 @@ class BatchedRunner:
         return logits[indices, -1]
 
     def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
-        """As `decode`; where the logits are on a device, the best alone leave it if nobody needs others."""
+        """As `decode`. A device returns only the best logits if every sequence chooses among those."""
         if not (self._own.offers_best and all(0 < number <= NUM_BEST for number in num_choices)):
             return [Scores(row[np.newaxis]) for row in self.decode(sequences, tokens)]
         ids, lengths, indices = self._next_rows(sequences, tokens)
@@ -195,7 +197,7 @@ class BatchedRunner:
         """One more token of each sequence, and a chunk of another's prompt, in one pass."""
         assert self._mixed is not None
         ids, lengths, indices = self._next_rows(sequences, tokens)
-        slot = self.slots.index(chunk.sequence)  # known now, for the rows may have changed places
+        slot = self.slots.index(chunk.sequence)  # read after `_next_rows`, which may move slots
         num_tokens = len(ids) + len(chunk.tokens)
         has_int8 = self.int8_from is not None and num_tokens >= self.int8_from
         mixed = (self._mixed_int8 if has_int8 else None) or self._mixed
@@ -208,7 +210,7 @@ class BatchedRunner:
         return [Scores(row[np.newaxis]) for row in logits[0].astype(np.float32, copy=False)]
 
     def _session_for(self, num_tokens: int, sequences: Sequence[int]) -> DecoderSession:
-        """The session for a step of so many tokens: exact sequences always have the same."""
+        """The session for a step of `num_tokens`. Exact sequences always use the model's own weights."""
         if self._int8 is None or self.int8_from is None or num_tokens < self.int8_from:
             return self._own
         return self._int8 if self._exact.isdisjoint(sequences) else self._own
@@ -216,19 +218,20 @@ class BatchedRunner:
     def _next_rows(
         self, sequences: Sequence[int], tokens: Sequence[int]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
-        """The input [rows, 1] of a pass that reads one more token of each sequence, the lengths of its rows after it,
-        and which of them are the sequences'.
+        """What a pass binds to read one more token of each sequence.
+
+        Returns the input ids [rows, 1], the rows' lengths after the pass [rows], and the sequences' row indices.
         """
         for sequence in sequences:
             if self.slots.index(sequence) >= self.slots.num_decoding:
                 self.slots.start_decoding(sequence)
         rows = self.slots.num_decoding
         if not self._exact.isdisjoint(sequences):
-            rows += -rows % self.slots.row_group  # with companions, which nobody listens to
+            rows += -rows % self.slots.row_group  # padding rows
         ids = np.zeros((rows, 1), np.int64)
         indices = [self.slots.index(sequence) for sequence in sequences]
         ids[indices, 0] = tokens
-        # A row that is not asked for writes one token behind its past, where nothing counts.
+        # Rows without a request write one token past their cached length; it is never read.
         lengths = np.ones(rows, np.int64)
         for index, slot in enumerate(self.slots.slots[:rows]):
             lengths[index] += len(slot.tokens)
@@ -245,7 +248,7 @@ class BatchedRunner:
 
     @property
     def takes_past(self) -> bool:
-        """Whether a Generator's keys and values can be taken over: of windowed layers it keeps only the last ones."""
+        """Whether `adopt` works. A Generator keeps only the last keys and values of windowed layers."""
         return not self._graph.window
 
     def adopt(
@@ -258,7 +261,10 @@ class BatchedRunner:
         exact: bool = False,
         salt: str | None = None,
     ) -> None:
-        """Take over a sequence with the keys and values [1, kv_heads, …, head_size] of the tokens it has read."""
+        """Take over a sequence with the keys and values [1, kv_heads, …, head_size] of the tokens it has read.
+
+        The first `num_prefilled` of these tokens came from prefill.
+        """
         if exact:
             self._exact.add(sequence)
         self.slots.acquire(sequence, read, reuse=False, salt=salt)
@@ -285,7 +291,7 @@ class BatchedRunner:
             self.slots.release(sequence)
 
     def _take_memory(self, num_rows: int, max_length: int) -> None:
-        """Have so many rows of so many tokens, and nothing in them."""
+        """Allocate empty buffers of `num_rows` rows with `max_length` tokens each."""
         self._buffers = self._make_buffers(self._graph, num_rows, max_length)
         for session in (self._own, self._int8):
             if session is not None:
@@ -295,7 +301,7 @@ class BatchedRunner:
                 mixed.use(self._buffers)
 
     def _try_row_groups(self) -> int:
-        """The smallest groups of rows that give the same logits whatever other groups are in a pass."""
+        """The smallest group of rows whose logits are bitwise equal whatever other groups are in the pass."""
         run = partial(self._run, all_positions=True)
         prompt = np.arange(_TRIED_TOKENS, dtype=np.int64)[np.newaxis] % self._model.vocab_size
         run(prompt, 0, np.array([_TRIED_TOKENS]))
@@ -312,7 +318,7 @@ class BatchedRunner:
         return next(group for group in (1, 2, 4, _TRIED_ROWS) if is_whole(group))
 
     def _try_int8(self) -> int | None:
-        """From how many tokens on weights of 8 bits are faster; None if they are not, or differ too much."""
+        """The least tokens of a step that 8-bit weights make faster; None if they are slower or differ too much."""
         assert self._int8 is not None
         seconds = np.zeros((2, len(_TIMED_TOKENS)))
         logits = []
@@ -343,9 +349,9 @@ class BatchedRunner:
         all_positions: bool = False,
         on: DecoderSession | None = None,
     ) -> Logits:
-        """One pass of `ids` [rows, new] over the slots from `first` on, whose rows are `lengths` long after it.
+        """Run `ids` [rows, new] over the slots from `first` on; `lengths` [rows] are their lengths after the pass.
 
-        Returns the logits [rows, positions, vocab_size] after all positions, or after the last ones.
+        Returns the logits [rows, positions, vocab_size] of all positions, or of the last ones.
         """
         rows, new = ids.shape
         on = on or self._own
@@ -363,7 +369,7 @@ class BatchedRunner:
         told: int,
         wanted: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Run a pass whose head tells so many positions, and have it write the wanted outputs."""
+        """Run a pass whose output head computes `told` positions; it writes the wanted outputs."""
         binding = on.bind(ids, first, lengths, told, wanted)
         try:
             self._execute(on.session, binding, may_interrupt=ids.shape[1] > 1)
@@ -371,7 +377,7 @@ class BatchedRunner:
             on.keep_unread(binding, wanted)
 
     def _execute(self, session: Any, binding: Any, *, may_interrupt: bool) -> None:
-        """Run what is bound; `interrupt` ends a chunk, but no two in a row."""
+        """Run what is bound. `interrupt` can end the pass, but never two prompt passes in a row."""
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
@@ -381,7 +387,7 @@ class BatchedRunner:
             self._may_interrupt |= may_interrupt
         except RuntimeError as error:
             if _INTERRUPTED_MESSAGE in str(error):
-                # Else a prompt would never be read beside somebody who asks often.
+                # Frequent interrupts would otherwise keep a prompt from ever being read.
                 self._may_interrupt = False
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
@@ -389,7 +395,7 @@ class BatchedRunner:
             self._reading = None
 
     def _positions(self, on: DecoderSession, new: int, *, every: bool) -> int:
-        """Of how many positions a pass over `new` ones tells the logits: all, or the last with its group."""
+        """How many positions a pass over `new` ones computes logits for: all, or the last one's group."""
         if self._graph.gives_last_logits_only:
             return 1
         if every or not on.chooses_positions:

@@ -1,4 +1,4 @@
-"""Where the keys and values of a batch lie: in the CPU's memory, or in that of the device that runs the graph."""
+"""Chooses the memory for a batch's keys and values: the CPU's, or that of the device which runs the graph."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,32 +13,32 @@ from genai_server.engine.runners.kv_cache import Buffers
 from genai_server.options.device import DeviceOptions
 from genai_server.options.providers import PROVIDERS, provider
 
-# The provider whose sessions copy within that memory.
+# For each kind of device memory, the provider whose sessions copy within it.
 _COPIES = {"cuda": "cuda"}
 
 
 class BatchBuffers(Buffers, Protocol):
-    """What the batched runner needs of them, beside what the slots do."""
+    """What the batched runner needs of the key-value buffers."""
 
     def bind(self, binding: Any, first: int, rows: int, part: str = "") -> None:
         """Bind the slots `first` to `first + rows` as past and as present, whose names begin with `part`."""
         ...
 
     def keep(self, binding: Any, output: str) -> None:
-        """Have an output of a pass stay where the buffers are, for nobody reads it."""
+        """Leave an unread output of a pass in the memory of the buffers."""
         ...
 
     def write(self, slot: int, present: str, values: NDArray[Any]) -> None:
-        """Put keys or values [1, kv_heads, tokens, head_size] of the first tokens into a slot."""
+        """Write keys or values [1, kv_heads, tokens, head_size] of the first tokens to a slot."""
         ...
 
 
-# Of a graph, rows and tokens of each.
+# Takes the graph, the number of rows, and the tokens of each row.
 MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
 
 
 def buffers_on(device: str, options: DeviceOptions) -> MakeBuffers:
-    """What makes the buffers of a device that has a batch, on the number that its first provider is on."""
+    """What makes the buffers of a device with a batch. The first provider's `device_id` chooses the device."""
     memory = PROVIDERS[device.partition(":")[0]].memory
     if memory == "cpu":
         return CpuBuffers

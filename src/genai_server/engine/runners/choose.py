@@ -1,6 +1,6 @@
-"""Which runners an engine has: decided by the settings, the device and the model's graph, and loaded.
+"""Chooses an engine's runners by the settings, the device and the model's graph, and loads them.
 
-What imports ONNX Runtime is imported in the functions, for a scripted device does without it.
+Modules which import ONNX Runtime are imported in the functions, because a scripted device works without it.
 """
 
 import logging
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from genai_server.engine.runners.batched import BatchedRunner, MoreSessions
 
 log = logging.getLogger(__name__)
-# The share of the free memory that weights of 8 bits may have without having been asked for.
+# The share of the free memory that 8-bit weights may take if the settings leave the choice to the engine.
 INT8_SHARE = 0.25
-# How many times faster they must be.
+# How many times faster 8-bit weights must be, in the same case.
 LEAST_GAIN = 1.2
 
 
@@ -79,8 +79,10 @@ def _on_cpu(spec: EngineSpec) -> bool:
 
 
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
-    """The batched runner. Raises DoesNotFit if it is not wanted or cannot run the model, and ConfigurationError if the
-    memory that it may take is for no request at all: on Generators there would be no limit.
+    """The batched runner.
+
+    Raises DoesNotFit if the settings exclude it or it cannot run the model. Raises ConfigurationError if
+    GENAI_KV_CACHE_BYTES is too small for a single request, because Generators would not keep to that limit.
     """
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
@@ -99,7 +101,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         )
     slot_bytes = graph.bytes_per_token * graph.slot_length(max_length)
     allowed = settings.kv_cache_bytes or free_memory() // 2
-    # A device's memory is taken at once, with a row to swap two others.
+    # A device's memory is allocated at once, with one additional row for swaps.
     spare_rows = 0 if _on_cpu(spec) else 1
     num_slots = min(settings.max_batch_size, allowed // slot_bytes - spare_rows)
     source = "GENAI_KV_CACHE_BYTES" if settings.kv_cache_bytes else "half of the memory that is free"
@@ -138,7 +140,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
 
 
 def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> "MoreSessions":
-    """The sessions for steps that are not exact: of packed weights, which all sessions of a model share."""
+    """The sessions for steps without exact sequences. They need prepacked weights, which all sessions share."""
     from genai_server.engine.model.int8_matrices import int8_bytes
     from genai_server.engine.model.session import open_mixed_session, open_session
     from genai_server.engine.model.weights import int8_model
@@ -167,7 +169,7 @@ def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> 
 
 
 def profile_folder(spec: EngineSpec) -> ProfileFolder:
-    """Where the operator has profiles written."""
+    """The folder for profiles from the settings."""
     return ProfileFolder(
         Path(spec.settings.profile_dir),
         spec.profile_folder or spec.device,
@@ -178,8 +180,9 @@ def profile_folder(spec: EngineSpec) -> ProfileFolder:
 
 
 def _session_profile(spec: EngineSpec) -> str:
-    """The path prefix for profiles of the whole session, if the model's configuration wants some: its name for them, in
-    the operator's folder. Raises OSError without the folder.
+    """The path prefix for profiles of the whole session; empty if the model's configuration asks for none.
+
+    The name comes from the model's configuration, the folder from the settings. Raises OSError without the folder.
     """
     name = session_profile(Path(spec.model_dir))
     if not name:

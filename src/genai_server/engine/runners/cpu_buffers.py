@@ -1,4 +1,4 @@
-"""Memory for the keys and values of a batch."""
+"""CPU memory for the keys and values of a batch."""
 
 import contextlib
 import mmap
@@ -12,15 +12,15 @@ from genai_server.engine.model.graph import DecoderGraph
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """An array whose memory is taken page by page as it is written.
+    """An array whose memory is allocated page by page as it is written.
 
-    numpy would ask Linux for huge pages: clearing one or two for each layer made the first use of a slot take 0.2 s.
+    numpy would ask Linux for huge pages. Clearing one or two for each layer made the first use of a slot take 0.2 s.
     """
     array = np.zeros(shape, dtype)
     if sys.platform == "linux":
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without huge pages has nothing to be told
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         array = np.frombuffer(memory, dtype).reshape(shape)
     return array
@@ -29,8 +29,8 @@ def lazy_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 class CpuBuffers:
     """Keys and values of all layers in CPU memory: one array [rows, kv_heads, length, head_size] each.
 
-    There is room for one token more than a sequence may have, for a companion row writes one behind its end. The memory
-    is reserved, not used, until something is written.
+    Each row has room for one token more than a sequence may have, because padding rows write one past their end. The
+    memory is reserved, and allocated only when written.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
@@ -56,10 +56,10 @@ class CpuBuffers:
             binding.bind_output(part + present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
 
     def keep(self, binding: Any, output: str) -> None:
-        """Have an output of a pass stay where it is made."""
+        """Leave an output of a pass in CPU memory."""
         binding.bind_output(output, "cpu")
 
     def write(self, slot: int, present: str, values: np.ndarray[Any, Any]) -> None:
-        """Put keys or values of the first tokens into a slot."""
+        """Write keys or values [1, kv_heads, tokens, head_size] of the first tokens to a slot."""
         index = next(i for i, (_, name) in enumerate(self._names) if name == present)
         self._arrays[index][slot, :, : values.shape[2]] = values[0]

@@ -1,6 +1,6 @@
-"""ONNX Runtime's sessions of a decoder, bound to slots of the key-value buffers for one pass after another.
+"""ONNX Runtime sessions of a decoder, bound to KV cache slots.
 
-Binding two names for each layer anew would cost 0.7 ms a pass, so a binding is kept for each range of slots.
+A binding is kept for each range of slots. Binding two names for each layer in every pass would cost 0.7 ms.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Ids = NDArray[np.int64]
 
 
 class DecoderSession:
-    """Passes over a range of slots: one new token of each, or several of one."""
+    """Passes over a range of slots: one new token for each slot, or several tokens for one slot."""
 
     def __init__(self, graph: DecoderGraph, session: Any) -> None:
         self.session = session
@@ -27,16 +27,17 @@ class DecoderSession:
         self._graph = graph
 
     def use(self, buffers: BatchBuffers, num_rows: int, max_length: int) -> None:
-        """Have the slots of these buffers from now on."""
+        """Use the slots of these buffers from now on."""
         self._buffers = buffers
         self._bindings: dict[tuple[int, int], Any] = {}
-        # One for all passes: every binding would keep its own last mask.
+        # Shared by all passes, because every binding would otherwise keep its own last mask.
         self._mask = np.empty(num_rows * self._graph.slot_length(max_length), np.int64)
 
     def bind(self, ids: Ids, first: int, lengths: Ids, told: int, wanted: Mapping[str, NDArray[Any]]) -> Any:
-        """The binding for a pass of `ids` [rows, new] over the slots from `first` on, `lengths` [rows] long after it.
+        """The binding for a pass of `ids` [rows, new] over the slots from `first` on.
 
-        The head tells `told` positions; `wanted` are the arrays that the outputs of these names are written to.
+        `lengths` [rows] are the slots' lengths after the pass. The output head computes `told` positions. `wanted` maps
+        output names to the arrays that the pass writes.
         """
         rows, new = ids.shape
         if (first, rows) not in self._bindings:
@@ -52,15 +53,16 @@ class DecoderSession:
             binding.bind_cpu_input(self._graph.position_ids, lengths[:, None] - new + np.arange(new))
         if self.chooses_positions:
             binding.bind_cpu_input(FIRST_POSITION, np.array([-told]))
-        # All of them each time, for a binding that is left as it was would be written to.
+        # Bound anew each time: the binding would otherwise still write to the arrays of the last pass.
         for name, array in wanted.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.keep_unread(binding, wanted)
         return binding
 
     def keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
-        """Have the outputs which are not wanted stay where they are made, before a pass, and anew after it: a binding
-        keeps what it was given as long as it lives.
+        """Leave unwanted outputs in the memory where they are computed.
+
+        Called before a pass, and again after it: a binding otherwise keeps its outputs as long as it lives.
         """
         offered = (BEST_LOGITS, BEST_TOKENS) if self.offers_best else ()
         for name in {self._graph.logits, *offered} - wanted.keys():
@@ -68,8 +70,9 @@ class DecoderSession:
 
 
 class MixedSession:
-    """Passes that take rows from slot 0 on one token further and read a chunk of another slot's prompt
-    (engine/model/mixed_step.py).
+    """Passes that decode the rows from slot 0 on and read a chunk of another slot's prompt.
+
+    The graph comes from engine/model/mixed_step.py.
     """
 
     def __init__(self, graph: DecoderGraph, session: Any) -> None:
@@ -77,7 +80,7 @@ class MixedSession:
         self._graph = graph
 
     def use(self, buffers: BatchBuffers) -> None:
-        """Have the slots of these buffers from now on."""
+        """Use the slots of these buffers from now on."""
         self._buffers = buffers
         self._bindings: dict[tuple[int, int], Any] = {}
 
@@ -91,10 +94,10 @@ class MixedSession:
         rows: list[int],
         logits: NDArray[Any],
     ) -> Any:
-        """The binding for a pass of `ids` [rows, 1], `lengths` [rows] long after it, and of a chunk for a slot that is
-        `before` tokens long.
+        """The binding for a pass of `ids` [rows, 1] and of a chunk for a slot with `before` cached tokens.
 
-        The `logits` [1, wanted rows and one, vocab_size] are those of the rows that are wanted, and of the chunk's end.
+        `lengths` [rows] are the rows' lengths after the pass. The pass writes `logits` [1, wanted + 1, vocab_size]:
+        those of the wanted `rows`, then those after the chunk's last token.
         """
         num_rows, num_read = len(ids), len(chunk)
         if (num_rows, slot) not in self._bindings:

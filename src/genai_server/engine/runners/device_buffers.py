@@ -1,4 +1,4 @@
-"""Memory for the keys and values of a batch on a device that has memory of its own, such as a GPU."""
+"""Memory for the keys and values of a batch on a device with its own memory, such as a GPU."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +16,23 @@ _IR_VERSION, _OPSET = 8, 16
 
 @dataclass(frozen=True)
 class Place:
-    """Where memory lies: ONNX Runtime's kind and number of a device, and the provider that works there."""
+    """Where memory lies."""
 
+    # ONNX Runtime's kind of device.
     device_type: str
+    # The number of the device among its kind.
     device_id: int
+    # The provider which runs sessions on it.
     provider: str
 
 
 class DeviceBuffers:
     """Keys and values of all layers in a device's memory: one array [rows, kv_heads, length, head_size] each.
 
-    The interface is that of CpuBuffers, but the memory is taken at once, and whole rows are moved whatever the length:
-    a device does that faster than it is told which pieces to move. One row more than asked for serves to swap two.
-    Raises RuntimeError with ONNX Runtime's reason where it has no such device or that has too little memory.
+    The interface is that of CpuBuffers. All memory is allocated at once, with one additional row for swaps. Whole rows
+    are moved whatever the length, because this is faster than telling a device which pieces to move.
+
+    Raises RuntimeError with ONNX Runtime's reason if there is no such device, or if its memory is too small.
     """
 
     def __init__(self, place: Place, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
@@ -70,11 +74,11 @@ class DeviceBuffers:
             binding.bind_output(part + present, *self._part(value, first, rows))
 
     def keep(self, binding: Any, output: str) -> None:
-        """Have an output of a pass stay on the device."""
+        """Leave an output of a pass on the device."""
         binding.bind_output(output, self._place.device_type, self._place.device_id)
 
     def write(self, slot: int, present: str, values: NDArray[Any]) -> None:
-        """Put keys or values of the first tokens into a slot, from the CPU's memory."""
+        """Write keys or values of the first tokens from CPU memory to a slot."""
         index = next(i for i, (_, name) in enumerate(self._names) if name == present)
         row = np.zeros(self._row_shape, self._dtype)
         row[:, : values.shape[2]] = values[0]
@@ -84,13 +88,13 @@ class DeviceBuffers:
         self._move_one.run_with_iobinding(binding)
 
     def _part(self, value: Any, first: int, rows: int | None = None) -> tuple[Any, ...]:
-        """What a binding wants to know of some rows; without a number of them, of one as an array [kv_heads, …]."""
+        """The arguments that bind `rows` rows; without `rows`, those of one row as an array [kv_heads, …]."""
         shape = self._row_shape if rows is None else (rows, *self._row_shape)
         address = value.data_ptr() + first * self._row_bytes
         return self._place.device_type, self._place.device_id, self._dtype.type, shape, address
 
     def _mover(self, count: int) -> Any:
-        """A session that copies so many rows at once: moving is what ONNX Runtime has no call for."""
+        """A session that copies `count` rows at once. ONNX Runtime has no call for this."""
         kind = helper.np_dtype_to_tensor_dtype(self._dtype)
 
         def named(name: str) -> list[onnx.ValueInfoProto]:

@@ -1,19 +1,20 @@
-"""Who sits in which row of the key-value buffers, and whose past lies in the others: pure bookkeeping.
+"""KV cache slots: which sequence has which row of the key-value buffers, and which prefixes idle rows keep.
 
-A slot is one row of every layer's buffer. One forward pass covers a contiguous range of slots, so those of running
-sequences are kept side by side: first the ones that decode, then the ones whose prompt is still being read, then the
-idle ones, which keep the tokens of finished sequences for the next prompt that begins alike.
+A slot is one row of every layer's buffer. One forward pass covers a contiguous range of slots, so slots are kept in
+this order: decoding sequences, sequences whose prompt is still being read, idle slots. Idle slots keep the tokens of
+finished sequences as cached prefixes. This module only does the bookkeeping; the buffers move the data.
 """
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# Tokens beyond a common past that are sooner read anew than the past is copied.
+# An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is
+# cheaper than copying the prefix.
 _LITTLE = 16
 
 
 class Buffers(Protocol):
-    """What the slots need of the key-value buffers, wherever these lie."""
+    """What the slots need of the key-value buffers."""
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the keys and values of the first `length` tokens of one slot into another."""
@@ -26,28 +27,28 @@ class Buffers(Protocol):
 
 @dataclass
 class Slot:
-    """The tokens whose keys and values lie in a slot; the first `num_prefilled` of them came from prefill.
+    """One row of the key-value buffers."""
 
-    They are used again for prompts of the same `salt` only. `index` is its row. `sequence` is the running sequence that
-    has the slot, None for an idle one; `released` orders the idle ones.
-    """
-
+    # The row in the buffers.
     index: int
+    # The tokens whose keys and values lie in the slot.
     tokens: list[int] = field(default_factory=list)
+    # How many of the first tokens came from prefill.
     num_prefilled: int = 0
+    # Only prompts of the same salt may reuse the tokens.
     salt: str | None = None
+    # The running sequence that has the slot; None for an idle slot.
     sequence: int | None = None
+    # Orders idle slots by their time of release; 0 for a slot that was never released or was emptied.
     released: int = 0
 
 
 class KvSlots:
-    """The slots over one set of buffers.
-
-    The kernels take the rows of a pass in groups of `row_group`, and round what is left at its end otherwise.
-    """
+    """The slots over one set of buffers."""
 
     def __init__(self, num_slots: int, buffers: Buffers, *, row_group: int = 1) -> None:
         self.slots = [Slot(index) for index in range(num_slots)]
+        # Kernels process rows in groups of this size. Rows left over at a pass's end are not bitwise equal.
         self.row_group = row_group
         self.num_running = 0
         self.num_decoding = 0
@@ -56,7 +57,7 @@ class KvSlots:
         self._num_released = 0
 
     def has(self, sequence: int) -> bool:
-        """Whether a sequence runs."""
+        """Whether a running sequence has this id."""
         return sequence in self._running
 
     def index(self, sequence: int) -> int:
@@ -72,16 +73,19 @@ class KvSlots:
         exact: bool = False,
         salt: str | None = None,
     ) -> int:
-        """Give a sequence the next slot; returns how many tokens of its prompt lie in it already.
+        """Give a sequence a slot; returns how many tokens of its prompt lie in it already.
 
-        A past is used again, and counted, only if its sequence had the same `salt`, or also none.
-        At least two tokens are always left to read, for one alone is read by another kernel, which rounds otherwise: so
-        asking twice gives the same answer twice. With `exact`, only keys and values from prefill are used again, for
-        those from decoding differ from them by rounding, and whole groups of them, so that the tokens left are grouped
-        as if all were read.
-        An idle slot that has little beyond the common past is taken over, and if no slot is empty, one of which half is
-        common; otherwise the past is copied into the idle slot that was released longest ago, so that both can be gone
-        on from.
+        A cached prefix is reused only if its sequence had the same `salt`, or if both have none.
+
+        At least two tokens are always left to read. A single token runs another kernel, which is not bitwise equal, so
+        asking twice would give two answers.
+
+        With `exact`, only keys and values from prefill are reused; those from decoding are not bitwise equal. They are
+        reused in whole groups, so that the rest of the prompt is grouped as if all of it were read.
+
+        An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, so is one of which the
+        common prefix is at least half. Otherwise the prefix is copied to an empty slot, or to the one released longest
+        ago, and stays cached in both.
         """
         source, length = self._longest_past(prompt, salt, exact=exact) if reuse else (None, 0)
         target = self.num_running
@@ -105,9 +109,9 @@ class KvSlots:
         return length
 
     def match_again(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
-        """Copy more of a prompt's beginning, if another slot has it by now; returns how many tokens lie in the slot.
+        """Copy a longer prefix of the prompt, if another slot has one by now; returns how many tokens lie in the slot.
 
-        Nothing but what `acquire` found may have been read of the prompt.
+        Must be called before any token of the prompt beyond the prefix from `acquire` is read.
         """
         slot = self._running[sequence]
         source, length = self._longest_past(prompt, slot.salt, exact=exact)
@@ -118,9 +122,9 @@ class KvSlots:
         return length
 
     def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
-        """The keys and values of these tokens lie in the sequence's slot now, behind what was there.
+        """Record that the keys and values of these tokens were added to the sequence's slot.
 
-        What a pass over a prompt had beyond whole groups does not count as prefilled.
+        Tokens beyond the last whole group of a prompt pass do not count as prefilled.
         """
         slot = self._running[sequence]
         if prefilled and slot.num_prefilled == len(slot.tokens):
@@ -128,12 +132,15 @@ class KvSlots:
         slot.tokens += tokens
 
     def start_decoding(self, sequence: int) -> None:
-        """The sequence's prompt is read: it moves to the others that decode."""
+        """Move a sequence whose prompt has been read to the decoding ones."""
         self._exchange(self.index(sequence), self.num_decoding)
         self.num_decoding += 1
 
     def release(self, sequence: int) -> None:
-        """The sequence has ended; its past stays until the slot is needed. The others close ranks."""
+        """Make an ended sequence's slot idle; its tokens stay cached until the slot is needed.
+
+        Slots of running sequences move up, so that they stay contiguous.
+        """
         slot = self._running.pop(sequence)
         index = slot.index
         self._num_released += 1
@@ -146,16 +153,16 @@ class KvSlots:
         self._exchange(index, self.num_running)
 
     def forget(self) -> int:
-        """Empty the idle slots; returns how many had a past."""
+        """Empty the idle slots; returns how many had tokens."""
         idle = [slot for slot in self.slots[self.num_running :] if slot.tokens]
         for slot in idle:
             slot.tokens, slot.num_prefilled, slot.released = [], 0, 0
         return len(idle)
 
     def _longest_past(self, prompt: list[int], salt: str | None, *, exact: bool) -> tuple[Slot | None, int]:
-        """The slot of this salt that has most of the prompt's beginning, and how many tokens of it may be used.
+        """The slot of this salt with the longest common prefix, and how many of its tokens may be reused.
 
-        Of several an idle one, for that may be taken over.
+        Idle slots win ties, because they can be taken over.
         """
         most = len(prompt) - 2
         best: tuple[Slot | None, int] = (None, 0)
@@ -192,7 +199,7 @@ def _common_length(one: list[int], other: list[int]) -> int:
     same, different = 0, min(len(one), len(other)) + 1
     while different - same > 1:
         middle = (same + different) // 2
-        if one[same:middle] == other[same:middle]:  # lists are compared much faster than in a loop of Python
+        if one[same:middle] == other[same:middle]:  # much faster than a Python loop
             same = middle
         else:
             different = middle

@@ -1,9 +1,11 @@
-"""The runner over onnxruntime-genai's own batching, `og.Engine`: what models with paged attention are made for.
+"""The runner over onnxruntime-genai's own batching, `og.Engine`, which models with paged attention are made for.
 
-The library reads prompts and chooses tokens by itself and tells no logits, so some fields of a request cannot be had
-here. A request of its is opened for each sequence, with one turn: the prompt is its input, and each run of the engine
-brings a token of every turn that has been read. Where it batches dynamically (paged attention, on GPUs) a turn joins
-those that run; elsewhere it forms a batch of at most four, and turns that come later wait until all of it has ended.
+The library reads prompts and chooses tokens by itself, and gives no logits. So some fields of requests are not
+supported here. Each sequence has one request of the library's, with one turn. The turn's input is the prompt, and each
+run of the engine brings a token for every turn whose prompt has been read.
+
+With paged attention, on GPUs, the library batches dynamically: a new turn joins the running ones. Elsewhere it forms
+batches of at most four turns, and later turns wait until all of a batch has ended.
 """
 
 import json
@@ -25,46 +27,48 @@ from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.generation import GenerationRequest, ModelInfo
 
 log = logging.getLogger(__name__)
-# Runs in a row that bring nothing, for the memory for keys and values is full, until one must make room.
+# After this many runs in a row without a token, because KV cache memory is full, one turn is ended.
 _MOST_BLOCKED = 100
 
-# The llguidance in onnxruntime-genai 0.18 is older than ours, and refuses this option of schemas. Without it a text in
-# an answer may be written with other escapes of JSON, too.
+# The llguidance in onnxruntime-genai 0.18 is older than ours, and refuses this option of schemas. Without the option,
+# strings in an answer may have other JSON escapes, too.
 _NEWER_OPTION = re.compile(r'("key_separator": ": "), "json_allowed_escapes": "(?:[^"\\]|\\.)*"')
 
 
 @dataclass
 class Turn:
-    """What the library does for a sequence, and the tokens that it has brought and nobody has taken yet.
+    """The library's turn for a sequence."""
 
-    It may have ended or failed behind these. Without a `request` it is over, or its engine is.
-    """
-
+    # The library's request; None once it is closed, or its engine has been replaced.
     request: Any = None
+    # The turn's number within the request.
     number: int = 0
+    # Tokens which the library has brought and the loop has not taken yet.
     tokens: deque[int] = field(default_factory=deque)
+    # Whether the answer ends after `tokens`.
     has_ended: bool = False
+    # Why the turn failed after `tokens`; empty if it did not.
     failure: str = ""
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether `forward` would give a result without running the engine."""
         return bool(self.tokens) or self.has_ended or bool(self.failure)
 
 
 class OgEngineRunner:
-    """At most `max_rows` sequences on the model that a GeneratorRunner has loaded.
+    """At most `max_rows` sequences on the model that an OgGeneratorRunner has loaded.
 
-    An engine that fails is replaced, and all its turns fail. Raises SystemExit if that cannot be: a process that is
-    started anew may have the memory.
+    A failed engine is replaced, and all its turns fail. Raises SystemExit if it cannot be replaced: a new process may
+    have the memory.
     """
 
     name = "library"
     chooses = True
-    # What of its rows rounds otherwise in company, the library does not tell.
+    # The library does not tell whether rows are bitwise equal in any batch.
     lone_row_is_exact = False
     takes_past = False
-    mixes = False  # it does so by itself
+    mixes = False  # the library does so by itself
     int8_from = None
     present_names: tuple[str, ...] = ()
 
@@ -76,18 +80,18 @@ class OgEngineRunner:
         self._start()
         capabilities = self._engine.get_capabilities()
         self._max_rows = min(max_rows, int(capabilities.configured_max_batch_size))
-        # 0 where it batches statically, which has no limits of its own, nor seeds.
+        # 0 for static batching, which has no limits of its own and no seeds.
         self._is_dynamic = capabilities.max_scheduled_tokens > 0
         model = generator.model
         self._model = structs.replace(
             model,
             context_length=min(model.context_length, capabilities.max_request_length or model.context_length),
-            defaults=structs.replace(model.defaults, min_p=0.0),  # nobody asks for a default that cannot be had
+            defaults=structs.replace(model.defaults, min_p=0.0),  # the model's default is not supported here
         )
 
     @property
     def model(self) -> ModelInfo:
-        """The model, with as many tokens of context as the library's pages hold of one sequence."""
+        """The model, with its context limited to what the library's pages hold of one sequence."""
         return self._model
 
     @property
@@ -100,7 +104,7 @@ class OgEngineRunner:
         return self._generator.nodes
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises InvalidField for what the library's batch does not have, before anything is done for the request."""
+        """Raises InvalidField for fields which the library's batch does not support."""
         sampling = request.sampling
         asked = {
             "exact": request.exact,
@@ -114,17 +118,17 @@ class OgEngineRunner:
         for name, is_asked in asked.items():
             if is_asked:
                 raise InvalidField(
-                    f"{name} cannot be had on this device: its answers come from onnxruntime-genai's own batch, which "
-                    "has none",
+                    f"{name} is not supported on this device: its answers come from onnxruntime-genai's own batch, "
+                    "which has none",
                     param=name,
                 )
         if request.grammar is not None:
             _guidance(request.grammar)
 
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
-        """Begin the sequence's turn. Raises InvalidField if the library does not take what the request asks for."""
+        """Begin the sequence's turn. Raises InvalidField if the library refuses the request's options."""
         most = how.max_length - len(prompt)
-        turn = self._turns[sequence] = Turn(has_ended=most == 0)  # for none is as many as there may be to the library
+        turn = self._turns[sequence] = Turn(has_ended=most == 0)  # the library takes 0 as no limit
         if most:
             options = self._library.RequestOptions()
             options.set_max_session_tokens(how.max_length)
@@ -140,7 +144,7 @@ class OgEngineRunner:
         return self.advance([row.sequence for row in rows], [], ())
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        """As every runner's, but that all logits are minus infinity but that of the token that was chosen."""
+        """As every runner's, with logits of minus infinity except for the chosen token."""
         if positions:
             raise RunnerFailed("onnxruntime-genai's own batch tells no logits of a prompt")
         logits: Logits = self.decode([sequence], tokens[-1:])[0]
@@ -156,10 +160,10 @@ class OgEngineRunner:
         return logits
 
     def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
-        """The next token of each sequence, whatever it might be chosen among; why there is none, where one failed.
+        """The next token or the failure of each sequence; `tokens` and `num_choices` are ignored.
 
-        The engine runs once, and only if it has brought nothing yet for any of them: some may be pending then, whose
-        prompts are still being read, or wait for memory.
+        The engine runs once, and only if no sequence has a result already. Sequences whose prompts are still being
+        read, or which wait for memory, may be pending.
         """
         turns = [self._turns[sequence] for sequence in sequences]
         if not any(turn.is_ready for turn in turns):
@@ -167,11 +171,11 @@ class OgEngineRunner:
         return [self._scores(turn) for turn in turns]
 
     def match_again(self, sequence: int, prompt: list[int]) -> int:
-        """It reads prompts by itself, and is not asked."""
+        """Never called: the library reads prompts by itself."""
         raise NotImplementedError
 
     def forget(self) -> int:
-        """Nothing: a past that the library may keep is out of reach."""
+        """Does nothing: the library's own cached prefixes are out of reach."""
         return 0
 
     def adopt(
@@ -187,7 +191,7 @@ class OgEngineRunner:
         raise RunnerFailed("onnxruntime-genai's own batch takes no keys and values")
 
     def interrupt(self) -> None:
-        """Nothing: the library has no call that ends a run."""
+        """Does nothing: the library has no call that ends a run."""
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         raise RunnerFailed(f"onnxruntime-genai's own batch has no runtime option {option}")
@@ -206,9 +210,9 @@ class OgEngineRunner:
         self._events = self._engine.create_event_buffer(4 * self._engine.get_capabilities().configured_max_batch_size)
 
     def _options(self, request: Any, wanted: GenerationRequest | None, most: int) -> Any:
-        """How the library shall choose, which is up to `most` tokens; greedily, if nothing is said.
+        """The library's options for a turn of up to `most` tokens; greedy without a request.
 
-        It refuses options that contradict each other, as a temperature does where only the best token is chosen.
+        The library refuses options that contradict each other, such as a temperature without sampling.
         """
         options = self._library.TurnOptions(request)
         options.set_max_generated_tokens(most)
@@ -232,7 +236,7 @@ class OgEngineRunner:
         return options
 
     def _run(self) -> None:
-        """One pass of the library's, and what has come of it."""
+        """Run the library's engine once, and replace it if it failed."""
         try:
             is_well = self._take_events()
         except RuntimeError as error:
@@ -243,7 +247,7 @@ class OgEngineRunner:
             self._replace()
 
     def _take_events(self) -> bool:
-        """Run the engine and note what it brings; returns whether it can go on."""
+        """Run the engine and note its events; returns whether it can be run again."""
         codes = self._library.EngineErrorCode
         owners = {id(turn.request): turn for turn in self._turns.values() if turn.request is not None}
         is_well = True
@@ -255,7 +259,7 @@ class OgEngineRunner:
                 self._note(turn, event)
                 brings |= turn.is_ready
         if is_well and not brings and not self._engine.has_pending_requests():
-            self._fail_all("its turn has ended without an end")
+            self._fail_all("its turn has stopped without a finish reason")
         self._blocked = self._blocked + 1 if is_blocked and not brings else 0
         if self._blocked >= _MOST_BLOCKED:
             self._make_room()
@@ -274,7 +278,7 @@ class OgEngineRunner:
         turn.has_ended |= event.finish_reason != reasons.NONE
 
     def _make_room(self) -> None:
-        """End the turn that came last: the library takes no memory from one that runs, and so none would go on."""
+        """End the newest turn. The library never preempts a running turn, so otherwise none would go on."""
         youngest = [turn for turn in self._turns.values() if turn.request is not None and not turn.is_ready][-1:]
         for turn in youngest:
             turn.failure = "there is no memory left for its keys and values"
@@ -287,7 +291,7 @@ class OgEngineRunner:
                 turn.failure = turn.failure or reason
 
     def _replace(self) -> None:
-        """A new engine for one that takes no more requests; the old one's memory goes first."""
+        """Replace a failed engine. The old one's memory is freed first."""
         for turn in self._turns.values():
             turn.request = None
         del self._events, self._engine
@@ -308,7 +312,7 @@ class OgEngineRunner:
             log.exception("a request of onnxruntime-genai's batch could not be closed")
 
     def _scores(self, turn: Turn) -> Scores:
-        """What is next of a turn: a token, the end of text where it has ended, or nothing yet."""
+        """The next result of a turn: a token, its failure, the end of text, or pending."""
         if turn.tokens:
             return Scores(choice=turn.tokens.popleft())
         if turn.failure:
@@ -317,7 +321,7 @@ class OgEngineRunner:
 
 
 def _guidance(grammar: str) -> tuple[str, str]:
-    """Kind and text of a grammar as the library takes it: Lark as it is, of llguidance's JSON form one grammar.
+    """Kind and text of a grammar for the library: Lark unchanged, or the single grammar of llguidance's JSON form.
 
     Raises InvalidField if there are several.
     """

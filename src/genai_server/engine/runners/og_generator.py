@@ -1,6 +1,6 @@
 """The runner over onnxruntime-genai's Generator, one for each sequence.
 
-The border to the library: its exceptions are translated here and nowhere else.
+The library's exceptions are translated here.
 """
 
 import ctypes
@@ -27,28 +27,29 @@ from genai_server.options.providers import CPU
 from genai_server.options.session import LIBRARIES
 from genai_server.options.table import Reach
 
-# Providers whose libraries need CUDA's.
+# Providers whose libraries need the CUDA libraries.
 _ON_CUDA = {"cuda", "nv_tensorrt_rtx"}
 _TERMINATED_MESSAGE = "Session in Terminated state"
-# What to do about what the library says when it cannot load a model.
+# Advice by words in the library's error when it cannot load a model.
 _REMEDIES = {
     "is not a registered function/op": f"[session] {LIBRARIES} names the file that has such operators",
     "OpenVINO execution provider is not supported": "pip install onnxruntime-ep-openvino, and write "
     'package = "onnxruntime_ep_openvino" in [provider.openvino]',
     "custom_ops_library path is not within": "it must lie in the model directory or below the working directory",
 }
-# What an adapter is called in a container of its own.
+# An adapter's name in its own container.
 _ADAPTER = "adapter"
 _TRIED_TOKENS = 2
 
 
 class OgGeneratorRunner:
-    """Loads a model directory on a device, which may take long and hold Python's lock meanwhile.
+    """Loads a model directory on a device. Loading may take long, and may hold Python's lock meanwhile.
 
-    Of the `options` it takes those that reach it; without a provider among them it is on the device's own. With a
-    `profile_prefix`, ONNX Runtime profiles the session from its load to its end, into files that begin so. Raises
-    ModelDirectoryError, ConfigurationError, ImportError without the library, and RuntimeError with the library's own
-    reason.
+    The runner takes those of the `options` that reach a Generator. Without a provider among them, it uses the device's
+    own. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose names begin with it.
+
+    Raises ModelDirectoryError, ConfigurationError, ImportError without the library, and RuntimeError with the
+    library's own reason.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class OgGeneratorRunner:
     ) -> None:
         self._options = reaching(on_providers(options, device), Reach.GENERATOR)
         if any(provider.name in _ON_CUDA for provider in self._options.providers):
-            # The CUDA libraries of the nvidia-* packages lie where no loader looks by itself.
+            # Loaders do not search the folders of the nvidia-* packages for CUDA libraries.
             import onnxruntime
 
             onnxruntime.preload_dlls(cuda=True, cudnn=True)
@@ -92,9 +93,9 @@ class OgGeneratorRunner:
         return 1
 
     def load_adapter(self, path: Path) -> object:
-        """A container with this adapter alone, which the library keeps for as long as a Generator has it.
+        """A container with this adapter alone. The library keeps it as long as a Generator uses it.
 
-        Beyond what is checked, a short prompt is read with it: how its weights go together, only the graph knows.
+        A short prompt is read with the adapter: only the graph can tell whether its weights fit together.
         """
         check_adapter_file(path, adapter_inputs(self.model_dir))
         try:
@@ -113,7 +114,7 @@ class OgGeneratorRunner:
 
     def _generator(self, how: Opening) -> Any:
         parameters = self.library.GeneratorParams(self._model)
-        # The sampler is ours; the library's only must not do work of its own.
+        # The engine's own sampler chooses tokens, so the library's should do as little as possible.
         parameters.set_search_options(max_length=how.max_length, batch_size=1, num_beams=1, do_sample=False)
         generator = self.library.Generator(self._model, parameters)
         if how.adapter is not None:
@@ -146,7 +147,7 @@ class OgGeneratorRunner:
         return logits
 
     def interrupt(self) -> None:
-        """Nothing: the library holds Python's lock for the whole pass."""
+        """Does nothing: the library holds Python's lock for the whole pass."""
 
     def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Copies of these outputs of a sequence's last pass."""
@@ -167,11 +168,11 @@ class OgGeneratorRunner:
 
     @property
     def nodes(self) -> dict[str, int | None]:
-        """The providers in their order; how many nodes of the graph each of them runs, the library does not tell."""
+        """The providers in order. The library does not tell how many nodes of the graph each of them runs."""
         return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
 
     def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
-        """The library's configuration: the file's, with this device's providers and options in place of its own."""
+        """The library's configuration, with this device's providers and options in place of the file's."""
         config = self.library.Config(str(model_dir))
         decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
         if profile_prefix:
@@ -181,10 +182,10 @@ class OgGeneratorRunner:
         return config
 
     def _whole_caches(self, model_dir: Path) -> dict[str, Any]:
-        """What mends the configuration of a window that no layer has.
+        """What corrects the configuration of a sliding window which no layer has.
 
-        Version 0.18 of the model builder writes such for Mistral 7B v0.1 and Phi-3-mini-4k. The library would make all
-        caches that short, and fail as soon as a sequence is longer.
+        Version 0.18 of the model builder writes one for Mistral 7B v0.1 and Phi-3-mini-4k. The library would make all
+        caches that short, and fail once a sequence is longer.
         """
         decoder = read_config(model_dir)["model"]["decoder"]
         window = decoder.get("sliding_window") or {}
@@ -203,9 +204,9 @@ class OgGeneratorRunner:
 
 
 def _load_own_runtime() -> None:
-    """Load the ONNX Runtime that onnxruntime-genai-winml brings along, which has DirectML.
+    """Load the ONNX Runtime of onnxruntime-genai-winml, which has DirectML.
 
-    Its module would load that of the package onnxruntime otherwise, which has none, unless one is loaded already.
+    If none is loaded yet, the library's module would load that of the package onnxruntime, which has no DirectML.
     """
     spec = importlib.util.find_spec("onnxruntime_genai")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -215,7 +216,7 @@ def _load_own_runtime() -> None:
 
 @contextmanager
 def _advised(options: DeviceOptions) -> Iterator[None]:
-    """Say what to do about an error of the operator's options."""
+    """Add advice to errors that the configured options cause."""
     try:
         yield
     except RuntimeError as error:

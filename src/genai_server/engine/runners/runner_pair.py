@@ -1,8 +1,8 @@
-"""The two runners of an engine: the batched one for speed, onnxruntime-genai's Generator for its runtime options and
-its adapters.
+"""The two runners of an engine.
 
-A sequence can change over in the middle of its answer. A Generator takes no foreign cache, so on the way in it reads
-the sequence's tokens anew; on the way back its keys and values are copied into a slot.
+The batched runner is there for speed, onnxruntime-genai's Generator for its runtime options and adapters. A sequence
+can move between them in the middle of its answer. A Generator cannot take over keys and values, so it reads the
+sequence's tokens again. On the way back, its keys and values are copied into a KV cache slot.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,14 @@ from genai_server.engine.scheduling.scheduler import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 
-NOT_EXACT = "an exact request cannot be profiled with this model: alone, as it would run, a row rounds otherwise"
+NOT_EXACT = (
+    "an exact request cannot be profiled with this model: profiled requests run alone, "
+    "and a row alone is not bitwise equal to a row in a batch"
+)
 
 
 class RunnerPair:
-    """Where each sequence runs. Without a batched runner, for the reason given, all are on the generator's.
-
-    `adapters` are those that requests bring; sequences with one are on the generator's for good. `nodes` are those of
-    the graph by the provider that runs them, as far as it is known.
-    """
+    """Chooses the runner of each sequence. Without a batched runner, all sequences run on the generator's."""
 
     def __init__(
         self,
@@ -36,19 +35,19 @@ class RunnerPair:
     ) -> None:
         self.generator = generator
         self.batched = batched
-        self.adapters = Adapters(generator)
-        self._reason = reason
-        self._no_profile = ""
-        self._nodes = dict(nodes)
+        self.adapters = Adapters(generator)  # sequences with an adapter stay on the generator's runner
+        self._reason = reason  # why there is no batched runner
+        self._no_profile = ""  # why no sequence can be profiled; empty if sequences can
+        self._nodes = dict(nodes)  # nodes of the graph by provider; None where the number is unknown
 
     @property
     def model(self) -> ModelInfo:
-        """The model, as it is where most requests run."""
+        """The model, as the runner of most requests describes it."""
         return (self.batched or self.generator).model
 
     @property
     def batching(self) -> Batching:
-        """What the API processes tell of it."""
+        """How requests are batched, for the API processes."""
         if self.batched is None:
             return Batching(reason=self._reason, nodes=self._nodes)
         return Batching(
@@ -62,7 +61,7 @@ class RunnerPair:
         )
 
     def forget(self) -> int:
-        """Forget the past of all sequences that have ended; returns how many slots had one."""
+        """Drop all cached prefixes of ended sequences; returns how many slots had one."""
         return 0 if self.batched is None else self.batched.forget()
 
     def open(self, sequence: Sequence) -> None:
@@ -76,7 +75,7 @@ class RunnerPair:
         return self.batched is not None and self.batched.mixes
 
     def match_again(self, sequence: Sequence) -> int:
-        """Find more of an unread prompt in the cache; returns how many tokens were found beyond those of before."""
+        """Look for a longer cached prefix of an unread prompt; returns how many more tokens it has."""
         if self.batched is None or not sequence.batched or not self.reuses_past(sequence.request):
             return 0
         found = self.batched.match_again(sequence.id, sequence.request.prompt) - sequence.num_read
@@ -85,17 +84,17 @@ class RunnerPair:
         return found
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises InvalidField for what a request wants and cannot have where it would run."""
+        """Raises InvalidField for a field of a request which its runner does not support."""
         if self.batched is not None and request.adapter is None:
             self.batched.check(request)
 
     def reuses_past(self, request: GenerationRequest) -> bool:
-        """Whether the keys and values of another prompt that begins alike are used again for a request."""
+        """Whether a request may reuse a cached prefix."""
         in_slots = self.batched is not None and not self.batched.chooses and request.adapter is None
         return in_slots and request.cache_prompt and not request.prompt_logprobs
 
     def no_profile(self, *sequences: Sequence) -> str | None:
-        """Why these sequences, or any at all, may not go over to a Generator, where each runs alone."""
+        """Why these sequences cannot move to a Generator, where each runs alone; None if they can."""
         if self._no_profile:
             return self._no_profile
         beside = [s for s in sequences if self.batched is not None and s.adapter is None]
@@ -104,18 +103,18 @@ class RunnerPair:
         return None
 
     def do_without_generator(self, reason: str) -> None:
-        """The model runs in the batch only."""
-        self._no_profile = f"this model's answers cannot be profiled, for it runs in a batch only: {reason}"
+        """Refuse profiles because the model runs in the batch only."""
+        self._no_profile = f"this model's answers cannot be profiled, because it runs in a batch only: {reason}"
 
     def do_without_profiles(self, reason: str) -> None:
-        """The installed libraries make none."""
+        """Refuse profiles because the installed libraries cannot write them."""
         self._no_profile = f"answers cannot be profiled with the installed libraries: {reason}"
 
     def forward(self, step: Step) -> list[Scores]:
-        """Run a pass; returns what it tells of each sequence.
+        """Run a pass; returns the scores of each sequence.
 
-        Of a sequence that wants the positions of its prompt these are the logits after each of the tokens. The
-        sequences' `num_read` goes on only if it succeeds. Raises what runners raise.
+        A sequence which wants its prompt's positions gets the logits after each token. `num_read` of the sequences
+        grows only if the pass succeeds. Raises what runners raise.
         """
         rows = [_row(read) for read in step.reads]
         scores = self._runner(step.reads[0].sequence).forward(rows)
@@ -124,17 +123,17 @@ class RunnerPair:
         return scores
 
     def to_generator(self, sequence: Sequence) -> None:
-        """Go on where runtime options work; the sequence's tokens are read anew, pass by pass."""
+        """Move a sequence to the generator, where runtime options work. Its tokens are read again, in chunks."""
         if sequence.batched:
             self.close(sequence)
             self._open_on(sequence, batched=False)
 
     def to_batch(self, sequence: Sequence) -> None:
-        """Go on in the batch, with the keys and values that the generator has if it has kept them all."""
+        """Move a sequence to the batch, with the generator's keys and values if it has kept them all."""
         if sequence.batched or self.batched is None or sequence.adapter is not None:
             return
         if self.batched.chooses and sequence.num_produced:
-            return  # it would not go on with the same choice, and a grammar would begin anew
+            return  # its sampling would not continue the same way, and a grammar would start again
         if not self.batched.takes_past:
             self.close(sequence)
             self._open_on(sequence, batched=True)
@@ -149,16 +148,16 @@ class RunnerPair:
         sequence.batched = True
 
     def set_runtime_option(self, sequence: Sequence, option: str, value: str) -> None:
-        """Set an option of a sequence that is on the generator's runner."""
+        """Set an option of a sequence on the generator's runner."""
         self.generator.set_runtime_option(sequence.id, option, value)
 
     def interrupt(self) -> None:
-        """End the pass that runs now, if it can be; any thread may call it."""
+        """End the pass in progress, if its runner can. Any thread may call this."""
         if self.batched is not None:
             self.batched.interrupt()
 
     def end_sessions(self) -> None:
-        """End the model's sessions; nothing runs any more."""
+        """End the model's sessions. No other call follows."""
         self.generator.end_session()
         if self.batched is not None:
             self.batched.end_session()
@@ -183,7 +182,7 @@ class RunnerPair:
             adapter=sequence.adapter,
             request=request,
         )
-        # What an exact sequence has decoded must not come from a prompt that has the same tokens: they round otherwise.
+        # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise equal.
         past = request.prompt if request.exact else sequence.tokens
         sequence.num_read = self._runner(sequence).open(sequence.id, past, how)
         if not sequence.num_produced:

@@ -1,4 +1,4 @@
-"""What the settings of a device say of its runner before anything is loaded; needs neither library."""
+"""What a device's settings decide about its runner before anything is loaded. Needs neither library."""
 
 import importlib.util
 from pathlib import Path
@@ -14,9 +14,9 @@ LIBRARY = "requests run in onnxruntime-genai's own batch"
 
 
 def check_runner(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: int, options: DeviceOptions) -> None:
-    """See that the device can have the runner that the settings ask for, and that all options reach it.
+    """Check that the device supports the runner in the settings, and that all options reach that runner.
 
-    Whether the graph fits a batch is not looked at. Raises ConfigurationError.
+    Whether the graph fits a batch is checked later. Raises ConfigurationError.
     """
     for given in options.providers:
         if given.package and importlib.util.find_spec(given.package.partition(".")[0]) is None:
@@ -32,13 +32,13 @@ def check_runner(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: i
 
 
 def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) -> None:
-    """Refuse an option that the runner in use would not get. Raises ConfigurationError."""
+    """Refuse options that do not reach the runner in use. Raises ConfigurationError."""
     if found := unreachable(options, runner):
         raise ConfigurationError(f"{found}, which device {device} does not run on: {why}")
 
 
 def never_batched(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: int) -> str | None:
-    """Why no model runs in a batch there, as far as the settings tell; None if one may."""
+    """Why these settings rule out a batch on this device; None if they allow one."""
     if scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
     if runs_by_library(device, model_dir, scheduler):

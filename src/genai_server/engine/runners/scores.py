@@ -1,4 +1,4 @@
-"""What a pass tells of a sequence: logits, or what came of them where they were made."""
+"""What a pass gives for a sequence: logits, the best of them, or the token that the runner chose."""
 
 from dataclasses import dataclass, field
 
@@ -16,19 +16,20 @@ def _no_logits() -> Logits:
 
 @dataclass(frozen=True)
 class Scores:
-    """The logits [positions, vocab_size] after the last tokens; or those of the best `tokens` [count] alone,
-    [1, count], highest first, of equals the lowest token first. Where the runner chooses itself, the token that is its
-    `choice`, or a `failure`. If there is none of all these, nothing is known yet.
-    """
+    """What a pass gives for one sequence. Without logits, choice and failure, it is pending."""
 
+    # Logits [positions, vocab_size] after the last tokens, or those of `tokens` [1, count].
     logits: Logits = field(default_factory=_no_logits)
+    # The best tokens [count], highest logit first, then lowest token first; None if `logits` has all tokens.
     tokens: NDArray[np.int64] | None = None
+    # The token chosen by a runner which chooses tokens itself.
     choice: int | None = None
+    # Why such a runner failed for this sequence.
     failure: str = ""
 
     @property
     def is_pending(self) -> bool:
-        """Whether nothing is known yet."""
+        """Whether the runner has no result yet."""
         return not self.logits.size and self.choice is None and not self.failure
 
     @property
@@ -38,11 +39,11 @@ class Scores:
         return last
 
     def chosen(self) -> int | None:
-        """The runner's own choice, None if it has left that to others. Raises RunnerFailed with the failure."""
+        """The token that the runner chose; None if it gives logits. Raises RunnerFailed with the failure."""
         if self.failure:
             raise RunnerFailed(self.failure)
         return self.choice
 
     def token(self, index: int) -> int:
-        """The token that an index into the last logits stands for."""
+        """The token at an index of the last logits."""
         return index if self.tokens is None else int(self.tokens[index])

@@ -1,7 +1,7 @@
-"""A runner without a model, for tests and for measuring the server's own cost: deterministic, ships in the package.
+"""A deterministic runner without a model, for tests and for measuring the server's own cost.
 
-Tokens are the bytes of UTF-8 text (text/tokenizer.py has the other half), 256 ends an answer and byte 4 a prompt. What
-a sequence does is written in the last line of its prompt, as commands with semicolons between them:
+Tokens are the bytes of UTF-8 text (text/tokenizer.py has the other half). Token 256 ends an answer, byte 4 a prompt.
+The last line of a prompt says what the sequence does, as commands separated by semicolons:
 
     say TEXT         answer with the text (the default: repeat the line)
     count N          answer with "1, 2, …, N"
@@ -45,10 +45,10 @@ _COMMANDS = {
 
 
 class ScriptedSequence:
-    """What one sequence has read, what it shall do, and what it says before."""
+    """One sequence's prompt, script and answer."""
 
     def __init__(self, first: bytes = b"") -> None:
-        self.first = first
+        self.first = first  # the adapter's line, said before the answer
         self.prompt = bytearray()
         self.answer = b""
         self.delay = 0.0
@@ -85,7 +85,7 @@ class ScriptedSequence:
             self.events.setdefault(int(given["at"]), []).append(actions[verb])
 
     def next_token(self) -> int:
-        """Do what is due before the next token, and return that token."""
+        """Run the events of the next token, and return that token."""
         if self.delay:
             time.sleep(self.delay)
         for event in self.events.get(self.num_produced, []):
@@ -96,7 +96,7 @@ class ScriptedSequence:
 
 
 class ScriptedRunner:
-    """Does what the prompts say."""
+    """Runs the scripts in the prompts."""
 
     def __init__(self, context_length: int = 4096) -> None:
         self._context_length = context_length
@@ -126,7 +126,7 @@ class ScriptedRunner:
         return [Scores(np.atleast_2d(logits))]
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        # Of what a prompt has next, nothing is more likely than anything else.
+        # All tokens of a prompt are equally likely.
         logits = np.zeros((len(tokens), 257), np.float32)
         logits[-1] = self._last_logits(sequence, tokens)
         return logits if positions else logits[-1]
@@ -154,7 +154,7 @@ class ScriptedRunner:
         return {}
 
     def interrupt(self) -> None:
-        """Nothing: a scripted pass ends when its script says."""
+        """Does nothing: the script alone ends a pass."""
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         state = self._sequences[sequence]
@@ -167,7 +167,7 @@ class ScriptedRunner:
         self._sequences.pop(sequence, None)
 
     def end_session(self) -> None:
-        """Nothing: there is none."""
+        """Does nothing: there is no session."""
 
 
 def hold_lock(seconds: float) -> None:
@@ -185,7 +185,7 @@ def _fail() -> None:
 
 
 def _write_profile(prefix: str) -> None:
-    """One file for each pass, named as ONNX Runtime names them."""
+    """Write one file for each pass, named as ONNX Runtime names its profiles."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
     Path(f"{prefix}_{stamp}_{int(now * 1000) % 1000:03}.json").write_text(json.dumps([]), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Runs a model once in the shapes that requests will bring, before the engine says that it is ready.
+"""Runs a model once in the shapes of later requests, before the engine reports that it is ready.
 
-The first pass of a shape takes memory from the system, binds buffers, and on some devices compiles kernels or captures
-a graph: the first client would wait for it.
+The first pass of a shape allocates memory and binds buffers. On some devices it also compiles kernels or captures a
+graph. Without the warm-up, the first client would wait for this.
 """
 
 import logging
@@ -15,15 +15,15 @@ from genai_server.errors import RunnerFailed
 log = logging.getLogger(__name__)
 _DECODED = 2
 _SHORT = 2
-# Ids that belong to no sequence of a client, for those are counted up from 0.
+# Negative ids: those of clients' sequences ascend from 0.
 _IDS = count(-1, -1)
 
 
 def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
-    """Read a chunk of a prompt where requests run, and decode alone and with all rows; nothing of it is kept.
+    """Read a chunk of a prompt, and decode one row and all rows, where requests run. Nothing of it is kept.
 
-    The generator beside a batch, which only profiled requests use, reads next to nothing. Raises what a runner raises:
-    a model that cannot be run is not ready.
+    A generator beside a batch reads only a very short prompt. Raises what a runner raises, so that a model which
+    cannot run never becomes ready.
     """
     started = time.perf_counter()
     length = min(max_length, runners.model.context_length)
@@ -37,10 +37,10 @@ def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
         except RunnerFailed as error:
             if not runners.batched.chooses:
                 raise
-            log.warning("answers cannot be profiled, for the model runs in a batch only: %s", error.message)
-            runners.do_without_generator(error.message)  # so it may be with paged attention
+            log.warning("answers cannot be profiled, because the model runs in a batch only: %s", error.message)
+            runners.do_without_generator(error.message)  # possible with paged attention
         _run(runners.batched, 1, chunk, length)
-        if not runners.batched.chooses:  # else all but the first might wait for the first one's end
+        if not runners.batched.chooses:  # otherwise the other rows might wait until the first has ended
             _run(runners.batched, runners.batched.max_rows, _SHORT, length)
     runners.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
@@ -49,7 +49,7 @@ def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
 def scores_prompts(runners: RunnerPair, max_length: int) -> bool:
     """Whether the model gives the logits after each token of a prompt; some graphs give those of the last token only.
 
-    No library tells the shapes of all graphs, so it is tried, on a model that is known to run.
+    The libraries do not tell the shapes of all graphs, so a short prompt is tried. The model must be known to run.
     """
     runner = runners.generator if runners.batched is None else runners.batched
     sequence, prompt = next(_IDS), [1 % runner.model.vocab_size] * _SHORT
@@ -65,7 +65,7 @@ def scores_prompts(runners: RunnerPair, max_length: int) -> bool:
 
 
 def _try_profiling(runners: RunnerPair, length: int) -> None:
-    """Switch profiling on and off for a sequence that has no pass: ONNX Runtime before 1.25 refuses."""
+    """Switch profiling on and off for a sequence without a pass. ONNX Runtime before 1.25 refuses this."""
     sequence = next(_IDS)
     runners.generator.open(sequence, [1 % runners.model.vocab_size], Opening(length, reuse=False))
     try:
@@ -79,7 +79,7 @@ def _try_profiling(runners: RunnerPair, length: int) -> None:
 
 
 def _run(runner: Runner, rows: int, num_tokens: int, length: int) -> None:
-    """Read a prompt of so many tokens in each row, if the length allows it, and decode all rows together."""
+    """Read a prompt of `num_tokens` in each row, or what `length` allows, and decode all rows together."""
     token = 1 % runner.model.vocab_size
     prompt = [token] * min(num_tokens, length - _DECODED)
     if len(prompt) < _SHORT:

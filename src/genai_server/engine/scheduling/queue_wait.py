@@ -1,4 +1,4 @@
-"""When a full queue has room again, by what passes and answers were seen to take."""
+"""Estimates when a full queue has room again, from the measured times of steps and lengths of answers."""
 
 import math
 from collections.abc import Iterable
@@ -7,17 +7,17 @@ from heapq import heapify, heappop, heappush
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 
-# Beyond this nobody can know, in seconds.
+# Seconds. Longer estimates would mean little.
 _FURTHEST = 600
 
 
 def queue_wait(
     running: Iterable[Sequence], waiting: Iterable[Sequence], step_times: StepTimeModel, num_tokens: int = 0
 ) -> int:
-    """Seconds, at least one, until a running answer has ended and waiting ones have begun whose prompts have so many
-    tokens.
+    """Seconds, at least one, until a running answer has ended and `num_tokens` of waiting prompts have left the queue.
 
-    Prompts are read one after another and answers made side by side, each as long as answers were lately.
+    The estimate assumes that prompts are read one after another, and that answers are produced side by side. Each
+    answer is assumed to be as long as recent ones.
     """
     read = 0.0
     ends = []

@@ -1,12 +1,12 @@
-"""Which sequences take part in the next forward pass: pure policy, without model or thread.
+"""Chooses the sequences of the next forward pass: pure policy, without model or thread.
 
-A round takes every decoding sequence one token further and reads one chunk of prompt. Where the runner can, both are
-one pass; else the batched sequences have a pass together, each other one a pass of its own, and the chunk comes last.
-So a long prompt costs a running stream one chunk's time for each token, however many prompts wait. How large a chunk
-may be follows from what passes have taken up to now (engine/scheduling/step_time.py).
+A round decodes one token of every decoding sequence and reads one chunk of a prompt. Where the runner mixes them, both
+are one pass. Otherwise the batched sequences share a pass, each other sequence has its own, and the chunk comes last.
+So prompts cost a running stream one chunk's time for each token, however many prompts wait. The chunk's size follows
+from the measured times of passes (engine/scheduling/step_time.py).
 
-The prompt with the fewest tokens left is read first, so that a short one does not wait for a long one. Waiting counts
-like tokens that have been read: no prompt waits for ever.
+The prompt with the fewest tokens left is read first, so that short prompts do not wait for long ones. Waiting counts
+like tokens that have been read, so every prompt has its turn.
 """
 
 import math
@@ -19,13 +19,13 @@ from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import QueueFull
 from genai_server.messages.figures import Capacity
 
-# ONNX Runtime's attention on CPUs takes a chunk in blocks (measured: 64 tokens where the head size is 32, 128 where it
-# is 64), and a block of one token is rounded otherwise. The sizes are multiples of this.
+# ONNX Runtime's attention on CPUs processes a chunk in blocks. Measured: 64 tokens with a head size of 32, 128 with 64.
+# A block of one token is not bitwise equal. Block sizes are multiples of this.
 _QUERY_BLOCK = 16
-# Matrix kernels take the tokens of a chunk in groups, and round those otherwise that are left at its end. The sizes of
-# groups divide this.
+# Matrix kernels process the tokens of a chunk in groups. Tokens left over at its end are not bitwise equal. Group sizes
+# divide this.
 _ROW_GROUPS = 8
-# A prompt that waits gains on the others as if so much of the reading meanwhile had been its own.
+# A waiting prompt gains on the others as if this share of the tokens read meanwhile had been its own.
 _AGEING = 0.5
 # Seconds of waiting which count as one step of priority.
 _SECONDS_PER_PRIORITY = 30.0
@@ -37,7 +37,7 @@ class Read:
 
     sequence: Sequence
     num_tokens: int
-    # Whether this was only the last produced token when the step was made; the forward pass changes the sequence.
+    # Whether the sequence was decoding when the step was made. Kept here, because the pass changes the sequence.
     decodes: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,13 +46,13 @@ class Read:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: how many tokens it reads of which sequences."""
+    """One forward pass: which sequences take part, and how many tokens it reads of each."""
 
     reads: list[Read]
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Those that take part."""
+        """The sequences that take part."""
         return [read.sequence for read in self.reads]
 
     @property
@@ -62,34 +62,33 @@ class Step:
 
     @property
     def decodes(self) -> bool:
-        """Whether no prompt is read in it."""
+        """Whether the step only decodes."""
         return all(read.decodes for read in self.reads)
 
     @property
     def num_decoding(self) -> int:
-        """How many sequences it takes one token further."""
+        """How many sequences the step decodes."""
         return sum(read.decodes for read in self.reads)
 
     @property
     def reads_more(self) -> bool:
-        """Whether prompts may be read in it besides, by a runner that does so by itself."""
+        """Whether a runner which reads prompts by itself may read some in this step, too."""
         return any(sequence.by_library and not sequence.num_produced for sequence in self.sequences)
 
     @property
     def most_tokens(self) -> int:
-        """How many tokens the model may read in it."""
+        """The most tokens that the model may read in this step."""
         new = [s for s in self.sequences if s.by_library and not s.num_produced]
         return self.num_tokens + sum(len(sequence.request.prompt) for sequence in new)
 
 
 @dataclass(frozen=True)
 class StepPolicy:
-    """What a step may be."""
+    """What a step may contain."""
 
-    # Whether the runner decodes and reads a chunk in one pass.
+    # Whether one pass may decode and read a chunk of a prompt.
     mixes: bool = False
-    # Seconds that a step beside running streams may take, as far as the smallest chunk allows; 0 leaves it to the share
-    # of their own time.
+    # Target seconds of a step beside running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
     itl_target: float = 0.0
 
 
@@ -97,16 +96,17 @@ DEFAULT_POLICY = StepPolicy()
 
 
 class Scheduler:
-    """Waiting sequences of one device, in order of priority and arrival, and running ones, in order of admission.
+    """The waiting and running sequences of one device.
 
-    Those that wait for their grammars are among the waiting ones, and count against the limits like them.
+    A chunk of a prompt has at most `prefill_chunk` tokens while other sequences decode, and fewer if these would wait
+    too long. Otherwise a batched sequence's chunk has at most `idle_chunk` tokens. Its size also follows three rules,
+    because other kernels, which are not bitwise equal, would read the tokens left over:
 
-    While others decode, a chunk of prompt has at most `prefill_chunk` tokens, and fewer where they would wait for too
-    long, else `idle_chunk`; no chunk has one token alone unless the prompt has, nor one beyond the attention's blocks,
-    nor any but the last some beyond whole groups, for other kernels read these. What an exact sequence has produced
-    itself is read anew token by token, as it was made.
-    The prompts of those that wait have at most `max_waiting_tokens` tokens together, or any number if that is 0; who
-    can run at once does not wait. `limited_by` is the setting that `max_running` comes from.
+    - A chunk has at least two tokens, unless the prompt has one.
+    - It does not end one token beyond a block of the attention.
+    - Every chunk but the last has whole groups of tokens.
+
+    When an exact sequence is read again, its own answer is read token by token, as it was decoded.
     """
 
     def __init__(
@@ -120,27 +120,28 @@ class Scheduler:
         limited_by: str = "GENAI_MAX_BATCH_SIZE",
         policy: StepPolicy = DEFAULT_POLICY,
     ) -> None:
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []  # by priority and arrival; with those that wait for their grammars
+        self.running: list[Sequence] = []  # in order of admission
         self._max_running = max_running
         self._max_waiting = max_waiting
+        # Limit of the waiting prompts' tokens together; sequences that can run at once do not count.
         self._max_waiting_tokens = max_waiting_tokens or math.inf
-        self._limited_by = limited_by
+        self._limited_by = limited_by  # the setting that `max_running` comes from
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
         self._policy = policy
-        # Called before the first chunk of a prompt is chosen, when others may have read its beginning.
+        # Called before a prompt's first chunk is chosen: other sequences may have read the same beginning meanwhile.
         self.before_first_chunk: Callable[[Sequence], None] = lambda sequence: None
         self._step_times = StepTimeModel()
         self._round: Iterator[Step] = iter(())
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do: nothing runs, and nothing is ready to."""
+        """Whether no sequence runs or is ready to run."""
         return not self.running and all(s.state is SequenceState.WAITING_FOR_GRAMMAR for s in self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises QueueFull at the limit of requests, or of the prompts' tokens."""
+        """Queue a sequence. Raises QueueFull at the limit of requests or of waiting tokens."""
         self._require_capacity(len(sequence.request.prompt))
         self.waiting.append(sequence)
         self.waiting.sort(key=lambda waiting: waiting.request.priority)
@@ -163,7 +164,7 @@ class Scheduler:
 
     @property
     def capacity(self) -> Capacity:
-        """What could be added if nothing were there."""
+        """The limits of an empty scheduler."""
         tokens = None if self._max_waiting_tokens == math.inf else int(self._max_waiting_tokens)
         return Capacity(self._max_running, self._max_waiting, tokens, self._limited_by)
 
@@ -172,30 +173,30 @@ class Scheduler:
         return max(0, self._max_running + self._max_waiting - len(self.running) - len(self.waiting))
 
     def room_tokens(self) -> int | None:
-        """How many tokens the prompt of one more may have; None if any number, or if it would not wait."""
+        """How many tokens the prompt of one more sequence may have; None without a limit, or if it would not wait."""
         if self._max_waiting_tokens == math.inf or len(self.running) + len(self.waiting) < self._max_running:
             return None
         return max(0, int(self._room_tokens()))
 
     def queue_wait(self, num_tokens: int = 0) -> int:
-        """Seconds until about one more sequence, and so many tokens of prompts, can be added to a full queue."""
+        """Estimated seconds until a full queue has room for one more sequence with `num_tokens` of prompt."""
         return queue_wait(self.running, self.waiting, self._step_times, num_tokens)
 
     def _room_tokens(self) -> float:
-        """Tokens that may still wait; those that only wait for the next step to begin do not count."""
+        """How many more tokens may wait. Sequences which the next step admits do not count."""
         late = self.waiting[self._max_running - len(self.running) :]
         return self._max_waiting_tokens - sum(len(sequence.request.prompt) for sequence in late)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is."""
+        """Remove a waiting or running sequence."""
         sequences = self.running if sequence.state is SequenceState.RUNNING else self.waiting
         sequences.remove(sequence)
 
     def admit(self) -> list[Sequence]:
         """Move waiting sequences to the running ones while there is room; returns those moved.
 
-        A sequence without its grammar is passed over, and keeps its place. One whose very prompt is being read for
-        another waits until that has been: then it need not be read again.
+        A sequence that waits for its grammar is passed over, and keeps its place. A sequence with the same prompt as
+        one being read waits for that, and then reuses its keys and values.
         """
         admitted: list[Sequence] = []
         for sequence in sorted(self.waiting, key=_priority):
@@ -210,7 +211,7 @@ class Scheduler:
         return admitted
 
     def next_step(self) -> Step | None:
-        """The next pass of this round or the first of a new one; None when nothing runs."""
+        """The next pass of this round, or the first of a new one; None if no sequence runs."""
         found = next(self._round, None)
         if found is None:
             self._round = self._passes()
@@ -218,7 +219,7 @@ class Scheduler:
         return found
 
     def answered(self, sequence: Sequence) -> None:
-        """Learn how long an answer has become that nobody has cut."""
+        """Learn the length of an answer that ended by itself."""
         self._step_times.answered(sequence.num_produced)
 
     def observe(self, step: Step, seconds: float) -> None:
@@ -232,7 +233,7 @@ class Scheduler:
             self._step_times.prefilled(step.num_tokens, seconds)
 
     def _passes(self) -> Iterator[Step]:
-        """One round. What changes between two passes is seen by the next: each is put together when it is asked for."""
+        """One round. Each pass is composed when it is asked for, so it sees what has changed since the last one."""
         self._step_times.begin_round()
         batch = [sequence for sequence in self.running if sequence.batched and sequence.is_decoding]
         if batch:
@@ -247,28 +248,28 @@ class Scheduler:
             yield Step([self._next_chunk(reading)])
 
     def _may_mix(self, reading: Sequence, batch: list[Sequence]) -> bool:
-        """Whether a prompt's chunk may be read in the pass of a batch, which is not bitwise equal to two passes."""
+        """Whether a batch's pass may read the prompt's chunk, too. It is not bitwise equal to two passes."""
         able = (s.batched and not s.request.exact and not s.wants_positions for s in (reading, *batch))
         return self._policy.mixes and bool(batch) and all(able)
 
     def _next_prompt(self) -> Sequence | None:
-        """The prompt to read from now."""
+        """The sequence whose prompt is read next."""
         prompts = [sequence for sequence in self.running if not sequence.is_decoding]
         return min(prompts, key=self._urgency, default=None)
 
     def _urgency(self, sequence: Sequence) -> tuple[float, float, int]:
-        """The prompt of which it is least is read first."""
+        """The sort key of prompts; the least is read first."""
         gained = _AGEING * self._step_times.tokens_read_in(sequence.age)
         return _priority(sequence), sequence.num_unread - gained, sequence.id
 
     def _next_chunk(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> Read:
-        """What to read of a prompt, in a pass with a batch or alone."""
+        """The next chunk of a prompt, in a pass with a batch or in its own."""
         if not sequence.num_produced and sequence.num_read == sequence.num_cached:
             self.before_first_chunk(sequence)
         return Read(sequence, self._chunk(sequence, batch))
 
     def _chunk(self, sequence: Sequence, batch: Collection[Sequence]) -> int:
-        """How many tokens of a prompt to read at once."""
+        """How many tokens of a prompt to read in one pass."""
         num_decoding = sum(other.is_decoding for other in self.running)
         most = self._prefill_chunk if not sequence.batched else self._idle_chunk
         if num_decoding:
@@ -278,7 +279,7 @@ class Scheduler:
                 crowd=(len(self.running) - num_decoding) / num_decoding,
                 target=self._policy.itl_target,
             )
-        # What was produced last is left to a pass of its own: from there on the sequence goes on as before.
+        # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
         if sequence.request.exact and sequence.num_produced:
             left = len(sequence.request.prompt) - sequence.num_read
@@ -293,5 +294,5 @@ class Scheduler:
 
 
 def _priority(sequence: Sequence) -> float:
-    """The lower, the sooner it has its turn: its own, and one less for so many seconds of waiting."""
+    """The request's priority, less one for each _SECONDS_PER_PRIORITY since its arrival. The lowest comes first."""
     return sequence.request.priority - sequence.age // _SECONDS_PER_PRIORITY

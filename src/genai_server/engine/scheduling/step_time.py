@@ -1,60 +1,62 @@
-"""Learns how long steps and answers take, and shares a step's time by it between the sequences that decode and the
-prompt that is read.
+"""Learns how long steps and answers take, and sizes the chunks of prompts by it.
+
+A step's time is shared between the decoding sequences and the prompt that is read.
 """
 
 import math
 
-# A chunk of prompt may take so many times what the step's decoding takes. A running stream's tokens then take about
-# four times as long, and the prompt 4/3 of its time alone, and what small chunks cost besides.
+# A chunk of a prompt may take this many times as long as the step's decoding. A running stream's tokens then take about
+# four times as long. The prompt takes 4/3 of its time alone, plus the overhead of small chunks.
 PROMPT_SHARE = 3.0
-# Smaller chunks cost a prompt more than they give the others, for each pass reads all weights; a lone stream waits
-# about 50 ms for one with a model of 0.4 B parameters on two cores.
+# Smaller chunks would cost the prompt more than they give the others, because each pass reads all weights. A lone
+# stream waits about 50 ms for such a chunk, with a model of 0.4 B parameters on two cores.
 LEAST_CHUNK = 16
-# How much the newest measurement counts.
+# Weight of the newest measurement in the moving averages.
 _WEIGHT = 0.3
 
 
 class StepTimeModel:
-    """What steps took lately, in seconds, and how many tokens an answer had."""
+    """Moving averages of the seconds that steps take and of the tokens of answers; None before the first one."""
 
     def __init__(self) -> None:
-        self._decoding = 0.0  # of this round's rows up to now
-        self._per_round: float | None = None
-        self._per_token: float | None = None  # of a prompt
-        self._by_rows: dict[int, float] = {}  # of a pass which decodes so many rows
-        self._answer: float | None = None  # tokens
+        self._decoding = 0.0  # seconds of decoding in this round up to now
+        self._per_round: float | None = None  # seconds of decoding in a round
+        self._per_token: float | None = None  # seconds for a token of a prompt
+        self._by_rows: dict[int, float] = {}  # seconds of a decode pass, by its number of rows
+        self._answer: float | None = None  # tokens of an answer
 
     def begin_round(self) -> None:
-        """Nothing has been decoded in this round yet."""
+        """Start a new round, and learn how long the last one's decoding took."""
         if self._decoding:
             self._per_round = _mean(self._per_round, self._decoding)
         self._decoding = 0.0
 
     def decoded(self, num_rows: int, seconds: float) -> None:
-        """A pass which decodes took so long."""
+        """Learn how long a decode pass took."""
         self._decoding += seconds
         self._by_rows[num_rows] = _mean(self._by_rows.get(num_rows), seconds)
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
-        """A pass that read so many tokens of a prompt took so long."""
+        """Learn how long a pass took which read `num_tokens` of a prompt."""
         self._per_token = _mean(self._per_token, seconds / num_tokens)
 
     def mixed(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """A pass which decodes, and reads so many tokens of a prompt, took so long."""
+        """Learn how long a pass took which decoded `num_rows` and read `num_tokens` of a prompt."""
         decoding = min(seconds, self.seconds_to_step(num_rows) or seconds * num_rows / (num_rows + num_tokens))
         self._decoding += decoding
         self.prefilled(num_tokens, seconds - decoding)
 
     def seconds_to_step(self, num_rows: int) -> float:
-        """What decoding so many rows takes, by the nearest number of rows that was seen; 0 if none was."""
+        """Seconds to decode `num_rows` rows, from the nearest number of rows measured; 0 before any measurement."""
         nearest = min(self._by_rows, key=lambda rows: abs(rows - num_rows), default=None)
         return 0.0 if nearest is None else self._by_rows[nearest]
 
     def chunk(self, most: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
-        """How many tokens of a prompt to read now, at most `most`; few as long as nothing has been measured.
+        """How many tokens of a prompt to read now, at most `most`. At most LEAST_CHUNK before any measurement.
 
-        The step's decoding takes `decoding` seconds, else what this round's has taken. The step may take `target`
-        seconds; without one, PROMPT_SHARE times its decoding for the chunk, and `crowd` times that.
+        `decoding` is how many seconds the step's decoding takes; None means what this round's decoding took. With a
+        `target`, the whole step may take so many seconds. Without one, the chunk may take PROMPT_SHARE times the
+        decoding, and `crowd` times that if `crowd` is above 1.
         """
         decoding = self._decoding if decoding is None else decoding
         seconds = target - decoding if target else PROMPT_SHARE * max(1.0, crowd) * decoding
@@ -62,23 +64,23 @@ class StepTimeModel:
         return min(most, max(LEAST_CHUNK, int(fitting)))
 
     def tokens_read_in(self, seconds: float) -> float:
-        """How many tokens of a prompt can be read meanwhile; 0 as long as nothing has been measured."""
+        """How many tokens of prompts can be read in this time; 0 before any measurement."""
         return seconds / self._per_token if self._per_token else 0.0
 
     def answered(self, num_tokens: int) -> None:
-        """An answer has ended after so many tokens."""
+        """Learn how many tokens an answer had."""
         self._answer = _mean(self._answer, num_tokens)
 
     def seconds_to_read(self, num_tokens: int) -> float:
-        """What so many tokens of a prompt take; 0 as long as nothing has been measured."""
+        """Seconds to read `num_tokens` of a prompt; 0 before any measurement."""
         return num_tokens * (self._per_token or 0.0)
 
     def seconds_to_decode(self, num_tokens: float) -> float:
-        """What so many tokens of an answer take beside the others; 0 as long as nothing has been measured."""
+        """Seconds for `num_tokens` of an answer beside the other answers; 0 before any measurement."""
         return num_tokens * (self._per_round or 0.0)
 
     def tokens_left(self, num_produced: int) -> float:
-        """How many more an answer of so many tokens will likely have; as many as it may if none has ended yet."""
+        """How many more tokens an answer will likely have; infinite before any answer has ended."""
         return math.inf if self._answer is None else max(1.0, self._answer - num_produced)
 
 
