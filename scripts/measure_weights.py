@@ -53,8 +53,8 @@ def main() -> None:
             {} if reference is None else {"reference": read(runner_of(reference, cache, "int4"), ids)}
         )
         runner = runner_of(model, cache, "int8")
-        if runner.int8_from is None:
-            parser.exit(1, f"{model}: 8 bits are not used; the log says why\n")
+        if not runner.has_int8:
+            parser.exit(1, f"{model} has no matrices of 4 bits, or they cannot be stored in 8\n")
         for name, int8_from, mixed in (("own", None, False), ("8 bits", 1, False), ("8 bits, mixed steps", 1, True)):
             runner.int8_from = int8_from
             found[name] = read(runner, ids, mixed=mixed)

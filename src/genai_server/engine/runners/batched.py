@@ -148,6 +148,11 @@ class BatchedRunner:
         return self.slots.forget()
 
     @property
+    def has_int8(self) -> bool:
+        """Whether there are weights of 8 bits, used or not."""
+        return self._int8 is not None
+
+    @property
     def mixes(self) -> bool:
         """Whether a step may decode and read a chunk of a prompt."""
         return self._mixed is not None
