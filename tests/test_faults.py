@@ -151,10 +151,14 @@ def test_an_answer_that_its_stop_string_has_ended_is_whole_though_the_engine_die
     restarts = mortal.device("scripted")["restarts"]
     # The engine dies in the pass after the stop string: it never says that the answer is finished.
     asked = body("say one. two; crash at 4", stop=".", **fields)
-    answer = mortal.client.post("/v1/chat/completions", json=asked)
-    assert (answer.status_code, "error" in answer.text) == (200, False), answer.text
-    assert answer.text.count('"finish_reason":"stop"') == 1
-    assert "two" not in answer.text
+    for _ in range(5):  # an engine which is slow between two passes hears first that nothing more is wanted
+        answer = mortal.client.post("/v1/chat/completions", json=asked)
+        assert (answer.status_code, "error" in answer.text) == (200, False), answer.text
+        assert answer.text.count('"finish_reason":"stop"') == 1
+        assert "two" not in answer.text
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: mortal.device("scripted")["restarts"] > restarts, 8.0)
+            break
     wait_until(lambda: mortal.device("scripted")["restarts"] > restarts and mortal.is_ready())
 
 
