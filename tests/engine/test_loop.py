@@ -462,3 +462,13 @@ def test_who_wants_it_is_told_after_each_chunk_how_far_the_prompt_is(bench: Benc
         8,
         len("say abcdefghij") + 2,
     ]
+
+
+def test_a_cached_prefix_that_cannot_be_copied_costs_no_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(sequence: Any) -> int:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(bench.loop._runners, "match_again", broken)
+    bench.submit(1, "say a")
+    bench.run()
+    assert bench.text(1) == "a"

@@ -81,7 +81,7 @@ class EngineLoop:
         self._admin = AdminCalls(runners, scheduler, options, self._requests, self._terminate)
         self._meter = Meter()
         self._next_figures = clock() + _FIGURES_EVERY
-        scheduler.before_first_chunk = lambda sequence: self._meter.matched(runners.match_again(sequence))
+        scheduler.before_first_chunk = self._match_again
 
     def run_forever(self) -> None:
         """Run steps until `leave` is called or the process ends."""
@@ -175,6 +175,13 @@ class EngineLoop:
         with self._failing([sequence]):
             self._runners.open(sequence)
             self._meter.opened(sequence)
+
+    def _match_again(self, sequence: Sequence) -> None:
+        """Find what others have read of a prompt meanwhile; if that fails, it is read as it is."""
+        try:
+            self._meter.matched(self._runners.match_again(sequence))
+        except Exception:  # of a device's memory; the step is not to fail for what would only save time
+            log.exception("request %s: the cached prefix could not be copied", sequence.request.request_id)
 
     def _place(self) -> None:
         for sequence in list(self._scheduler.running):
