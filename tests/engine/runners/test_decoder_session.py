@@ -160,7 +160,7 @@ def test_weights_of_eight_bits_are_tried_at_the_start(
     assert "weights of 8 bits are used from" in caplog.text
     assert four_bits.runner(replace(four_bits.all, least_gain=1000.0)).int8_from is None
     assert "weights of 8 bits are not used" in caplog.text
-    monkeypatch.setattr("genai_server.engine.runners.batched._MOST_DIFFERENCE", 0.0)
+    monkeypatch.setattr("genai_server.engine.runners.trials._MOST_DIFFERENCE", 0.0)
     assert four_bits.runner(replace(four_bits.all, least_gain=0.0)).int8_from is None
 
 

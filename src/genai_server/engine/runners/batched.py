@@ -5,8 +5,6 @@ writes new keys and values into that buffer, and takes each row's length from th
 contiguous range of slots advances sequences of different lengths by one token.
 """
 
-import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.session_options import node_shares
+from genai_server.engine.runners import trials
 from genai_server.engine.runners.base import Interrupted, Opening, Row
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
@@ -29,16 +28,7 @@ from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest, ModelInfo
 
-log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
-# Prompt length and number of rows of the trial at start.
-_TRIED_TOKENS = 8
-_TRIED_ROWS = 8
-# Chunk sizes, in tokens, that 8-bit weights are timed with. Each runs twice: the first run reads the weights' file.
-_TIMED_TOKENS = (4, 16, 64)
-# The largest accepted difference between the logits of the longest chunk, as a share of their standard deviation.
-# Rounding to 8 bits costs about 0.02; 4 bits have cost about 0.1.
-_MOST_DIFFERENCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,6 @@ class BatchedRunner:
         self._int8 = None if more.int8 is None else DecoderSession(graph, more.int8)
         self._mixed = None if more.mixed is None else MixedSession(graph, more.mixed)
         self._mixed_int8 = None if more.mixed_int8 is None else MixedSession(graph, more.mixed_int8)
-        self._least_gain = more.least_gain
         self._model = model
         self._exact: set[int] = set()
         self._max_rows = limits.num_slots
@@ -106,11 +95,13 @@ class BatchedRunner:
         self._may_interrupt = True
         # Steps of at least this many tokens have 8-bit weights; None if no step has.
         self.int8_from: int | None = None
-        self._take_memory(_TRIED_ROWS, _TRIED_TOKENS + 1)
-        row_group = self._try_row_groups()
+        self._take_memory(trials.ROWS, trials.TOKENS + 1)
+        row_group = trials.smallest_row_group(self._try, self._buffers, model.vocab_size)
         if self._int8 is not None:
-            self._take_memory(1, max(_TIMED_TOKENS))
-            self.int8_from = self._try_int8()
+            self._take_memory(1, trials.MOST_TIMED)
+            self.int8_from = trials.least_int8_tokens(
+                self._try, partial(self._try, on=self._int8), model.vocab_size, more.least_gain
+            )
         # Rounded up to whole groups: exact rows may need padding rows. Rows beyond the slots keep nothing.
         self._take_memory(limits.num_slots + -limits.num_slots % row_group, limits.max_length)
         self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
@@ -305,45 +296,9 @@ class BatchedRunner:
             if mixed is not None:
                 mixed.use(self._buffers)
 
-    def _try_row_groups(self) -> int:
-        """The smallest group of rows whose logits are bitwise equal whatever other groups are in the pass."""
-        run = partial(self._run, all_positions=True)
-        prompt = np.arange(_TRIED_TOKENS, dtype=np.int64)[np.newaxis] % self._model.vocab_size
-        run(prompt, 0, np.array([_TRIED_TOKENS]))
-        for row in range(1, _TRIED_ROWS):
-            self._buffers.copy(0, row, _TRIED_TOKENS)
-        following = np.arange(_TRIED_ROWS, dtype=np.int64)[:, np.newaxis] % self._model.vocab_size
-        lengths = np.full(_TRIED_ROWS, _TRIED_TOKENS + 1)
-        together = run(following, 0, lengths)
-
-        def is_whole(group: int) -> bool:
-            passes = [rows for rows in (group, 3 * group) if rows < _TRIED_ROWS]
-            return all(np.array_equal(run(following[:rows], 0, lengths[:rows]), together[:rows]) for rows in passes)
-
-        return next(group for group in (1, 2, 4, _TRIED_ROWS) if is_whole(group))
-
-    def _try_int8(self) -> int | None:
-        """The least tokens of a step that 8-bit weights make faster; None if they are slower or differ too much."""
-        assert self._int8 is not None
-        seconds = np.zeros((2, len(_TIMED_TOKENS)))
-        logits = []
-        for row, on in enumerate((self._own, self._int8)):
-            for column, num_tokens in enumerate(_TIMED_TOKENS):
-                ids = np.arange(1, num_tokens + 1, dtype=np.int64)[np.newaxis] % self._model.vocab_size
-                for _ in range(2):
-                    started = time.perf_counter()
-                    found = self._run(ids, 0, np.array([num_tokens]), all_positions=True, on=on)
-                    seconds[row, column] = time.perf_counter() - started
-            logits.append(found)
-        gains = seconds[0] / seconds[1]
-        difference = float(np.sqrt(np.square(logits[0] - logits[1]).mean()) / logits[0].std())
-        figures = f"{gains[-1]:.2f} times as fast, logits differ by {difference:.3f} of their standard deviation"
-        if gains[-1] < self._least_gain or not difference <= _MOST_DIFFERENCE:
-            log.info("weights of 8 bits are not used: %s", figures)
-            return None
-        first = next(n for n, gain in zip(_TIMED_TOKENS, gains, strict=True) if gain > 1 or n == _TIMED_TOKENS[-1])
-        log.info("weights of 8 bits are used from %d tokens a step on: %s", first, figures)
-        return first
+    def _try(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], *, on: DecoderSession | None = None) -> Logits:
+        """Run `ids` [rows, new] over the first slots; returns the logits of all positions."""
+        return self._run(ids, 0, lengths, all_positions=True, on=on)
 
     def _run(
         self,
