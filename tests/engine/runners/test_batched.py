@@ -371,7 +371,7 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
 def test_one_slot_is_enough_and_keeps_one_past(
     graph: DecoderGraph, session: Any, reference: Reference, monkeypatch: pytest.MonkeyPatch, row_group: int
 ) -> None:
-    monkeypatch.setattr(BatchedRunner, "_try_row_groups", lambda runner: row_group)
+    monkeypatch.setattr("genai_server.engine.runners.trials.smallest_row_group", lambda *_: row_group)
     batch = Batch(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(1, MAX_LENGTH)))
     assert len(batch.runner.slots.slots) == batch.runner.max_rows == 1
     for number, prompt in enumerate((text(40), text(30))):
