@@ -1,6 +1,8 @@
 """Fixtures: a clean environment for each test, and servers that a whole test session shares."""
 
+import functools
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,9 @@ from tests.server_here import run_here
 # Property tests try the same examples each time, for as long as they take.
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("genai-server")
+
+# Each of the thousands of HTTP clients would read all certificates anew, which takes longer than most tests.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # A shell that starts the tests in the background has Ctrl-C ignored, here and by all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

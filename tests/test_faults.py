@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.running_server import RunningServer, body, has_ended, run_server, running_after, wait_until
 
 
 def test_while_an_engine_holds_pythons_lock_health_and_other_devices_go_on(scripted: RunningServer) -> None:
@@ -190,8 +190,7 @@ def test_nothing_is_left_behind_when_the_server_is_killed(
         assert len(family) >= (3 if options else 2)
         assert any("genai_server.grammar_checker.process" in process.cmdline() for process in family)
         server.process.kill()
-        _, alive = psutil.wait_procs(family, timeout=15)
-        assert alive == []
+        assert running_after(family, 15.0) == []
         assert [path.name for path in short_folder.iterdir() if path.name.startswith("genai-server-")] == []
 
 
@@ -202,7 +201,7 @@ def test_an_engine_that_hangs_in_native_code_outlives_its_killed_parent_by_secon
         with contextlib.suppress(httpx.TransportError), server.stream("hold 600 at 1; say x") as events:
             next(iter(events))
             server.process.kill()
-        engine.wait(30)
+        wait_until(lambda: has_ended(engine), 30)
 
 
 def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(workers: RunningServer) -> None:

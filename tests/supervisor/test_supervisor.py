@@ -15,7 +15,7 @@ import pytest
 from genai_server.config import Settings, export_settings, load_settings
 from genai_server.messages.status_file import EngineStatus, read_status_file
 from genai_server.supervisor.supervisor import Supervisor
-from tests.running_server import DEMO, ROOT, clean_environment, wait_until
+from tests.running_server import DEMO, ROOT, clean_environment, has_ended, wait_until
 
 
 def settings(**values: str) -> Settings:
@@ -187,4 +187,4 @@ def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> Non
             engine = psutil.Process(int(process.stdout.readline()))
         finally:
             process.kill()
-    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 10)
+    wait_until(lambda: has_ended(engine), 10)
