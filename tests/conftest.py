@@ -1,6 +1,7 @@
 """Fixtures: a clean environment for each test, and servers that a whole test session shares."""
 
 import functools
+import os
 import signal
 import ssl
 import subprocess
@@ -21,6 +22,9 @@ from tests.server_here import run_here
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("genai-server")
 
+# Nothing here multiplies large matrices by numpy; its threads take a quarter of the start of each of hundreds of processes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Each of the thousands of HTTP clients would read all certificates anew, which takes longer than most tests.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
@@ -31,8 +35,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(autouse=True)
 def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of whoever runs the tests reaches a test."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(SETTINGS):
             monkeypatch.delenv(name)
