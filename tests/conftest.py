@@ -22,11 +22,11 @@ from tests.server_here import run_here
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("genai-server")
 
-# Nothing here multiplies large matrices by numpy; its threads take a quarter of the start of each of hundreds of processes.
+# numpy's threads for matrices, which nothing here needs, take a quarter of the start of hundreds of processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Each of the thousands of HTTP clients would read all certificates anew, which takes longer than most tests.
-ssl.create_default_context = functools.cache(ssl.create_default_context)
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
 # A shell that starts the tests in the background has Ctrl-C ignored, here and by all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
