@@ -185,7 +185,7 @@ def run_server(
     family = psutil.Process(process.pid)
     try:
         if ready:
-            wait_until(lambda: process.poll() is not None or (server.is_ready() and not server.is_starting()))
+            wait_until(lambda: process.poll() is not None or (server.is_ready() and not server.is_starting()), 40)
             assert process.poll() is None, f"exit status {process.returncode}: {server.log()}"
         yield server
     finally:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.running_server import RunningServer, body, has_ended, run_server, running_after, wait_until
+from tests.server_here import run_here
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_kill_9_on_the_engine_ends_its_streams_with_an_error_and_the_engine_come
 
 
 def test_a_terminated_device_is_not_reopened_by_a_crash(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted") as server:
+    with run_here(own_folder, "--device", "scripted") as server:
         server.options(terminate_session="1")
         os.kill(server.device("scripted")["pid"], signal.SIGKILL)
         wait_until(lambda: server.device("scripted")["restarts"] == 1 and server.device("scripted")["state"] == "ready")
@@ -83,7 +84,7 @@ def test_a_terminated_device_is_not_reopened_by_a_crash(own_folder: Path) -> Non
 
 
 def test_a_crash_ends_the_answers_that_have_begun_and_the_next_engine_answers_the_others(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted", "--max-batch-size", "1") as server:
+    with run_here(own_folder, "--device", "scripted", "--max-batch-size", "1") as server:
         answers: list[httpx.Response] = []
         with server.stream("delay 0.02; count 1000") as events:
             reader = iter(events)
