@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.session_options import node_shares
@@ -39,6 +40,8 @@ class BatchLimits:
     num_slots: int
     # Tokens of each sequence.
     max_length: int
+    # What the slots share.
+    memory: KvMemory = UNSHARED
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class BatchedRunner:
         self._mixed_int8 = None if more.mixed_int8 is None else MixedSession(graph, more.mixed_int8)
         self._model = model
         self._exact: set[int] = set()
-        self._max_rows = limits.num_slots
+        self._limits = limits
         # Run options of the prompt pass in progress. A decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
@@ -108,7 +111,7 @@ class BatchedRunner:
         # Rounded up to whole groups: exact rows may need padding rows. Rows beyond the slots keep nothing.
         num_rows = limits.num_slots + -limits.num_slots % row_group + row_group * self._splits_even_rows
         self._take_memory(num_rows, limits.max_length)
-        self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
+        self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group, memory=limits.memory)
 
     @property
     def lone_row_is_exact(self) -> bool:
@@ -126,7 +129,11 @@ class BatchedRunner:
 
     @property
     def max_rows(self) -> int:
-        return self._max_rows
+        return self._limits.num_slots
+
+    @property
+    def memory(self) -> KvMemory:
+        return self._limits.memory
 
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         if how.exact:
@@ -169,6 +176,7 @@ class BatchedRunner:
         index = self.slots.index(sequence)
         length = len(self.slots.slots[index].tokens) + len(tokens)
         on = self._session_for(len(tokens), [sequence])
+        self.slots.reserve(sequence, len(tokens))
         logits = self._run(np.array([tokens], np.int64), index, np.array([length]), all_positions=positions, on=on)
         # Only multi-token chunks with the model's own weights count as prefilled. A single token runs the decode
         # kernel; neither that kernel nor other weights are bitwise equal.
@@ -203,6 +211,7 @@ class BatchedRunner:
         mixed = (self._mixed_int8 if has_int8 else None) or self._mixed
         logits = np.empty((1, len(indices) + 1, self._model.vocab_size), self._graph.logits_type)
         before = len(self.slots.slots[slot].tokens)
+        self.slots.reserve(chunk.sequence, len(chunk.tokens))
         binding = mixed.bind(ids, lengths, slot, chunk.tokens, before, indices, logits)
         self._execute(mixed.session, binding, may_interrupt=False)
         self._append(sequences, tokens)
@@ -277,6 +286,7 @@ class BatchedRunner:
         if exact:
             self._exact.add(sequence)
         self.slots.acquire(sequence, read, reuse=False, salt=salt)
+        self.slots.reserve(sequence, len(read))
         index = self.slots.index(sequence)
         for name, values in past.items():
             self._buffers.write(index, name, values[:, :, : len(read)])

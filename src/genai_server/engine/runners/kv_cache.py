@@ -3,10 +3,17 @@
 A slot is one row of every layer's buffer. One forward pass covers a contiguous range of slots, so slots are kept in
 this order: decoding sequences, sequences whose prompt is still being read, idle slots. Idle slots keep the tokens of
 finished sequences as cached prefixes. This module only does the bookkeeping; the buffers move the data.
+
+Where memory is limited, a row takes pages as tokens are added. It keeps them until another row needs memory. Given back
+are then, in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, and cached
+prefixes by their last use.
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
+
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 
 # An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is
 # cheaper than copying the prefix.
@@ -24,6 +31,10 @@ class Buffers(Protocol):
         """Exchange the keys and values of the first `length` tokens of two slots."""
         ...
 
+    def give_back(self, slot: int, first: int) -> None:
+        """Give a slot's memory from token `first` on back to the system. `first` begins a page."""
+        ...
+
 
 @dataclass
 class Slot:
@@ -39,14 +50,16 @@ class Slot:
     salt: str | None = None
     # The running sequence that has the slot; None for an idle slot.
     sequence: int | None = None
-    # Orders idle slots by their time of release; 0 for a slot that was never released or was emptied.
-    released: int = 0
+    # Tokens behind these that the next pass may write.
+    num_coming: int = 0
+    # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
+    used: int = 0
 
 
 class KvSlots:
     """The slots over one set of buffers."""
 
-    def __init__(self, num_slots: int, buffers: Buffers, *, row_group: int = 1) -> None:
+    def __init__(self, num_slots: int, buffers: Buffers, *, row_group: int = 1, memory: KvMemory = UNSHARED) -> None:
         self.slots = [Slot(index) for index in range(num_slots)]
         # Kernels process rows in groups of this size. Rows left over at a pass's end are not bitwise equal.
         self.row_group = row_group
@@ -54,7 +67,9 @@ class KvSlots:
         self.num_decoding = 0
         self._buffers = buffers
         self._running: dict[int, Slot] = {}
-        self._num_released = 0
+        self._num_uses = 0
+        self._memory = memory
+        self._pages = [0] * num_slots  # the shared pages that each row has
 
     def has(self, sequence: int) -> bool:
         """Whether a running sequence has this id."""
@@ -84,28 +99,26 @@ class KvSlots:
         reused in whole groups, so that the rest of the prompt is grouped as if all of it were read.
 
         An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, so is one of which the
-        common prefix is at least half. Otherwise the prefix is copied to an empty slot, or to the one released longest
-        ago, and stays cached in both.
+        common prefix is at least half, and if memory is short, any. Otherwise the prefix is copied to an empty slot, or
+        to the first one to be evicted, and stays cached in both.
         """
         source, length = self._longest_past(prompt, salt, exact=exact) if reuse else (None, 0)
         target = self.num_running
-        idle = sorted(self.slots[target:], key=lambda slot: (bool(slot.tokens), slot.released))
+        idle = [slot for slot in self.slots[target:] if not slot.tokens] or self._cached()
         taken = next((slot for slot in idle if slot is not source), idle[0])
-        if source is not None and source.sequence is None:
+        if source is not None:
             beyond = len(source.tokens) - length
-            if beyond <= _LITTLE or (taken.tokens and beyond <= length):
+            is_little = beyond <= _LITTLE or (taken.tokens and beyond <= length)
+            if source.sequence is None and (is_little or not self._may_copy(source, length)):
                 taken = source
-        if taken is not source:
-            taken.tokens = []
-        self._exchange(taken.index, target)
-        if source is not None and taken is not source:
-            self._buffers.copy(source.index, target, length)
-            taken.tokens, taken.num_prefilled = source.tokens[:length], source.num_prefilled
-        taken.tokens = taken.tokens[:length]
-        taken.num_prefilled = min(taken.num_prefilled, length)
+        taken.tokens = taken.tokens[:length] if taken is source else []
+        taken.num_prefilled = min(taken.num_prefilled, len(taken.tokens))
         taken.sequence, taken.salt = sequence, salt
         self._running[sequence] = taken
         self.num_running += 1
+        self._exchange(taken.index, target)
+        if source is not None and taken is not source:
+            self._copy(source, taken, length)
         return length
 
     def match_again(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
@@ -115,11 +128,16 @@ class KvSlots:
         """
         slot = self._running[sequence]
         source, length = self._longest_past(prompt, slot.salt, exact=exact)
-        if source is None or source is slot or length <= len(slot.tokens):
+        if source is None or source is slot or length <= len(slot.tokens) or not self._may_copy(source, length):
             return len(slot.tokens)
-        self._buffers.copy(source.index, slot.index, length)
-        slot.tokens, slot.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
+        self._copy(source, slot, length)
         return length
+
+    def reserve(self, sequence: int, num_tokens: int) -> None:
+        """Take memory for tokens that the next pass adds to a sequence. For a single one there always is."""
+        slot = self._running[sequence]
+        slot.num_coming = num_tokens
+        self._take_pages(slot)
 
     def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
         """Record that the keys and values of these tokens were added to the sequence's slot.
@@ -130,6 +148,8 @@ class KvSlots:
         if prefilled and slot.num_prefilled == len(slot.tokens):
             slot.num_prefilled += self._whole_groups(len(tokens))
         slot.tokens += tokens
+        slot.num_coming = 0
+        self._take_pages(slot)
 
     def start_decoding(self, sequence: int) -> None:
         """Move a sequence whose prompt has been read to the decoding ones."""
@@ -143,8 +163,8 @@ class KvSlots:
         """
         slot = self._running.pop(sequence)
         index = slot.index
-        self._num_released += 1
-        slot.sequence, slot.released = None, self._num_released
+        slot.sequence, slot.num_coming = None, 0
+        self._use(slot)
         if index < self.num_decoding:
             self.num_decoding -= 1
             self._exchange(index, self.num_decoding)
@@ -156,8 +176,61 @@ class KvSlots:
         """Empty the idle slots; returns how many had tokens."""
         idle = [slot for slot in self.slots[self.num_running :] if slot.tokens]
         for slot in idle:
-            slot.tokens, slot.num_prefilled, slot.released = [], 0, 0
+            _empty(slot)
         return len(idle)
+
+    def _cached(self) -> list[Slot]:
+        """The idle slots with cached prefixes, in the order of eviction."""
+        # In alphabetical order, tokens which others begin with come right before one of these.
+        kept = sorted((slot for slot in self.slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
+        repeated = {one.index for one, other in pairwise(kept) if _begins_with(other, one)}
+        idle = [slot for slot in kept if slot.sequence is None]
+        return sorted(idle, key=lambda slot: (slot.index not in repeated, slot.used))
+
+    def _use(self, slot: Slot) -> None:
+        self._num_uses += 1
+        slot.used = self._num_uses
+
+    def _copy(self, source: Slot, target: Slot, length: int) -> None:
+        """Copy the first tokens of one slot into another."""
+        self._use(source)
+        target.tokens, target.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
+        self._take_pages(target, keep=source)
+        self._buffers.copy(source.index, target.index, length)
+
+    def _may_copy(self, source: Slot, length: int) -> bool:
+        """Whether a copy fits beside its source and the running sequences' tokens."""
+        kept = {slot.index: slot for slot in (*self._running.values(), source)}
+        needed = sum(self._memory.pages(len(slot.tokens) + slot.num_coming) for slot in kept.values())
+        return needed + self._memory.pages(length) <= self._memory.num_pages
+
+    def _take_pages(self, slot: Slot, *, keep: Slot | None = None) -> None:
+        """Count the pages that a slot's tokens need. If there are too many, others go, but none of `keep`."""
+        needed = self._memory.pages(len(slot.tokens) + slot.num_coming)
+        if needed <= self._pages[slot.index]:
+            return
+        self._pages[slot.index] = needed
+        for other in self.slots:
+            if self._has_room:
+                return
+            self._trim(other)
+        for other in self._cached():
+            if self._has_room:
+                return
+            if other is not keep:
+                _empty(other)
+                self._trim(other)
+
+    @property
+    def _has_room(self) -> bool:
+        return sum(self._pages) <= self._memory.num_pages
+
+    def _trim(self, slot: Slot) -> None:
+        """Give back the pages behind a slot's tokens."""
+        needed = self._memory.pages(len(slot.tokens) + slot.num_coming)
+        if needed < self._pages[slot.index]:
+            self._pages[slot.index] = needed
+            self._buffers.give_back(slot.index, (needed + 1) * self._memory.page_tokens)
 
     def _longest_past(self, prompt: list[int], salt: str | None, *, exact: bool) -> tuple[Slot | None, int]:
         """The slot of this salt with the longest common prefix, and how many of its tokens may be reused.
@@ -192,6 +265,18 @@ class KvSlots:
             self._buffers.swap(one, other, max(len(first.tokens), len(second.tokens)))
         self.slots[one], self.slots[other] = second, first
         second.index, first.index = one, other
+        self._take_pages(first)
+        self._take_pages(second)
+
+
+def _empty(slot: Slot) -> None:
+    slot.tokens, slot.num_prefilled, slot.used = [], 0, 0
+
+
+def _begins_with(slot: Slot, other: Slot) -> bool:
+    """Whether a slot can serve every prompt that the other can."""
+    same = slot.salt == other.salt and slot.num_prefilled >= other.num_prefilled
+    return same and slot.tokens[: len(other.tokens)] == other.tokens
 
 
 def _common_length(one: list[int], other: list[int]) -> int:
