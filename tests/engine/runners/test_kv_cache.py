@@ -100,7 +100,7 @@ class Bench:
 
     def pasts(self) -> list[list[int]]:
         """What lies in the idle slots, the longest released first."""
-        idle = [slot for slot in self.slots.slots[self.slots.num_running :] if slot.tokens]
+        idle = [slot for slot in self.slots.slots if slot.sequence is None and slot.tokens]
         return [slot.tokens for slot in sorted(idle, key=lambda slot: slot.used)]
 
     def tokens(self, sequence: int) -> list[int]:
@@ -111,13 +111,14 @@ class Bench:
     def check(self) -> None:
         slots = self.slots
         assert 0 <= slots.num_decoding <= slots.num_running <= len(slots.slots)
-        running = [slot.sequence for slot in slots.slots[: slots.num_running]]
-        assert None not in running
-        assert len(set(running)) == len(running)
-        assert all(slot.sequence is None for slot in slots.slots[slots.num_running :])
+        running = [slot.sequence for slot in slots.slots if slot.sequence is not None]
+        assert len(set(running)) == len(running) == slots.num_running
+        assert sum(slot.decodes for slot in slots.slots) == slots.num_decoding <= slots.num_rows
+        assert all(slot.sequence is not None for slot in slots.slots if slot.decodes)
+        assert not any(slot.decodes for slot in slots.slots[slots.num_rows :])
         assert len({id(slot) for slot in slots.slots}) == len(self.buffers.rows)
         assert [slot.index for slot in slots.slots] == list(range(len(slots.slots)))
-        assert all(slots.has(sequence) for sequence in running if sequence is not None)
+        assert all(slots.has(sequence) for sequence in running)
         for slot, row in zip(slots.slots, self.buffers.rows, strict=True):
             assert row[: len(slot.tokens)] == slot.tokens
             assert 0 <= slot.num_prefilled <= len(slot.tokens)
@@ -137,28 +138,83 @@ def bench() -> Bench:
 # where the sequences sit
 
 
-def test_those_that_decode_come_first_then_those_that_read_then_the_idle_slots(bench: Bench) -> None:
+def test_a_sequence_takes_the_first_empty_row_and_stays_there(bench: Bench) -> None:
     for sequence in (1, 2, 3):
         bench.prefill(sequence, [sequence, 10, 20])
     bench.start_decoding(3)
-    assert bench.slots.index(3) == 0
-    assert {bench.slots.index(sequence) for sequence in (1, 2)} == {1, 2}
+    assert (bench.slots.num_decoding, bench.slots.num_rows) == (1, 3)
     bench.start_decoding(1)
-    assert {bench.slots.index(sequence) for sequence in (1, 3)} == {0, 1}
-    assert (bench.slots.num_decoding, bench.slots.num_running) == (2, 3)
+    assert [bench.slots.index(sequence) for sequence in (1, 2, 3)] == [0, 1, 2]
+    bench.release(3)
+    assert (bench.slots.num_decoding, bench.slots.num_rows, bench.slots.num_running) == (1, 1, 2)
 
 
 @pytest.mark.parametrize("leaving", [1, 2, 3, 4])
-def test_when_one_leaves_the_others_close_ranks_and_keep_their_tokens(bench: Bench, leaving: int) -> None:
+def test_when_one_leaves_the_others_keep_their_rows_and_the_next_one_takes_its(bench: Bench, leaving: int) -> None:
     for sequence in (1, 2, 3, 4):
         bench.prefill(sequence, [sequence] * (3 + sequence))
-    for sequence in (1, 2):
         bench.start_decoding(sequence)
     bench.release(leaving)
-    rest = {1, 2, 3, 4} - {leaving}
-    assert {bench.slots.index(sequence) for sequence in rest & {1, 2}} == set(range(len(rest & {1, 2})))
-    assert all(bench.tokens(sequence) == [sequence] * (3 + sequence) for sequence in rest)
     assert bench.pasts() == [[leaving] * (3 + leaving)]
+    bench.prefill(5, [5] * 9)
+    assert bench.slots.index(5) == leaving - 1
+    assert all(bench.slots.index(sequence) == sequence - 1 for sequence in {1, 2, 3, 4} - {leaving})
+    assert bench.buffers.copies == []
+
+
+def test_a_hole_is_closed_when_it_has_cost_as_much_as_the_move(bench: Bench) -> None:
+    for sequence in (1, 2, 3):
+        bench.prefill(sequence, [sequence] * 20)
+        bench.start_decoding(sequence)
+    bench.release(1)
+    bench.slots.close_holes()  # one row: 32 of 40 tokens
+    assert bench.slots.index(3) == 2
+    bench.slots.close_holes()
+    assert (bench.slots.index(3), bench.slots.num_rows) == (0, 2)
+    bench.check()
+    assert bench.pasts() == [[1] * 20]
+
+
+def test_of_several_holes_the_one_with_the_fewest_tokens_is_closed_first(bench: Bench) -> None:
+    for sequence, length in ((1, 20), (2, 5), (3, 20)):
+        bench.prefill(sequence, [sequence] * length)
+    bench.start_decoding(3)
+    bench.slots.close_holes()
+    assert [bench.slots.index(sequence) for sequence in (3, 1, 2)] == [1, 0, 2]
+    bench.check()
+
+
+def test_a_hole_is_closed_without_its_cached_prefix_where_memory_is_short() -> None:
+    bench = shared_bench(13)
+    for sequence in (1, 2):
+        bench.prefill(sequence, [sequence] * 20)
+        bench.start_decoding(sequence)
+    bench.release(1)
+    for _ in range(2):
+        bench.slots.close_holes()
+    bench.check()
+    assert bench.slots.index(2) == 0
+    assert bench.pasts() == []
+
+
+def test_a_hole_stays_where_memory_is_too_short_for_a_move() -> None:
+    bench = shared_bench(10)
+    for sequence in (1, 2, 3):
+        bench.prefill(sequence, [sequence] * 12)
+    bench.start_decoding(3)
+    for _ in range(9):
+        bench.slots.close_holes()
+    bench.check()
+    assert bench.slots.index(3) == 2
+
+
+def test_a_sequence_far_behind_the_others_changes_places_with_a_cached_prefix_before_it() -> None:
+    bench = Bench(12)
+    for sequence in range(12):
+        bench.leave_behind(sequence, [sequence] * 20)
+    assert bench.acquire(20, [*[9] * 20, 1, 2]) == 20
+    assert bench.slots.index(20) < 3
+    assert len(bench.pasts()) == 11
 
 
 def test_a_sequence_that_has_left_has_no_slot(bench: Bench) -> None:
@@ -583,6 +639,10 @@ class Crowd:
     def write_behind(self) -> None:
         self.bench.write_behind(self.chance.randrange(len(self.bench.slots.slots)))
 
+    def close_holes(self) -> None:
+        for _ in range(self.chance.randint(1, 3)):
+            self.bench.slots.close_holes()
+
     def forget(self) -> None:
         if self.chance.random() < 0.1:
             self.bench.slots.forget()
@@ -591,7 +651,7 @@ class Crowd:
         slots = self.bench.slots
         self.bench.check()
         assert (slots.num_running, slots.num_decoding) == (len(self.texts), len(self.decoding))
-        assert all(slots.index(sequence) < slots.num_decoding for sequence in self.decoding)
+        assert all(slots.slots[slots.index(sequence)].decodes for sequence in self.decoding)
         for sequence, text in self.texts.items():
             tokens = self.bench.tokens(sequence)
             assert tokens == (text if sequence in self.decoding else text[: len(tokens)])
@@ -612,7 +672,8 @@ def test_so_it_is_where_memory_is_short_and_no_more_is_written_than_there_is(num
 
 def live(crowd: Crowd) -> None:
     actions = [crowd.come] * 2 + [crowd.read] * 3 + [crowd.decode, crowd.leave, crowd.write_behind, crowd.forget]
-    for _ in range(2000):
+    actions.append(crowd.close_holes)
+    for _ in range(2500):
         crowd.chance.choice(actions)()
         crowd.check()
     assert crowd.num_come > 100

@@ -1,14 +1,16 @@
 """KV cache slots: which sequence has which row of the key-value buffers, and which prefixes idle rows keep.
 
-A slot is one row of every layer's buffer. One forward pass covers a contiguous range of slots, so slots are kept in
-this order: decoding sequences, sequences whose prompt is still being read, idle slots. Idle slots keep the tokens of
-finished sequences as cached prefixes. This module only does the bookkeeping; the buffers move the data.
+A slot is one row of every layer's buffer. A pass decodes the rows up to the last decoding sequence. Holes among these
+are padding rows: idle slots, and sequences whose prompt is being read. A new sequence takes a hole, so its tokens need
+no copy. A row is moved only after the holes have cost more than that. Idle slots keep the tokens of finished sequences
+as cached prefixes. This module only does the bookkeeping; the buffers move the data.
 
 Where memory is limited, a row takes pages as tokens are added. It keeps them until another row needs memory. Given back
 are then, in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, and cached
 prefixes by their last use.
 """
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -18,6 +20,9 @@ from genai_server.engine.kv_memory import UNSHARED, KvMemory
 # An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is
 # cheaper than copying the prefix.
 _LITTLE = 16
+# A padding row costs a pass more than copying the keys and values of this many tokens. But a copy delays all streams at
+# once, and a hole is often closed by the next sequence.
+_TOKENS_OF_A_ROW = 32
 
 
 class Buffers(Protocol):
@@ -50,6 +55,8 @@ class Slot:
     salt: str | None = None
     # The running sequence that has the slot; None for an idle slot.
     sequence: int | None = None
+    # Whether the sequence's prompt has been read.
+    decodes: bool = False
     # Tokens behind these that the next pass may write.
     num_coming: int = 0
     # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
@@ -68,12 +75,18 @@ class KvSlots:
         self._buffers = buffers
         self._running: dict[int, Slot] = {}
         self._num_uses = 0
+        self._num_padded = 0.0  # padding rows of the passes since the last move
         self._memory = memory
         self._pages = [0] * num_slots  # the shared pages that each row has
 
     def has(self, sequence: int) -> bool:
         """Whether a running sequence has this id."""
         return sequence in self._running
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of a pass that decodes all decoding sequences."""
+        return next((slot.index + 1 for slot in reversed(self.slots) if slot.decodes), 0)
 
     def index(self, sequence: int) -> int:
         """The slot of a running sequence."""
@@ -103,8 +116,7 @@ class KvSlots:
         to the first one to be evicted, and stays cached in both.
         """
         source, length = self._longest_past(prompt, salt, exact=exact) if reuse else (None, 0)
-        target = self.num_running
-        idle = [slot for slot in self.slots[target:] if not slot.tokens] or self._cached()
+        idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._cached()
         taken = next((slot for slot in idle if slot is not source), idle[0])
         if source is not None:
             beyond = len(source.tokens) - length
@@ -116,7 +128,11 @@ class KvSlots:
         taken.sequence, taken.salt = sequence, salt
         self._running[sequence] = taken
         self.num_running += 1
-        self._exchange(taken.index, target)
+        last = self.num_running + self.num_running // 8
+        if taken.index > last:  # its pass would have many padding rows
+            before = [slot for slot in self.slots[: last + 1] if slot.sequence is None and slot is not source]
+            if before and self._fits(taken, hole := min(before, key=_price)):
+                self._exchange(taken, hole)
         if source is not None and taken is not source:
             self._copy(source, taken, length)
         return length
@@ -152,29 +168,38 @@ class KvSlots:
         self._take_pages(slot)
 
     def start_decoding(self, sequence: int) -> None:
-        """Move a sequence whose prompt has been read to the decoding ones."""
-        self._exchange(self.index(sequence), self.num_decoding)
-        self.num_decoding += 1
+        """Count a sequence whose prompt has been read as a decoding one."""
+        slot = self._running[sequence]
+        self.num_decoding += not slot.decodes
+        slot.decodes = True
+
+    def close_holes(self) -> None:
+        """Move the last decoding sequences into holes that have cost more than that. Called before each decoding pass.
+
+        The cheapest hole is taken: its slot's tokens go the other way.
+        """
+        num_rows = self.num_rows
+        self._num_padded = self._num_padded + num_rows - self.num_decoding if num_rows > self.num_decoding else 0.0
+        while num_rows > self.num_decoding:
+            last, hole = self.slots[num_rows - 1], min(self.slots[:num_rows], key=_price)
+            price = (len(last.tokens) + len(hole.tokens)) / _TOKENS_OF_A_ROW
+            if price > self._num_padded or not self._evict_for(last, hole):
+                return
+            self._exchange(last, hole)
+            self._num_padded -= price
+            num_rows = self.num_rows
 
     def release(self, sequence: int) -> None:
-        """Make an ended sequence's slot idle; its tokens stay cached until the slot is needed.
-
-        Slots of running sequences move up, so that they stay contiguous.
-        """
+        """Make an ended sequence's slot idle; its tokens stay cached until the slot or its memory is needed."""
         slot = self._running.pop(sequence)
-        index = slot.index
-        slot.sequence, slot.num_coming = None, 0
-        self._use(slot)
-        if index < self.num_decoding:
-            self.num_decoding -= 1
-            self._exchange(index, self.num_decoding)
-            index = self.num_decoding
         self.num_running -= 1
-        self._exchange(index, self.num_running)
+        self.num_decoding -= slot.decodes
+        slot.sequence, slot.decodes, slot.num_coming = None, False, 0
+        self._use(slot)
 
     def forget(self) -> int:
         """Empty the idle slots; returns how many had tokens."""
-        idle = [slot for slot in self.slots[self.num_running :] if slot.tokens]
+        idle = [slot for slot in self.slots if slot.sequence is None and slot.tokens]
         for slot in idle:
             _empty(slot)
         return len(idle)
@@ -195,39 +220,45 @@ class KvSlots:
         """Copy the first tokens of one slot into another."""
         self._use(source)
         target.tokens, target.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
-        self._take_pages(target, keep=source)
+        self._take_pages(target, source)
         self._buffers.copy(source.index, target.index, length)
 
     def _may_copy(self, source: Slot, length: int) -> bool:
         """Whether a copy fits beside its source and the running sequences' tokens."""
-        kept = {slot.index: slot for slot in (*self._running.values(), source)}
-        needed = sum(self._memory.pages(len(slot.tokens) + slot.num_coming) for slot in kept.values())
-        return needed + self._memory.pages(length) <= self._memory.num_pages
+        return self._memory.pages(length) <= self._free_pages(source)
 
-    def _take_pages(self, slot: Slot, *, keep: Slot | None = None) -> None:
-        """Count the pages that a slot's tokens need. If there are too many, others go, but none of `keep`."""
-        needed = self._memory.pages(len(slot.tokens) + slot.num_coming)
-        if needed <= self._pages[slot.index]:
-            return
-        self._pages[slot.index] = needed
-        for other in self.slots:
-            if self._has_room:
-                return
-            self._trim(other)
-        for other in self._cached():
-            if self._has_room:
-                return
-            if other is not keep:
-                _empty(other)
-                self._trim(other)
+    def _free_pages(self, *keep: Slot) -> int:
+        """Pages that neither the running sequences' tokens nor those of some other slots need."""
+        kept = {slot.index: slot for slot in (*self._running.values(), *keep)}
+        return self._memory.num_pages - sum(map(self._needed_pages, kept.values()))
 
-    @property
-    def _has_room(self) -> bool:
-        return sum(self._pages) <= self._memory.num_pages
+    def _needed_pages(self, slot: Slot) -> int:
+        return self._memory.pages(len(slot.tokens) + slot.num_coming)
+
+    def _take_pages(self, slot: Slot, *keep: Slot) -> None:
+        """Count the pages that a slot's tokens need."""
+        needed = self._needed_pages(slot)
+        if (missing := needed - self._pages[slot.index]) > 0:
+            self._make_room(missing, *keep)
+            self._pages[slot.index] = needed
+
+    def _make_room(self, num_pages: int, *keep: Slot) -> None:
+        """Give pages back until so many are free, but nothing of what lies in running slots and in some others."""
+        most = self._memory.num_pages - num_pages
+        for slot in self.slots:
+            if sum(self._pages) <= most:
+                return
+            self._trim(slot)
+        for slot in self._cached():
+            if sum(self._pages) <= most:
+                return
+            if slot not in keep:
+                _empty(slot)
+                self._trim(slot)
 
     def _trim(self, slot: Slot) -> None:
         """Give back the pages behind a slot's tokens."""
-        needed = self._memory.pages(len(slot.tokens) + slot.num_coming)
+        needed = self._needed_pages(slot)
         if needed < self._pages[slot.index]:
             self._pages[slot.index] = needed
             self._buffers.give_back(slot.index, (needed + 1) * self._memory.page_tokens)
@@ -239,7 +270,7 @@ class KvSlots:
         """
         most = len(prompt) - 2
         best: tuple[Slot | None, int] = (None, 0)
-        for slot in self.slots[self.num_running :] + self.slots[: self.num_running]:
+        for slot in sorted(self.slots, key=lambda slot: slot.sequence is not None):
             if slot.salt != salt:
                 continue
             usable = slot.tokens[: slot.num_prefilled] if exact else slot.tokens
@@ -253,20 +284,42 @@ class KvSlots:
     def _whole_groups(self, num_tokens: int) -> int:
         return num_tokens // self.row_group * self.row_group
 
-    def _exchange(self, one: int, other: int) -> None:
-        if one == other:
-            return
-        first, second = self.slots[one], self.slots[other]
+    def _fits(self, first: Slot, second: Slot) -> bool:
+        """Whether two slots can exchange rows without an eviction."""
+        all_needed = sum(map(self._needed_pages, self.slots))
+        return all_needed + self._needed_pages(first) + self._needed_pages(second) <= self._memory.num_pages
+
+    def _evict_for(self, last: Slot, hole: Slot) -> bool:
+        """Evict cached prefixes, until a decoding sequence can be moved into a hole; False if it never can."""
+        one, other = self._needed_pages(last), self._needed_pages(hole)
+        if one + (0 if hole.sequence is None else other) > self._free_pages():
+            return False
+        if not self._fits(last, hole):
+            for slot in self._cached():
+                _empty(slot)
+                if self._fits(last, hole):
+                    break
+        return True
+
+    def _exchange(self, first: Slot, second: Slot) -> None:
+        """Exchange the rows of two slots, which must fit."""
+        one, other = self._needed_pages(first), self._needed_pages(second)
+        self._make_room(one + other, first, second)
+        row, target = first.index, second.index
+        self._pages[row], self._pages[target] = max(self._pages[row], other), max(self._pages[target], one)
         if not second.tokens:
-            self._buffers.copy(one, other, len(first.tokens))
+            self._buffers.copy(row, target, len(first.tokens))
         elif not first.tokens:
-            self._buffers.copy(other, one, len(second.tokens))
+            self._buffers.copy(target, row, len(second.tokens))
         else:
-            self._buffers.swap(one, other, max(len(first.tokens), len(second.tokens)))
-        self.slots[one], self.slots[other] = second, first
-        second.index, first.index = one, other
-        self._take_pages(first)
-        self._take_pages(second)
+            self._buffers.swap(row, target, max(len(first.tokens), len(second.tokens)))
+        self.slots[row], self.slots[target] = second, first
+        first.index, second.index = target, row
+
+
+def _price(slot: Slot) -> float:
+    """The tokens to move from a slot for a decoding sequence; infinite if it has one."""
+    return math.inf if slot.decodes else len(slot.tokens)
 
 
 def _empty(slot: Slot) -> None:
