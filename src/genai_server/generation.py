@@ -139,6 +139,8 @@ class Batching(Struct, frozen=True):
     mixes: bool = False
     # From how many tokens on a step has weights of 8 bits; None if none has.
     int8_from: int | None = None
+    # Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
+    kv_tokens: int = 0
 
 
 class ModelInfo(Struct, frozen=True):

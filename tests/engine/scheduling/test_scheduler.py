@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.scheduling.scheduler import Scheduler, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import QueueFull
+from genai_server.errors import InvalidField, QueueFull
 from genai_server.generation import GenerationRequest
 from genai_server.messages.figures import Capacity
 
@@ -232,6 +233,54 @@ def test_a_prompt_of_any_length_is_taken_if_it_can_run_at_once() -> None:
     for name in "ab":  # which are admitted together, in the next step
         scheduler.add(_sequence(name, num_prompt=500))
     assert _names(scheduler.admit()) == ["a", "b"]
+
+
+def _sharing(num_pages: int, *, max_running: int = 4, max_waiting_tokens: int = 0) -> Scheduler:
+    """Its slots share so many pages of ten tokens."""
+    policy = StepPolicy(memory=KvMemory(10, num_pages))
+    return Scheduler(
+        max_running=max_running,
+        max_waiting=9,
+        max_waiting_tokens=max_waiting_tokens,
+        prefill_chunk=CHUNK,
+        policy=policy,
+    )
+
+
+def test_so_many_run_as_the_memory_holds_at_their_full_lengths() -> None:
+    scheduler = _sharing(10)
+    for name in "abcde":  # of three pages: 20 tokens of prompt, 10 of answer
+        scheduler.add(_sequence(name, num_prompt=20))
+    assert _names(scheduler.admit()) == ["a", "b", "c"]
+    scheduler.remove(scheduler.running[1])
+    assert _names(scheduler.admit()) == ["d"]
+
+
+def test_a_sequence_without_memory_lets_no_other_pass() -> None:
+    scheduler = _sharing(10)
+    for name, num_prompt in (("a", 20), ("b", 80), ("c", 1)):
+        scheduler.add(_sequence(name, num_prompt=num_prompt))
+    assert _names(scheduler.admit()) == ["a"]
+    scheduler.remove(scheduler.running[0])
+    assert _names(scheduler.admit()) == ["b", "c"]
+
+
+def test_a_sequence_that_the_memory_never_holds_is_refused_at_once() -> None:
+    scheduler = _sharing(10)
+    scheduler.add(_sequence("a", num_prompt=99))
+    with pytest.raises(InvalidField, match=r"may have 109 tokens \(GENAI_KV_CACHE_BYTES\), given 110"):
+        scheduler.add(_sequence("b", num_prompt=100))
+    assert _names(scheduler.waiting) == ["a"]
+
+
+def test_prompts_that_wait_for_memory_count_as_waiting_tokens() -> None:
+    scheduler = _sharing(10, max_waiting_tokens=100)
+    scheduler.add(_sequence("a", num_prompt=60))
+    assert scheduler.room_tokens() is None
+    scheduler.add(_sequence("b", num_prompt=60))
+    assert scheduler.room_tokens() == 40
+    with pytest.raises(QueueFull, match="would have 101 tokens with this one's 41"):
+        scheduler.add(_sequence("c", num_prompt=41))
 
 
 def _without_grammar(name: str, *, num_prompt: int = 1) -> Sequence:

@@ -98,6 +98,8 @@ class EngineMetrics(Collector):
 
     def _capacity(self, labels: Labels) -> int:
         engine = self._engines[labels]
+        if engine.batching.kv_tokens:
+            return engine.batching.kv_tokens
         most = self._settings.max_length
         return self._num_slots(engine) * (min(most, engine.model.context_length) if engine.model else most)
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.generation import GenerationRequest, ModelInfo
 
@@ -163,6 +164,11 @@ class Batch(Runner, Protocol):
     @property
     def int8_from(self) -> int | None:
         """Passes of at least this many tokens may have 8-bit weights; None if no pass has."""
+        ...
+
+    @property
+    def memory(self) -> KvMemory:
+        """The memory that its sequences share."""
         ...
 
     @property

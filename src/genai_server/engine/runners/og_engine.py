@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_memory import UNSHARED
 from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits, Scores
@@ -70,6 +71,7 @@ class OgEngineRunner:
     takes_past = False
     mixes = False  # the library does so by itself
     int8_from = None
+    memory = UNSHARED
     present_names: tuple[str, ...] = ()
 
     def __init__(self, generator: OgGeneratorRunner, max_rows: int) -> None:

@@ -8,6 +8,7 @@ sequence's tokens again. On the way back, its keys and values are copied into a 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Row, Runner
 from genai_server.engine.runners.scores import Scores
@@ -58,7 +59,13 @@ class RunnerPair:
             self._nodes,
             self.batched.mixes,
             self.batched.int8_from,
+            self.memory.num_tokens(self.batched.max_rows),
         )
+
+    @property
+    def memory(self) -> KvMemory:
+        """The memory that the batch's sequences share."""
+        return UNSHARED if self.batched is None else self.batched.memory
 
     def forget(self) -> int:
         """Drop all cached prefixes of ended sequences; returns how many slots had one."""
