@@ -87,7 +87,9 @@ def serve(
     The model is closed only if its whole session is profiled, because closing writes that file. Otherwise it would take
     time for nothing.
     """
-    connections = Connections(listener, spec.secret, model, runners.batching)
+    speculates = spec.settings.speculation == "auto" and runners.verifies
+    batching = structs.replace(runners.batching, speculates=speculates)
+    connections = Connections(listener, spec.secret, model, batching)
     profiles = profile_folder(spec)
     profiles.remove_old()
     options = RuntimeOptionState(
@@ -99,7 +101,9 @@ def serve(
     )
     loop = EngineLoop(
         runners,
-        make_scheduler(spec, runners.batching.num_slots or spec.settings.max_batch_size, mixes=runners.mixes),
+        make_scheduler(
+            spec, batching.num_slots or spec.settings.max_batch_size, mixes=batching.mixes, speculates=speculates
+        ),
         options,
         guidance,
         connections.send,
@@ -115,7 +119,7 @@ def serve(
     runners.end_sessions()
 
 
-def make_scheduler(spec: EngineSpec, max_running: int, *, mixes: bool = False) -> Scheduler:
+def make_scheduler(spec: EngineSpec, max_running: int, *, mixes: bool = False, speculates: bool = False) -> Scheduler:
     """The scheduler for as many running sequences as the runners have slots for."""
     by_library = runs_by_library(spec.device, Path(spec.model_dir), spec.settings.scheduler)
     limited_by = "the batch of onnxruntime-genai" if by_library else "GENAI_KV_CACHE_BYTES"
@@ -125,7 +129,7 @@ def make_scheduler(spec: EngineSpec, max_running: int, *, mixes: bool = False) -
         max_waiting_tokens=spec.settings.max_queue_tokens,
         prefill_chunk=spec.settings.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
-        policy=StepPolicy(mixes, spec.settings.itl_target),
+        policy=StepPolicy(mixes, spec.settings.itl_target, speculates),
         limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.settings.max_batch_size else limited_by,
     )
 

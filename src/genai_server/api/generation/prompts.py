@@ -60,6 +60,13 @@ async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
     return await codec.encode_chat(messages, tools, _template_variables(body, codec))
 
 
+async def encode_prediction(body: ChatParameters | CompletionRequest, codec: TextCodec) -> list[int]:
+    """The token ids of what the answer is expected to be; none without a prediction. Raises InvalidField."""
+    if not isinstance(body, ChatParameters) or body.prediction is None:
+        return []
+    return await codec.encode_text(body.prediction.text, add_special=False, parse_special=False, param="prediction")
+
+
 def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
     """The tools for the chat template. Raises InvalidField if the model cannot be given tools."""
     if not body.tools or body.tool_choice == "none":

@@ -11,6 +11,7 @@ like tokens that have been read, so every prompt has its turn.
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 from genai_server.engine.scheduling.queue_wait import queue_wait
@@ -33,10 +34,12 @@ _SECONDS_PER_PRIORITY = 30.0
 
 @dataclass(frozen=True)
 class Read:
-    """What a step reads of one sequence: its next `num_tokens` unread tokens."""
+    """What a step reads of one sequence: its next `num_tokens` unread tokens, of which the last may be drafted."""
 
     sequence: Sequence
     num_tokens: int
+    # Tokens that may follow those of the sequence.
+    draft: Several[int] = ()
     # Whether the sequence was decoding when the step was made. Kept here, because the pass changes the sequence.
     decodes: bool = field(init=False)
 
@@ -90,6 +93,8 @@ class StepPolicy:
     mixes: bool = False
     # Target seconds of a step beside running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
     itl_target: float = 0.0
+    # Whether a step of a lone sequence may read a draft.
+    speculates: bool = False
 
 
 DEFAULT_POLICY = StepPolicy()
@@ -225,7 +230,9 @@ class Scheduler:
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a pass took."""
         num_rows = step.num_decoding
-        if step.decodes:
+        if step.decodes and step.num_tokens > num_rows:
+            self._step_times.verified(step.num_tokens, seconds)
+        elif step.decodes:
             self._step_times.decoded(num_rows, seconds)
         elif num_rows:
             self._step_times.mixed(num_rows, step.num_tokens - num_rows, seconds)
@@ -239,13 +246,24 @@ class Scheduler:
         if batch:
             reading = self._next_prompt()
             chunk = [self._next_chunk(reading, batch)] if reading is not None and self._may_mix(reading, batch) else []
-            yield Step([*(Read(sequence, 1) for sequence in batch), *chunk])
+            yield Step([*(self._next_tokens(sequence) for sequence in batch), *chunk])
         for sequence in [sequence for sequence in self.running if not sequence.batched]:
             if sequence in self.running and not sequence.batched and sequence.is_decoding:
                 yield Step([Read(sequence, 1)])
         reading = self._next_prompt()
         if reading is not None and not self._may_mix(reading, [s for s in batch if s in self.running]):
             yield Step([self._next_chunk(reading)])
+
+    def _next_tokens(self, sequence: Sequence) -> Read:
+        """The newest token of a sequence of the batch. If it runs alone, a draft may follow.
+
+        An exact sequence has none, because several tokens are not bitwise equal to single ones.
+        """
+        is_able = self._policy.speculates and not sequence.by_library and not sequence.request.exact
+        if not is_able or len(self.running) > 1:
+            return Read(sequence, 1)
+        draft = sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, self._step_times.seconds_to_verify)
+        return Read(sequence, 1 + len(draft), draft)
 
     def _may_mix(self, reading: Sequence, batch: list[Sequence]) -> bool:
         """Whether a batch's pass may read the prompt's chunk, too. It is not bitwise equal to two passes."""
