@@ -173,8 +173,8 @@ class Settings(BaseModel):
         "auto",
         alias="GENAI_SPECULATION",
         pattern="^(auto|off)$",
-        description="`auto` drafts the next tokens of an answer that runs alone in the batch on the CPU, and checks them "
-        "in one step where that is faster; `off` never does.",
+        description="`auto` drafts the next tokens of an answer that runs alone in the batch on the CPU, and checks "
+        "them in one step where that is faster; `off` never does.",
     )
     threads: int = Field(
         0,

@@ -1,6 +1,5 @@
 """Bodies to requests for the engine: resolves defaults and checks limits. Without I/O."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -43,7 +42,6 @@ def to_generation_request(
     policy: Policy,
     cache_salt: str | None = None,
     progress: bool = False,
-    prediction: Sequence[int] = (),
 ) -> GenerationRequest:
     """The engine's request for one prompt, with every default resolved. GenerationRequest explains the arguments.
 
@@ -63,11 +61,6 @@ def to_generation_request(
             f"{it_makes} {len(prompt)} tokens, but prompt and answer together may have {limit} ({limited_by})",
             param=source,
         )
-    if len(prediction) > limit:
-        raise InvalidField(
-            f"prediction makes {len(prediction)} tokens, but prompt and answer together may have {limit} ({limited_by})",
-            param="prediction",
-        )
     room = limit - len(prompt)
     return GenerationRequest(
         request_id=request_id,
@@ -84,7 +77,6 @@ def to_generation_request(
         top_logprobs=_top_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body, model),
         progress=progress,
-        prediction=list(prediction),
     )
 
 

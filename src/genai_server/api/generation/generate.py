@@ -58,7 +58,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
 
     # Render and encode; resolve all defaults.
     prompts = await encode_prompts(body, codec)
-    prediction = await encode_prediction(body, codec)
+    prediction = await encode_prediction(body, codec, services.settings.max_length)
     requests = [
         to_generation_request(
             body,
@@ -68,7 +68,6 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
             policy=Policy(services.settings.max_length, services.settings.exact),
             cache_salt=context.cache_salt(body.cache_salt),
             progress=is_streamed,
-            prediction=prediction,
         )
         for prompt in prompts
     ]
@@ -108,6 +107,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
                     timeout=context.deadline.seconds_left,
                     adapter=chosen.adapter,
                     unique_id=context.unique_id,
+                    prediction=prediction,
                 )
             )
 
