@@ -119,7 +119,6 @@ def test_an_unknown_field_is_refused_even_when_null(body: type[Wire], field: str
     [
         ("functions", []),
         ("function_call", "auto"),
-        ("prediction", {"type": "content", "content": "x"}),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["audio"]),
         ("verbosity", "low"),
