@@ -140,9 +140,9 @@ def test_an_exact_answer_has_no_drafts(drafting: DemoDevice) -> None:
 
 def test_answers_beside_each_other_have_no_drafts(drafting: DemoDevice) -> None:
     wanted = answer(drafting, 1)
-    num_tokens = {"max_tokens": len(wanted), "prediction": wanted}
+    fields: dict[str, Any] = {"max_tokens": len(wanted), "prediction": wanted}
     for key in (2, 3):
-        drafting.submit(key, COUNT, **num_tokens)
+        drafting.submit(key, COUNT, **fields)
     drafting.run(2, 3)
     assert drafting.tokens(2) == drafting.tokens(3) == wanted
     assert drafting.end(2).num_drafted == 0
