@@ -40,6 +40,10 @@ def run(script: str, *arguments: str) -> str:
             ["best token is the reference's", "8 bits, mixed steps"],
         ),
         (["measure_int8_cache", "--quick"], ["8 bits, by channel", "ms a decode step"]),
+        (
+            ["measure_speculation", "--tokens", "24", "--rounds", "1"],
+            ["repeats itself", "auto / off", "temperature 1.5"],
+        ),
         (["measure_exactness", str(DEMO), "--quick"], ["one row alone, exact", "ms a step, exact"]),
         (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema  0"]),
         pytest.param(

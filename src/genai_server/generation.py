@@ -70,6 +70,8 @@ class GenerationRequest(Struct, frozen=True):
     adapter: Adapter | None = None
     # The server's own name for the request, where `request_id` is not unique.
     unique_id: str = ""
+    # Tokens that the answer may have, for drafts. They change its speed only.
+    prediction: list[int] = []
 
     @property
     def own_id(self) -> str:
@@ -141,6 +143,8 @@ class Batching(Struct, frozen=True):
     int8_from: int | None = None
     # Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
     kv_tokens: int = 0
+    # Whether a lone answer's next tokens are drafted, and checked together.
+    speculates: bool = False
 
 
 class ModelInfo(Struct, frozen=True):

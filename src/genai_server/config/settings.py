@@ -171,6 +171,13 @@ class Settings(BaseModel):
         description="Seconds that a running answer's next token may take while prompts are read; 0 allows four times "
         "what it takes otherwise, and more the more prompts wait.",
     )
+    speculation: str = Field(
+        "auto",
+        alias="GENAI_SPECULATION",
+        pattern="^(auto|off)$",
+        description="`auto` drafts the next tokens of an answer that runs alone in the batch on the CPU, and checks "
+        "them in one step where that is faster; `off` never does.",
+    )
     threads: int = Field(
         0,
         alias="GENAI_THREADS",

@@ -88,7 +88,9 @@ def serve(
     The model is closed only if its whole session is profiled, because closing writes that file. Otherwise it would take
     time for nothing.
     """
-    connections = Connections(listener, spec.secret, model, runners.batching)
+    speculates = spec.settings.speculation == "auto" and runners.verifies
+    batching = structs.replace(runners.batching, speculates=speculates)
+    connections = Connections(listener, spec.secret, model, batching)
     profiles = profile_folder(spec)
     profiles.remove_old()
     options = RuntimeOptionState(
@@ -102,9 +104,10 @@ def serve(
         runners,
         make_scheduler(
             spec,
-            runners.batching.num_slots or spec.settings.max_batch_size,
-            mixes=runners.mixes,
+            batching.num_slots or spec.settings.max_batch_size,
+            mixes=batching.mixes,
             memory=runners.memory,
+            speculates=speculates,
         ),
         options,
         guidance,
@@ -122,7 +125,12 @@ def serve(
 
 
 def make_scheduler(
-    spec: EngineSpec, max_running: int, *, mixes: bool = False, memory: KvMemory = UNSHARED
+    spec: EngineSpec,
+    max_running: int,
+    *,
+    mixes: bool = False,
+    memory: KvMemory = UNSHARED,
+    speculates: bool = False,
 ) -> Scheduler:
     """The scheduler for as many running sequences as the runners have slots for."""
     by_library = runs_by_library(spec.device, Path(spec.model_dir), spec.settings.scheduler)
@@ -133,7 +141,7 @@ def make_scheduler(
         max_waiting_tokens=spec.settings.max_queue_tokens,
         prefill_chunk=spec.settings.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
-        policy=StepPolicy(mixes, spec.settings.itl_target, memory),
+        policy=StepPolicy(mixes, spec.settings.itl_target, memory, speculates),
         limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.settings.max_batch_size else limited_by,
     )
 

@@ -120,6 +120,8 @@ _COUNTERS = (
     ("generation_tokens", "Tokens of answers.", "generation_tokens"),
     ("prefix_cache_queries", "Tokens of prompts that were looked for in the cache.", "cache_queries"),
     ("prefix_cache_hits", "Tokens of these that were there.", "cache_hits"),
+    ("spec_decode_num_draft_tokens", "Tokens that were drafted.", "drafted"),
+    ("spec_decode_num_accepted_tokens", "Tokens of these that answers have.", "accepted"),
     ("request_terminated", "Sequences that an admin's terminate_session has ended.", "terminated"),
     ("profile_sessions", "Sessions of profiles that have begun.", "profile_sessions"),
 )

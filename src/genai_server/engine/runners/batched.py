@@ -159,9 +159,16 @@ class BatchedRunner:
         """Whether a step may decode and read a chunk of a prompt."""
         return self._mixed is not None
 
+    @property
+    def verifies(self) -> bool:
+        """Whether a lone row may have a draft. A device would have to copy all logits of each of its tokens."""
+        return not self._graph.gives_last_logits_only and not self._own.offers_best
+
     def forward(self, rows: Sequence[Row]) -> list[Scores]:
         decoding, reading = [row for row in rows if row.decodes], [row for row in rows if not row.decodes]
         ids, tokens = [row.sequence for row in decoding], [row.tokens[0] for row in decoding]
+        if len(rows) == 1 and decoding and len(rows[0].tokens) > 1:
+            return [self._verify(rows[0])]
         if not reading:
             return self.advance(ids, tokens, (row.num_choices for row in rows))
         (row,) = reading
@@ -184,6 +191,17 @@ class BatchedRunner:
         self.slots.append(sequence, list(tokens), prefilled=len(tokens) > 1 and on is self._own)
         wanted: Logits = logits[0] if positions else logits[0, -1]
         return wanted
+
+    def _verify(self, row: Row) -> Scores:
+        """Read the newest token of a sequence and a draft. The weights are the model's own, as when decoding."""
+        index = self.slots.index(row.sequence)
+        length = len(self.slots.slots[index].tokens) + len(row.tokens)
+        logits = self._run(np.array([row.tokens], np.int64), index, np.array([length]), all_positions=True)
+        self.slots.append(row.sequence, [row.tokens[0]], prefilled=False)
+        return Scores(logits[0])
+
+    def accept(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.slots.append(sequence, list(tokens), prefilled=False)
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
         ids, lengths, indices = self._next_rows(sequences, tokens)

@@ -72,6 +72,7 @@ class OgEngineRunner:
     mixes = False  # the library does so by itself
     int8_from = None
     memory = UNSHARED
+    verifies = False
     present_names: tuple[str, ...] = ()
 
     def __init__(self, generator: OgGeneratorRunner, max_rows: int) -> None:
@@ -179,6 +180,9 @@ class OgEngineRunner:
     def forget(self) -> int:
         """Does nothing: the library's own cached prefixes are out of reach."""
         return 0
+
+    def accept(self, sequence: int, tokens: Sequence[int]) -> None:
+        raise RunnerFailed("onnxruntime-genai's own batch takes no drafts")
 
     def adopt(
         self,

@@ -14,6 +14,7 @@ for which there is no memory lets no other pass, so that long requests have thei
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
@@ -37,10 +38,12 @@ _SECONDS_PER_PRIORITY = 30.0
 
 @dataclass(frozen=True)
 class Read:
-    """What a step reads of one sequence: its next `num_tokens` unread tokens."""
+    """What a step reads of one sequence: its next `num_tokens` unread tokens, of which the last may be drafted."""
 
     sequence: Sequence
     num_tokens: int
+    # Tokens that may follow those of the sequence.
+    draft: Several[int] = ()
     # Whether the sequence was decoding when the step was made. Kept here, because the pass changes the sequence.
     decodes: bool = field(init=False)
 
@@ -96,6 +99,8 @@ class StepPolicy:
     itl_target: float = 0.0
     # Must hold the keys and values of all running sequences.
     memory: KvMemory = UNSHARED
+    # Whether a step of a lone sequence may read a draft.
+    speculates: bool = False
 
 
 DEFAULT_POLICY = StepPolicy()
@@ -267,7 +272,9 @@ class Scheduler:
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a pass took."""
         num_rows = step.num_decoding
-        if step.decodes:
+        if step.decodes and step.num_tokens > num_rows:
+            self._step_times.verified(step.num_tokens, seconds)
+        elif step.decodes:
             self._step_times.decoded(num_rows, seconds)
         elif num_rows:
             self._step_times.mixed(num_rows, step.num_tokens - num_rows, seconds)
@@ -281,13 +288,24 @@ class Scheduler:
         if batch:
             reading = self._next_prompt()
             chunk = [self._next_chunk(reading, batch)] if reading is not None and self._may_mix(reading, batch) else []
-            yield Step([*(Read(sequence, 1) for sequence in batch), *chunk])
+            yield Step([*(self._next_tokens(sequence) for sequence in batch), *chunk])
         for sequence in [sequence for sequence in self.running if not sequence.batched]:
             if sequence in self.running and not sequence.batched and sequence.is_decoding:
                 yield Step([Read(sequence, 1)])
         reading = self._next_prompt()
         if reading is not None and not self._may_mix(reading, [s for s in batch if s in self.running]):
             yield Step([self._next_chunk(reading)])
+
+    def _next_tokens(self, sequence: Sequence) -> Read:
+        """The newest token of a sequence of the batch. If it runs alone, a draft may follow.
+
+        An exact sequence has none, because several tokens are not bitwise equal to single ones.
+        """
+        is_able = self._policy.speculates and not sequence.by_library and not sequence.request.exact
+        if not is_able or len(self.running) > 1:
+            return Read(sequence, 1)
+        draft = sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, self._step_times.seconds_to_verify)
+        return Read(sequence, 1 + len(draft), draft)
 
     def _may_mix(self, reading: Sequence, batch: list[Sequence]) -> bool:
         """Whether a batch's pass may read the prompt's chunk, too. It is not bitwise equal to two passes."""
