@@ -196,6 +196,7 @@ class BatchedRunner:
         """Read the newest token of a sequence and a draft. The weights are the model's own, as when decoding."""
         index = self.slots.index(row.sequence)
         length = len(self.slots.slots[index].tokens) + len(row.tokens)
+        self.slots.reserve(row.sequence, len(row.tokens))
         logits = self._run(np.array([row.tokens], np.int64), index, np.array([length]), all_positions=True)
         self.slots.append(row.sequence, [row.tokens[0]], prefilled=False)
         return Scores(logits[0])
