@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _models.table import table
-from _peers import genai, llama_cpp, openvino, vllm
+from _peers import genai, llama_cpp, openvino_peer, vllm_peer
 from _peers.environment import PeerUnavailable
 from _peers.measuring import measure
 from _peers.peer import Launch, Model, Prepare
@@ -35,8 +35,8 @@ OURS = "genai-server"
 PEERS: Mapping[str, Prepare] = {
     OURS: genai.prepare,
     "llama.cpp": llama_cpp.prepare,
-    "OpenVINO": openvino.prepare,
-    "vLLM": vllm.prepare,
+    "OpenVINO": openvino_peer.prepare,
+    "vLLM": vllm_peer.prepare,
 }
 PLAN = Plan(prompt_tokens=(64, 512, 2000), concurrency=(1, 4, 8, 16))
 QUICK = Plan(prompt_tokens=(64,), concurrency=(1, 2), rounds=1, requests=2, output_tokens=8)

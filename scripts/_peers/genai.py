@@ -6,6 +6,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import onnx
+
 from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model
 
 
@@ -21,6 +23,15 @@ def prepare(folder: Path, model: Model) -> Launch:
     return Launch(
         command=lambda port: [sys.executable, "-m", "genai_server", "serve", f"--port={port}", *options],
         version=f"genai-server {version('genai-server')}, onnxruntime {version('onnxruntime')}",
-        weights="int4",
+        weights=f"int{_bits(model.onnx)}",
         ready_path="/readyz",
+    )
+
+
+def _bits(directory: Path) -> int:
+    """Bits of a weight of the model's matrices, 32 if they are not quantized."""
+    graph = onnx.load(directory / "model.onnx", load_external_data=False).graph
+    matrices = (node for node in graph.node if node.op_type == "MatMulNBits")
+    return max(
+        (attribute.i for node in matrices for attribute in node.attribute if attribute.name == "bits"), default=32
     )
