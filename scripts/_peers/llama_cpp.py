@@ -11,8 +11,10 @@ from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model, checkpoint_of
 
 _PACKAGE = "llama-cpp-python==0.3.36"
 _TOOLS = ["cmake", "ninja", "torch==2.13.0", "transformers==5.5.*", "sentencepiece", "gguf"]
-# No page for browsers, which the build would fetch, and no TLS.
+# No page for browsers, which the build would fetch, and no TLS. GCC 12 removes what sets the sizes of AMX's tiles as
+# unused, and the server would end with an illegal instruction.
 _OPTIONS = [
+    "-DCMAKE_CXX_FLAGS=-fno-dse -fno-tree-dse",
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",

@@ -123,4 +123,5 @@ def _draw(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> 
     axes.set_xlabel("clients")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")

@@ -42,6 +42,9 @@ def prepare(folder: Path, model: Model) -> Launch:
         version=f"vLLM {installed.version}",
         weights="bfloat16",
         environment={
+            # Intel's OpenMP, as vLLM's documentation advises.
+            "LD_PRELOAD": str(folder / "lib" / "libiomp5.so"),
+            "VLLM_CACHE_ROOT": str(folder / "cache"),
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
