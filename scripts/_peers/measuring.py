@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from genai_server.bench import sweep
 from genai_server.bench.client import Server
 from genai_server.bench.load import run_load
@@ -19,11 +17,14 @@ _WARM_UP_TOKENS = 8
 
 
 async def measure(label: str, url: str, plan: Plan, number: int) -> list[Measurement]:
-    """One round on a server that has just been started. Raises AnswerError if it does not answer."""
+    """One round on a server that has just been started. All servers get the same prompts.
+
+    Raises AnswerError if it does not answer.
+    """
     server = Server(label, url, api_key=None, model=None, body=_BODY)
     try:
         await server.find_model()
-        target = Target(server, await calibrate(server, plan.seed, number, time.time_ns()), None)
+        target = Target(server, await calibrate(server, plan.seed, number), None)
         await _warm_up(target, plan)
         found = []
         for _, case in sweep.points(plan, [target]):
