@@ -103,7 +103,7 @@ def echoed_prompts(
 
 
 def _template_variables(body: ChatParameters, codec: TextCodec, leniency: Leniency | None) -> dict[str, Any]:
-    """The variables for the chat template. Raises InvalidField for a reasoning effort without effect, unless lenient."""
+    """The variables for the chat template. Raises InvalidField for an effort without effect, unless lenient."""
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
     if effort is None:
