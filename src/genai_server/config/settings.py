@@ -195,6 +195,18 @@ class Settings(BaseModel):
         alias="GENAI_MODELS_DIR",
         description="Folder that `pull` and `export` put models into; empty takes the user's.",
     )
+    strict: bool = Field(
+        False,
+        alias="GENAI_STRICT",
+        description="Refuse in /v1/messages and /v1/responses, too, what has no effect here; else the header "
+        "`x-genai-ignored` names it.",
+    )
+    cap_max_tokens: bool = Field(
+        True,
+        alias="GENAI_CAP_MAX_TOKENS",
+        description="Reduce a `max_tokens` of /v1/messages above GENAI_MAX_LENGTH to what fits; else, and with "
+        "GENAI_STRICT, it is a 400.",
+    )
     allow_special_tokens: bool = Field(
         False,
         alias="GENAI_ALLOW_SPECIAL_TOKENS",

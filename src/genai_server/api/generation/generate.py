@@ -40,6 +40,7 @@ async def generate(services: Services, body: Body, context: RequestContext, *, i
 
 async def _generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool) -> Generation:
     services.drain.require_open()
+    leniency = context.leniency
 
     # Choose: the model, which may have to be loaded first, and the engine.
     chosen = services.models.choose(body.model)
@@ -57,20 +58,24 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     engine.require_capacity(num_answers, param=multiplier)
 
     # Render and encode; resolve all defaults.
-    prompts = await encode_prompts(body, codec)
+    prompts = await encode_prompts(body, codec, leniency)
     prediction = await encode_prediction(body, codec, services.settings.max_length)
+    caps = leniency is not None and leniency.caps
+    policy = Policy(services.settings.max_length, services.settings.exact, caps)
     requests = [
         to_generation_request(
             body,
             prompt,
             model,
             request_id=context.request_id,
-            policy=Policy(services.settings.max_length, services.settings.exact),
+            policy=policy,
             cache_salt=context.cache_salt(body.cache_salt),
             progress=is_streamed,
         )
         for prompt in prompts
     ]
+    if leniency is not None and caps and body.max_tokens is not None and body.max_tokens > requests[0].max_tokens:
+        leniency.reduce("max_tokens", requests[0].max_tokens)
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
     engine.require_capacity(num_answers, lengths, param=multiplier)
 
