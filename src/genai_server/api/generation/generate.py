@@ -11,7 +11,7 @@ from msgspec import structs
 
 from genai_server.api.generation.answers import Generation, RunningAnswer
 from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec, plain_output_spec
-from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prompts
+from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prediction, encode_prompts
 from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.services import Services
 from genai_server.engine_client.stream import TokenStream
@@ -61,6 +61,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     prompts = await encode_prompts(body, codec, leniency)
     caps = leniency is not None and leniency.caps
     policy = Policy(services.settings.max_length, services.settings.exact, caps)
+    prediction = await encode_prediction(body, codec, services.settings.max_length)
     requests = [
         to_generation_request(
             body,
@@ -111,6 +112,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
                     timeout=context.deadline.seconds_left,
                     adapter=chosen.adapter,
                     unique_id=context.unique_id,
+                    prediction=prediction,
                 )
             )
 

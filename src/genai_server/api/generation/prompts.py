@@ -63,6 +63,23 @@ async def encode_chat(body: ChatParameters, codec: TextCodec, leniency: Leniency
     return await codec.encode_chat(messages, tools, _template_variables(body, codec, leniency))
 
 
+async def encode_prediction(body: ChatParameters | CompletionRequest, codec: TextCodec, max_length: int) -> list[int]:
+    """The token ids, at most `max_length`, of what the answer is expected to be; none without a prediction.
+
+    Raises InvalidField.
+    """
+    if not isinstance(body, ChatParameters) or body.prediction is None:
+        return []
+    text = body.prediction.text
+    tokens = await codec.encode_text(text, add_special=False, parse_special=False, param="prediction")
+    if len(tokens) > max_length:
+        raise InvalidField(
+            f"prediction may have at most {max_length} tokens (GENAI_MAX_LENGTH), given {len(tokens)}",
+            param="prediction",
+        )
+    return tokens
+
+
 def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
     """The tools for the chat template. Raises InvalidField if the model cannot be given tools."""
     if not body.tools or body.tool_choice == "none":
