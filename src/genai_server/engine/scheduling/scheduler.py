@@ -199,6 +199,8 @@ class Scheduler:
         one being read waits for that, and then reuses its keys and values.
         """
         admitted: list[Sequence] = []
+        if not self.waiting or len(self.running) == self._max_running:
+            return admitted
         for sequence in sorted(self.waiting, key=_priority):
             if len(self.running) == self._max_running:
                 break
