@@ -40,6 +40,7 @@ def run(script: str, *arguments: str) -> str:
             ["measure_weights", "--four-bits", "--tokens", "600"],
             ["best token is the reference's", "8 bits, mixed steps"],
         ),
+        (["measure_int8_cache", "--quick"], ["8 bits, by channel", "ms a decode step"]),
         (["measure_exactness", str(DEMO), "--quick"], ["one row alone, exact", "ms a step, exact"]),
         (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema  0"]),
         pytest.param(

@@ -24,6 +24,8 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest
+from genai_server.options.device import DeviceOptions
+from genai_server.options.session import SPINNING
 from scripts._models.requantized import write_requantized
 from tests.running_server import DEMO
 from tests.tokens import text
@@ -343,7 +345,7 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
         rows.append(len(found[0]))
         return found
 
-    batch.runner._next_rows = counted  # type: ignore[method-assign]
+    batch.runner._next_rows = counted  # type: ignore[method-assign,assignment]
     batch.begin(1, text(70))
     batch.end(1)
     waiting = text(50, 7)
@@ -399,7 +401,7 @@ def exact_logits(runner: BatchedRunner, lengths: Sequence[int], steps: int = 4, 
     """Of each step of prompts of these lengths, in one batch."""
     for number, length in enumerate(lengths):
         prompt = text(length, number)
-        cached = runner.open(number, prompt, Opening(200, exact=True, **how))
+        cached = runner.open(number, prompt, Opening(length + steps, exact=True, **how))
         runner.prefill(number, prompt[cached:])
     numbers = range(len(lengths))
     found = [list(runner.decode(numbers, [10 + step] * len(lengths)).copy()) for step in range(steps)]
@@ -614,3 +616,17 @@ def test_logits_are_made_for_the_end_of_a_prompt_only(runner: BatchedRunner) -> 
     finally:
         tracemalloc.stop()
     assert peak < 512 * runner.model.vocab_size
+
+
+# more threads than heads
+
+
+def test_long_exact_rows_are_the_same_alone_and_in_company_with_more_threads_than_heads(graph: DecoderGraph) -> None:
+    # Attention then splits a long row's keys among threads, unless a row of another length is in the pass.
+    options = DeviceOptions(entries={SPINNING: "0"})
+    session, model = open_session(graph, 6, optimized=False, options=options), check_model_directory(DEMO)
+    runner = BatchedRunner(graph, session, model, BatchLimits(3, model.context_length))
+    together = exact_logits(runner, (1400, 1400, 1400), steps=2, reuse=False)
+    for lengths in ((1400,), (1400, 1400), (1400, 30)):
+        for step, rows in enumerate(exact_logits(runner, lengths, steps=2, reuse=False)):
+            assert np.array_equal(rows[0], together[step][0]), lengths

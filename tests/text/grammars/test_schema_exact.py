@@ -65,6 +65,25 @@ def test_what_is_no_schema_cannot_be_referred_to_as_one() -> None:
     assert fits(taken({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}}), "1")
 
 
+def test_annotations_in_any_script_and_names_that_say_nothing_do_not_matter() -> None:
+    said = {"title": "Größe", "description": "é 漢字", "default": "ü", "examples": ["ß"], "$comment": "ñ"}
+    city = {"type": "string", "enum": ["Köln", "東京"], **said}
+    schema = {**said, "type": "object", "properties": {"Straße": city}, "propertyNames": {"type": "string"}}
+    assert fits(taken(schema), '{"Straße": "東京"}')
+    forced = grammar.tool_calls(TOOL_FORMATS["hermes"], [Tool("f", schema)], parallel=False, opaque_tokens={})
+    grammar.check_size(forced, param="tools")
+    assert fits(forced, '<tool_call>\n{"name": "f", "arguments": {"Straße": "Köln"}}\n</tool_call>')
+    assert not fits(forced, '<tool_call>\n{"name": "f", "arguments": {"Straße": "Bonn"}}\n</tool_call>')
+
+
+def test_properties_and_dependencies_may_be_named_as_annotations_are() -> None:
+    built = taken({"type": "object", "properties": {"title": {"type": "integer"}}, "required": ["title"]})
+    assert fits(built, '{"title": 1}')
+    assert not fits(built, '{"title": "x"}')
+    with pytest.raises(InvalidField, match="dependencies"):
+        taken({"type": "object", "dependencies": {"title": {"required": ["a"]}}})
+
+
 def test_names_that_are_keywords_are_names() -> None:
     properties = {"pattern": {"type": "string"}, "enum": {"type": "integer"}, "minimum": {"type": "null"}}
     built = taken({"type": "object", "properties": properties, "additionalProperties": False})

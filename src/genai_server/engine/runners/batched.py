@@ -62,8 +62,9 @@ class BatchedRunner:
     """Sessions of one model, and KV cache slots in memory where these sessions run.
 
     Some kernels process the rows of a pass in groups, such as pairs. The rows left over at the end are not bitwise
-    equal to rows in a whole group. A trial at start finds the group size. A pass with an exact sequence has whole
-    groups of rows and the model's own weights. It either decodes or reads a chunk.
+    equal to rows in a whole group. With many threads, rows of one length are not bitwise equal to rows of several.
+    Trials at start find the group size, and whether lengths matter. A pass with an exact sequence has whole groups of
+    rows, of several lengths where these matter, and the model's own weights. It either decodes or reads a chunk.
     """
 
     name = "batched"
@@ -105,14 +106,17 @@ class BatchedRunner:
             self.int8_from = trials.least_int8_tokens(
                 self._try, partial(self._try, on=self._int8), model.vocab_size, more.least_gain
             )
+        # Whether exact rows of one length need a padding row of another.
+        self._splits_even_rows = limits.num_slots > 1 and self._try_long_rows(row_group, limits.max_length)
         # Rounded up to whole groups: exact rows may need padding rows. Rows beyond the slots keep nothing.
-        self._take_memory(limits.num_slots + -limits.num_slots % row_group, limits.max_length)
+        num_rows = limits.num_slots + -limits.num_slots % row_group + row_group * self._splits_even_rows
+        self._take_memory(num_rows, limits.max_length)
         self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
 
     @property
     def lone_row_is_exact(self) -> bool:
         """Whether a row alone is bitwise equal to the same row in any batch."""
-        return self.slots.row_group == 1
+        return self.slots.row_group == 1 and not self._splits_even_rows
 
     @property
     def nodes(self) -> dict[str, int | None]:
@@ -231,17 +235,26 @@ class BatchedRunner:
         for sequence in sequences:
             if self.slots.index(sequence) >= self.slots.num_decoding:
                 self.slots.start_decoding(sequence)
-        rows = self.slots.num_decoding
-        if not self._exact.isdisjoint(sequences):
-            rows += -rows % self.slots.row_group  # padding rows
+        lengths = self._lengths(exact=not self._exact.isdisjoint(sequences))
+        ids = np.zeros((len(lengths), 1), np.int64)
         indices = [self.slots.index(sequence) for sequence in sequences]
-        ids = np.zeros((rows, 1), np.int64)
         ids[indices, 0] = tokens
-        # Rows without a request write one token past their cached length; it is never read.
-        lengths = np.ones(rows, np.int64)
-        slots = self.slots.slots[:rows]
-        lengths[: len(slots)] += [len(slot.tokens) for slot in slots]
         return ids, lengths, indices
+
+    def _lengths(self, *, exact: bool) -> NDArray[np.int64]:
+        """The lengths of the decoding rows after the pass [rows], and of the padding rows that exact ones need.
+
+        Rows without a request write a token past their cached length; it is never read.
+        """
+        num_decoding, group = self.slots.num_decoding, self.slots.row_group
+        rows = num_decoding + (-num_decoding % group if exact else 0)
+        after = [len(slot.tokens) + 1 for slot in self.slots.slots[: rows + group]]
+        lengths = np.array(after + [1] * (rows + group - len(after)))
+        if not exact or not self._splits_even_rows or any(lengths[:rows] != lengths[0]):
+            return lengths[:rows]
+        rows += group if rows == num_decoding else 0
+        lengths[rows - 1] += lengths[rows - 1] == lengths[0]
+        return lengths[:rows]
 
     def _append(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
         for sequence, token in zip(sequences, tokens, strict=True):
@@ -307,6 +320,12 @@ class BatchedRunner:
         for mixed in (self._mixed, self._mixed_int8):
             if mixed is not None:
                 mixed.use(self._buffers)
+
+    def _try_long_rows(self, row_group: int, max_length: int) -> bool:
+        """Whether long rows of one length are not bitwise equal to rows of several lengths."""
+        context = max(1, min(max_length, trials.MOST_CONTEXT) - 1)
+        self._take_memory(max(2, row_group), context + 1)
+        return trials.splits_even_rows(self._try, self._buffers, self._graph, row_group, context)
 
     def _try(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], *, on: DecoderSession | None = None) -> Logits:
         """Run `ids` [rows, new] over the first slots; returns the logits of all positions."""

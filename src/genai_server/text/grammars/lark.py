@@ -20,10 +20,10 @@ _ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def to_text(value: Any) -> str:
+def to_text(value: Any, *, ensure_ascii: bool = True) -> str:
     """The JSON text of a schema or grammar. Raises InvalidField if it is nested too deeply."""
     try:
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=ensure_ascii)
     except RecursionError:
         raise InvalidField("a schema is nested more deeply than can be followed") from None
 
@@ -67,7 +67,7 @@ def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def fits(schema: Mapping[str, Any]) -> str:
     """JSON that fits a JSON schema."""
-    return f"%json {to_text(one_line(schema))}"
+    return f"%json {to_text(one_line(schema), ensure_ascii=False)}"
 
 
 def any_of(alternatives: Iterable[str]) -> str:

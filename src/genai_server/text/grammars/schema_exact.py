@@ -10,8 +10,12 @@ from genai_server.text.grammars.schema_joins import target
 from genai_server.text.grammars.schema_numbers import check_together, check_value, multiple, with_bounds_held
 from genai_server.text.grammars.schema_patterns import has_property, translated
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_DATA = ("enum", "const", "default", "examples", "required", "dependentRequired", "x-guidance")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_DATA = ("enum", "const", "required", "dependentRequired", "x-guidance")
+# Annotations, which restrict nothing.
+_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
+# Values of "propertyNames" that every object fits.
+_ANY_NAMES: tuple[Any, ...] = ({}, True, {"type": "string"})
 
 
 # What may stand behind a backslash in JSON. Without "u" a text has one form only; with it, a key of an object could
@@ -64,6 +68,8 @@ class _Exact:
         self._look(schema)
         written: dict[str, Any] = {}
         for key, value in schema.items():
+            if key in _ANNOTATIONS or (key == "propertyNames" and value in _ANY_NAMES):
+                continue
             if key in _DATA:
                 written[key] = value
             elif key in _MAPS and isinstance(value, dict):
