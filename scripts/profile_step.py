@@ -20,7 +20,7 @@ from _models.table import table
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.model.session import open_session
 
-HEAD = ["rows", "ms a step", "in ONNX Runtime", "around it", "tokens/s", "against the first"]
+HEAD = ["rows", "ms a step", "in ONNX Runtime", "around it", "CPU ms around it", "tokens/s", "against the first"]
 # Operators that take less of a step are put together.
 LEAST_SHARE = 0.01
 
@@ -61,7 +61,8 @@ def times(found: dict[int, list[Step]]) -> Iterator[list[str]]:
         rate = rows / whole
         first = first or rate
         inside = median(step.in_session for step in steps)
-        cells = f"{1000 * inside:.2f}", f"{1000 * around:.2f} ({around / whole:.1%})"
+        cpu = median(step.cpu_around for step in steps)
+        cells = f"{1000 * inside:.2f}", f"{1000 * around:.2f} ({around / whole:.1%})", f"{1000 * cpu:.2f}"
         yield [f"{rows}", f"{1000 * whole:.2f}", *cells, f"{rate:.0f}", f"{rate / first:.2f}"]
 
 

@@ -36,6 +36,7 @@ def run(script: str, *arguments: str) -> str:
     ("command", "told"),
     [
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "MatMulNBits"]),
+        (["measure_delivery", "--streams", "1,2", "--tokens", "20", "--rounds", "1"], ["core-ms a token"]),
         (["measure_sampler", "--rows", "1", "--steps", "1", "--vocabulary", "2000"], ["greedy", "top_k 50"]),
         (
             ["measure_weights", "--four-bits", "--tokens", "600"],

@@ -41,6 +41,8 @@ class Step:
 
     whole: float
     in_session: float
+    # The main thread's processor time outside the session: what other programs do in the machine adds little to it.
+    cpu_around: float
     number: int
 
 
@@ -49,6 +51,7 @@ class TimedSession:
 
     def __init__(self, session: Any) -> None:
         self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []  # of the calling thread
         self._session = session
 
     def __getattr__(self, name: str) -> Any:
@@ -56,8 +59,9 @@ class TimedSession:
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         """Run a pass."""
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.thread_time()
         self._session.run_with_iobinding(binding, options)
+        self.cpu_seconds.append(time.thread_time() - cpu_started)
         self.seconds.append(time.perf_counter() - started)
 
 
@@ -135,9 +139,9 @@ def decode_steps(
 def timed(run_one_step: Callable[[], None], session: TimedSession, line: Line) -> Step:
     """One step, which has one pass."""
     before = len(session.seconds)
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.thread_time()
     run_one_step()
-    whole = time.perf_counter() - started
+    cpu, whole = time.thread_time() - cpu_started, time.perf_counter() - started
     line.drain()
-    (in_session,) = session.seconds[before:]
-    return Step(whole, in_session, before)
+    (in_session,), (cpu_in_session,) = session.seconds[before:], session.cpu_seconds[before:]
+    return Step(whole, in_session, cpu - cpu_in_session, before)

@@ -5,15 +5,13 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(Struct, frozen=True):
     """More of the answer's own text."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Reasoning:
+class Reasoning(Struct, frozen=True):
     """More of what the model wrote before its answer."""
 
     text: str

@@ -119,6 +119,8 @@ class EngineLoop:
 
     def _receive(self) -> None:
         block = self._scheduler.is_idle
+        if not block and self.inbox.empty():
+            return
         patience = min(_IDLE_BEAT, max(0.0, self._requests.next_deadline - self._clock())) if block else None
         try:
             while True:
@@ -186,29 +188,33 @@ class EngineLoop:
             log.exception("request %s: the cached prefix could not be copied", sequence.request.request_id)
 
     def _place(self) -> None:
-        for sequence in list(self._scheduler.running):
+        for sequence in self._options.misplaced(self._scheduler.running):
             with self._failing([sequence]):
                 self._options.place(sequence)
 
     def _forward(self, step: Step) -> None:
-        """Run a pass and sample from it. Only a pass that runs to its end is measured."""
+        """Run a pass, sample from it and send the tokens. Only a pass that runs to its end is measured."""
         self._has_worked = True
-        with self._failing(step.sequences):
+        sequences = step.sequences
+        with self._failing(sequences):
             started = self._clock()
             self._heartbeat.beat(step.most_tokens)
             is_usual = not step.reads_more
-            for sequence in step.sequences:
+            for sequence in sequences:
                 sequence.start()
             self._options.before_step(step)
-            until_deadline = min(sequence.deadline for sequence in step.sequences) - started
+            until_deadline = min(sequence.deadline for sequence in sequences) - started
             with self.interrupts.within(step, until_deadline):
                 scores = self._runners.forward(step)
             self._options.after_step(step, self._requests)
             num_before = step.sequences[0].num_produced
             for read, found in zip(step.reads, scores, strict=True):
-                with self._failing([read.sequence]):
+                try:
                     self._advance(read.sequence, found, read.draft)
+                except Exception as error:
+                    self._failed([read.sequence], error)
             seconds = self._clock() - started
+            self._outbox.deliver()
             if is_usual:
                 self._scheduler.observe(step, seconds)
             # A step with a draft has one sequence, and perhaps several tokens.
@@ -221,15 +227,21 @@ class EngineLoop:
         """An error within the block ends these sequences only."""
         try:
             yield
-        except Interrupted:
-            pass  # the cause is in the inbox; sequences which remain have the pass again
-        except Terminated:
-            self._requests.finish(sequences[0], FinishReason.TERMINATED)
-        except GenaiServerError as error:
-            self._requests.fail(sequences, error)
-        except Exception:
-            log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
-            self._requests.fail(sequences, RunnerFailed("internal error; the server's log has more"))
+        except Exception as error:
+            self._failed(sequences, error)
+
+    def _failed(self, sequences: list[Sequence], error: Exception) -> None:
+        """End the sequences that an error concerns. Must be called where the error is handled."""
+        match error:
+            case Interrupted():
+                pass  # the cause is in the inbox; sequences which remain have the pass again
+            case Terminated():
+                self._requests.finish(sequences[0], FinishReason.TERMINATED)
+            case GenaiServerError():
+                self._requests.fail(sequences, error)
+            case _:
+                log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
+                self._requests.fail(sequences, RunnerFailed("internal error; the server's log has more"))
 
     def _advance(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
         """Send what a pass brought for a sequence, and choose its next tokens."""

@@ -28,6 +28,8 @@ class RequestTable:
         self._outbox = outbox
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self.num_terminated = 0  # sequences ended by the runtime option terminate_session
+        self._num_changes = 0  # of the sequences and their states up to the admission, which the scheduler makes
+        self._told: tuple[object, ...] = ()  # what the load told last followed from
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
@@ -60,10 +62,12 @@ class RequestTable:
         """Queue a sequence, without a message yet. Raises QueueFull."""
         self._scheduler.add(sequence)
         self._sequences[sequence.origin] = sequence
+        self._num_changes += 1
 
     def accept(self, sequence: Sequence) -> None:
         """Send Accepted. The sequence then ends with exactly one of `finish` and `fail`, unless it is dropped."""
         sequence.state = SequenceState.WAITING
+        self._num_changes += 1
         connection, key = sequence.origin
         self._outbox.tell(connection, Accepted(key))
 
@@ -107,7 +111,10 @@ class RequestTable:
 
     def tell_load(self, *, terminated: bool) -> None:
         """Send the API processes what has changed in the device's load."""
-        self._outbox.tell_load(self._scheduler, self.accepted, terminated=terminated)
+        state = self._num_changes, self._outbox.num_connected, len(self._scheduler.running), terminated
+        if state != self._told:
+            self._told = state
+            self._outbox.tell_load(self._scheduler, self.accepted, terminated=terminated)
 
     def _end(self, sequence: Sequence, told: Finished | Failed | None = None) -> bool:
         """Remove a sequence and free what it holds; returns False, and sends nothing, if it had ended before.
@@ -117,6 +124,7 @@ class RequestTable:
         if sequence not in self:
             return False
         del self._sequences[sequence.origin]
+        self._num_changes += 1
         if told is not None:
             if sequence.state is SequenceState.WAITING_FOR_GRAMMAR:
                 self.accept(sequence)

@@ -38,6 +38,8 @@ class Sequence:
         self.id = id  # unique in the engine process, and ascending
         self.origin = origin  # connection and key of the reader
         self.request = request
+        # Tokens that the sequence can grow to, prompt included.
+        self.max_length = min(request.max_length, len(request.prompt) + request.max_tokens)
         self.sampler = Sampler(request.sampling, request.prompt)
         self.guide = guide  # the grammar's state; None without a grammar
         self.adapter = adapter  # what the runner has loaded for this request
@@ -85,11 +87,6 @@ class Sequence:
     def age(self) -> float:
         """Seconds since the request's arrival."""
         return self._clock() - self._arrived
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that the sequence can grow to, prompt included."""
-        return min(self.request.max_length, len(self.request.prompt) + self.request.max_tokens)
 
     @property
     def num_produced(self) -> int:

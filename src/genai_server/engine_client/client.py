@@ -22,7 +22,7 @@ from genai_server.errors import (
 from genai_server.generation import Batching, ModelInfo
 from genai_server.messages.admin import AdapterReply, CacheReset, OpenProfiles, Reply, RequestList
 from genai_server.messages.figures import Capacity, Figures, Load
-from genai_server.messages.protocol import Hello, ToApi, ToEngine, Welcome, api_decoder, encode_frame
+from genai_server.messages.protocol import Hello, ToApi, ToEngine, Tokens, Welcome, api_decoder, encode_frame
 from genai_server.messages.status_file import EngineState, EngineStatus, ServerStatus, StatusFileReader
 
 log = logging.getLogger(__name__)
@@ -136,6 +136,9 @@ class EngineClient:
         self.in_flight.lose(self._death(self._status_file.read()))
 
     def _receive(self, message: ToApi) -> None:
+        if type(message) is Tokens:  # by far the most
+            self.in_flight.receive(message)
+            return
         match message:
             case Welcome():
                 self.model, self.batching = message.model, message.batching

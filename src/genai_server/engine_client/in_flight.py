@@ -68,11 +68,11 @@ class InFlight:
         if stream is None:
             return
         match message:
-            case Accepted():
-                stream.accept()
-                return
             case Tokens():
                 stream.deliver(message.tokens, message.logprobs)
+                return
+            case Accepted():
+                stream.accept()
                 return
             case PromptLogprobs():
                 stream.deliver_prompt(message.logprobs)

@@ -141,20 +141,37 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> Batch:
-        while True:
-            if self._progress is not None:
-                batch = Batch([], progress=self._progress)
-                self._progress = None
-                return batch
-            if self._tokens:
-                batch = Batch(self._tokens, self._logprobs)
-                self._tokens, self._logprobs = [], []
-                return batch
-            if self._error is not None:
-                raise self._error
-            if self.reason is not None:
-                raise StopAsyncIteration
+        await self.arrival()
+        if (batch := self.take()) is None:
+            raise StopAsyncIteration
+        return batch
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would return or raise something new."""
+        return bool(self._tokens) or self._progress is not None or self.is_ended
+
+    async def arrival(self) -> None:
+        """Wait until there is news."""
+        while not self.has_news:
             await self._wait()
+
+    def take(self) -> Batch | None:
+        """What has come since the last call; None at the end. Raises the error that ended the answer.
+
+        Must be called only when there is news.
+        """
+        if self._progress is not None:
+            batch = Batch([], progress=self._progress)
+            self._progress = None
+            return batch
+        if self._tokens:
+            batch = Batch(self._tokens, self._logprobs)
+            self._tokens, self._logprobs = [], []
+            return batch
+        if self._error is not None:
+            raise self._error
+        return None
 
     async def stop(self) -> None:
         """End the answer for a reader that has enough: drop what arrives, and wait for the engine's figures."""

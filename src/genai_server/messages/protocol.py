@@ -155,6 +155,11 @@ class FrameDecoder(Generic[M]):
 
         Raises msgspec.DecodeError if the stream is not one of ours, or if a frame is over `max_bytes`.
         """
+        if not self._buffer and len(data) >= _PREFIX_BYTES:
+            size = int.from_bytes(data[:_PREFIX_BYTES], "big")
+            if len(data) == _PREFIX_BYTES + size <= _PREFIX_BYTES + self.max_bytes:  # as most frames come
+                yield from self._decoder.decode(memoryview(data)[_PREFIX_BYTES:])
+                return
         self._buffer += data
         while len(self._buffer) >= _PREFIX_BYTES:
             size = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big")

@@ -16,6 +16,7 @@ from genai_server.answer_parts import (
 )
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.text_chunk import TextChunks
 from genai_server.openai_api.usage import Usage, openai_reason
 
 
@@ -29,6 +30,7 @@ class ChatCompletionBuilder:
         # Whether each chunk has a `usage`, which is null unless one is given.
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs
+        self._texts = TextChunks(lambda index: self.part(index, [Content("")], []), "content")
 
     def complete(self, choices: Sequence[Any], usage: Usage) -> JsonObject:
         """The object with all answers, each as `choice` builds it."""
@@ -44,6 +46,10 @@ class ChatCompletionBuilder:
         for part in parts:
             _add(delta, part)
         return self._chunk(index, delta, tokens, usage=usage)
+
+    def text(self, index: int, text: str) -> bytes:
+        """The chunk with more content of one answer and nothing else, as JSON."""
+        return self._texts.encode(index, text)
 
     def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
         """The chunk with the finish reason of one answer."""

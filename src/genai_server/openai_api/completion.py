@@ -8,6 +8,7 @@ from typing import Any
 from genai_server.answer_parts import Part, ScoredToken, WholeAnswer
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.text_chunk import TextChunks
 from genai_server.openai_api.usage import Usage, openai_reason
 
 
@@ -21,6 +22,7 @@ class CompletionBuilder:
         # Whether each chunk has a `usage`, which is null unless one is given.
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs
+        self._texts = TextChunks(lambda index: self.part(index, [], []), "text")
 
     def complete(self, choices: Sequence[Any], usage: Usage) -> JsonObject:
         """The object with all answers, each as `choice` builds it."""
@@ -41,6 +43,10 @@ class CompletionBuilder:
         for part in parts:
             more.add(part)
         return self._chunk(self.choice(index, more, None), usage)
+
+    def text(self, index: int, text: str) -> bytes:
+        """The chunk with more text of one answer and nothing else, as JSON."""
+        return self._texts.encode(index, text)
 
     def last(
         self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool = False

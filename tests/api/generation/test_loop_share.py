@@ -43,3 +43,19 @@ def test_others_have_their_turn_as_often_as_the_time_says(
 
     asyncio.run(work())
     assert taken == turns
+
+
+def test_a_task_that_was_suspended_has_its_whole_share_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Time()
+    monkeypatch.setattr(loop_share, "time", clock)
+    turns: list[int] = []
+
+    async def work() -> None:
+        share = LoopShare()
+        clock.now += 1.0
+        share.renew()
+        asyncio.get_running_loop().call_soon(turns.append, 1)
+        await share.give_way()
+        assert turns == []
+
+    asyncio.run(work())

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from genai_server.errors import EngineDied
 from tests.running_server import body, free_port, wait_until
 from tests.server_here import run_here
 
-Events = Callable[[], AsyncIterator[Any]]
+Events = Callable[[], AsyncGenerator[Any]]
 
 
 class Source:
@@ -61,7 +61,7 @@ def read(events: Events, **options: Any) -> str:
 
 
 def test_each_event_is_one_line_of_json_and_a_word_goes_as_it_is() -> None:
-    async def events() -> AsyncIterator[Any]:
+    async def events() -> AsyncGenerator[Any]:
         yield {"text": 'a\n"b" \x85\u2028\u2029 ü'}
         yield "[DONE]"
 
@@ -73,18 +73,18 @@ def test_each_event_is_one_line_of_json_and_a_word_goes_as_it_is() -> None:
 
 
 def test_named_events_go_by_their_type() -> None:
-    async def events() -> AsyncIterator[Any]:
+    async def events() -> AsyncGenerator[Any]:
         yield {"type": "begin", "n": 1}
 
     assert read(events, named=True) == 'event: begin\ndata: {"type":"begin","n":1}\n\n'
 
 
 def test_an_error_is_the_last_event_and_an_unexpected_one_says_nothing_of_itself() -> None:
-    async def dies() -> AsyncIterator[Any]:
+    async def dies() -> AsyncGenerator[Any]:
         yield {"n": 1}
         raise EngineDied("gone")
 
-    async def breaks() -> AsyncIterator[Any]:
+    async def breaks() -> AsyncGenerator[Any]:
         yield {"n": 1}
         raise ValueError("secret")
 
@@ -96,7 +96,7 @@ def test_an_error_is_the_last_event_and_an_unexpected_one_says_nothing_of_itself
 
 
 def test_no_proxy_keeps_the_events_back() -> None:
-    async def events() -> AsyncIterator[Any]:
+    async def events() -> AsyncGenerator[Any]:
         yield "x"
 
     with served(events) as (url, _):
@@ -109,7 +109,7 @@ def test_no_proxy_keeps_the_events_back() -> None:
 def test_comments_come_while_no_event_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EventStream, "DEFAULT_PING_INTERVAL", 0.02)
 
-    async def events() -> AsyncIterator[Any]:
+    async def events() -> AsyncGenerator[Any]:
         yield "first"
         await asyncio.sleep(0.5)
         yield "last"
@@ -167,7 +167,7 @@ def test_a_reader_that_stands_still_holds_up_its_own_events_and_gets_them_all() 
     made = 0
     size, number = 1 << 20, 64
 
-    async def events() -> AsyncIterator[Any]:
+    async def events() -> AsyncGenerator[Any]:
         nonlocal made
         for _ in range(number):
             made += 1
@@ -185,7 +185,7 @@ def test_a_reader_that_stands_still_holds_up_its_own_events_and_gets_them_all() 
 
 
 def test_a_client_that_leaves_ends_the_events_wherever_they_are() -> None:
-    async def waits() -> AsyncIterator[Any]:
+    async def waits() -> AsyncGenerator[Any]:
         yield "x"
         await asyncio.Event().wait()
 

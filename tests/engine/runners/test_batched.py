@@ -338,13 +338,14 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
 ) -> None:
     batch.runner.slots.row_group = 2
     rows: list[int] = []
-    run = batch.runner._run
+    next_rows = batch.runner._next_rows
 
-    def counted(ids: Any, *others: Any, **named: Any) -> Any:
-        rows.append(len(ids))
-        return run(ids, *others, **named)
+    def counted(*given: Any) -> Any:
+        found = next_rows(*given)
+        rows.append(len(found[0]))
+        return found
 
-    batch.runner._run = counted  # type: ignore[method-assign]
+    batch.runner._next_rows = counted  # type: ignore[method-assign,assignment]
     batch.begin(1, text(70))
     batch.end(1)
     waiting = text(50, 7)

@@ -68,7 +68,7 @@ def chunk(sequence: int, tokens: Sequence[int]) -> Row:
 
 
 def logits_of(runner: BatchedRunner, step: list[Row]) -> list[Logits]:
-    return [scores.logits[-1] for scores in runner.forward(step)]
+    return [scores.logits[-1].copy() for scores in runner.forward(step)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5])

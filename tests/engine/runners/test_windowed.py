@@ -185,7 +185,7 @@ def test_a_mixed_step_gives_the_bits_of_two_steps(tmp_path: Path, layers: int) -
         for start in range(0, len(prompt), 16):
             decoding, reading = Row(1, [7], decodes=True), Row(2, prompt[start : start + 16], decodes=False)
             for step in [[decoding, reading]] if runner.mixes else [[decoding], [reading]]:
-                given += [scores.logits[-1] for scores in runner.forward(step)]
+                given += [scores.logits[-1].copy() for scores in runner.forward(step)]
         given.append(runner.decode([2], [5])[0])
         found.append(given)
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))

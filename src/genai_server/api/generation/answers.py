@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallStart, WholeAnswer
 from genai_server.api.generation.loop_share import LoopShare
 from genai_server.api.generation.prompts import EchoedPrompt
-from genai_server.engine_client.stream import PromptProgress, TokenStream
+from genai_server.engine_client.stream import Batch, PromptProgress, TokenStream
 from genai_server.generation import FinishReason, Phases, Sampling
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
@@ -21,8 +22,7 @@ from genai_server.timing import Stopwatch, Timings
 ABORT = "abort"
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """The next piece of an answer; never empty."""
 
     parts: list[Part]
@@ -30,6 +30,14 @@ class Piece:
     tokens: list[ScoredToken]
     # Of reading the prompt, in the form of llama.cpp's `prompt_progress`; then all else is empty.
     progress: JsonObject | None = None
+
+    @property
+    def plain_text(self) -> str | None:
+        """Its text, if it is nothing but more content."""
+        if len(self.parts) != 1 or self.tokens:
+            return None
+        (part,) = self.parts
+        return part.text if type(part) is Content else None
 
 
 class RunningAnswer:
@@ -62,8 +70,7 @@ class RunningAnswer:
         Raises GenerationFailed after the pieces before the failure, but never after a stop string.
         """
         share = LoopShare()
-        async for batch in self._stream:
-            await share.give_way()
+        while (batch := await self._next_batch(share)) is not None:
             if batch.progress is not None:
                 self._num_read = batch.progress.num_read
                 if self._tells_progress:
@@ -72,7 +79,7 @@ class RunningAnswer:
                 self._stopwatch.count(1)
                 parts, tokens = self._text.feed(token, batch.logprobs[index] if batch.logprobs else None)
                 if parts or tokens:
-                    yield await self._piece(parts, tokens)
+                    yield self._piece(parts, tokens) if self._echo is None else await self._echoed(parts, tokens)
                 if self._text.is_stopped:
                     break
             if self._text.is_stopped:
@@ -81,8 +88,19 @@ class RunningAnswer:
                 break
         self._stopwatch.stop()
         parts, tokens = self._text.finish()
-        if parts or tokens or self._echo is not None:
-            yield await self._piece(parts, tokens)
+        if self._echo is not None:
+            yield await self._echoed(parts, tokens)
+        elif parts or tokens:
+            yield self._piece(parts, tokens)
+
+    async def _next_batch(self, share: LoopShare) -> Batch | None:
+        """What the engine sends next; None at the end."""
+        if self._stream.has_news:
+            await share.give_way()
+        else:
+            await self._stream.arrival()
+            share.renew()
+        return self._stream.take()
 
     @property
     def reason(self) -> FinishReason:
@@ -167,16 +185,20 @@ class RunningAnswer:
             "time_ms": int(self._stopwatch.elapsed * 1000),
         }
 
-    async def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
-        """A piece; the first one begins with the echoed prompt."""
-        self.calls_tools = self.calls_tools or any(isinstance(part, ToolCallStart) for part in parts)
-        if self._echo is None:
-            return Piece(parts, tokens)
+    def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
+        for part in parts:
+            if type(part) is ToolCallStart:
+                self.calls_tools = True
+        return Piece(parts, tokens)
+
+    async def _echoed(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
+        """The first piece, which begins with the echoed prompt."""
         echo, self._echo = self._echo, None
+        assert echo is not None
         scored = await asyncio.to_thread(
             lambda: echo.scored([self._text.scored(logprob, 0) for logprob in self._stream.prompt_logprobs])
         )
-        return Piece([Content(echo.text), *parts], scored + tokens)
+        return self._piece([Content(echo.text), *parts], scored + tokens)
 
 
 def usage_of(answers: Sequence[RunningAnswer], num_per_prompt: int) -> Usage:

@@ -17,6 +17,10 @@ class LoopShare:
     def __init__(self) -> None:
         self._since = time.perf_counter()
 
+    def renew(self) -> None:
+        """Note that the task was suspended, so that others have had the loop."""
+        self._since = time.perf_counter()
+
     async def give_way(self) -> None:
         """Let others have the loop if this task has had it for long."""
         if time.perf_counter() - self._since > _MOST:

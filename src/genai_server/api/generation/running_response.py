@@ -1,8 +1,7 @@
 """A response of /v1/responses while its answer runs."""
 
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator
 
 from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.request_context import RequestContext
@@ -48,7 +47,7 @@ class RunningResponse:
         """Tokens of the prompt that have been read, and of how many; None once all have been read."""
         return self._generation.progress
 
-    async def events(self) -> AsyncIterator[dict[str, Any] | str]:
+    async def events(self) -> AsyncGenerator[JsonObject]:
         """All events of its stream. Raises GenerationFailed."""
         for event in self._build.begin():
             yield event

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -24,6 +24,9 @@ _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x8
 # How an endpoint that may stream documents its 200.
 STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
+# A JSON object, the JSON of one, or a plain word.
+Event = dict[str, Any] | bytes | str
+
 
 class Source(Protocol):
     """The source of the events."""
@@ -39,7 +42,7 @@ class Source(Protocol):
 
 
 class EventStream(EventSourceResponse):
-    """Sends events, each a JSON object or a plain word, and closes their source however the response ends.
+    """Sends events, each a JSON object, its JSON or a plain word, and closes their source however the response ends.
 
     An error after the headers is the last event. The next event is made when the last one is sent: for a slow client
     tokens gather, not text. Every few seconds a comment, which clients skip, keeps the connection open and reports the
@@ -51,7 +54,7 @@ class EventStream(EventSourceResponse):
     def __init__(
         self,
         source: Source,
-        events: AsyncIterator[dict[str, Any] | str],
+        events: AsyncGenerator[Event],
         *,
         named: bool = False,
         tell_error: Callable[[GenaiServerError], dict[str, Any]] | None = None,
@@ -62,7 +65,8 @@ class EventStream(EventSourceResponse):
         self._scope: Scope = {"state": {}}
         # Makes the last event of an error; None for the form of the API.
         self._tell_error = tell_error
-        super().__init__(self._encoded(events), ping_message_factory=self._comment)
+        self._events = events
+        super().__init__(events, ping_message_factory=self._comment)
         # The library always sets it, but the client may have asked to close the connection.
         del self.headers["connection"]
 
@@ -87,28 +91,40 @@ class EventStream(EventSourceResponse):
         """Send without a timeout: none is set, and the library's cancel scope took a third of an event's time."""
         await send(message)
 
-    async def _encoded(self, events: AsyncIterator[dict[str, Any] | str]) -> AsyncIterator[bytes]:
+    async def _stream_response(self, send: Send) -> None:
+        """Send the events. The library's own loop has more steps for each."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        is_over = False
         try:
-            async for event in events:
-                yield self._event(event)
-        except GenaiServerError as error:
-            yield self._error_event(error)
-        except Exception:
-            log.exception("a stream met an internal error")
-            yield self._error_event(internal_error())
+            while not is_over:
+                try:
+                    data = self._event(await anext(self._events))
+                except StopAsyncIteration:
+                    break
+                except GenaiServerError as error:
+                    data, is_over = self._error_event(error), True
+                except Exception:
+                    log.exception("a stream met an internal error")
+                    data, is_over = self._error_event(internal_error()), True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            await self._events.aclose()
+        async with self._send_lock:
+            self.active = False
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _error_event(self, error: GenaiServerError) -> bytes:
         self._scope["state"]["error_code"] = error.code
         return self._event(error_body(error, self._scope) if self._tell_error is None else self._tell_error(error))
 
-    def _event(self, value: dict[str, Any] | str) -> bytes:
+    def _event(self, value: Event) -> bytes:
         """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
         if isinstance(value, str):
             return b"data: %b\n\n" % value.encode()
-        data = msgspec.json.encode(value)
-        for end, escape in _LINE_ENDS:
-            if end in data:
+        data = value if isinstance(value, bytes) else msgspec.json.encode(value)
+        if not data.isascii():
+            for end, escape in _LINE_ENDS:
                 data = data.replace(end, escape)
-        if self._named:
+        if self._named and not isinstance(value, bytes):
             return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), data)
         return b"data: %b\n\n" % data

@@ -1,6 +1,6 @@
 """The server's own chat endpoints: /v1/chat and /v1/chat/stream."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import closing
 
 from fastapi import APIRouter, Response
@@ -50,7 +50,7 @@ async def chat_stream(
     return EventStream(generation, _events(generation, build))
 
 
-async def _events(generation: Generation, build: ChatBuilder) -> AsyncIterator[JsonObject]:
+async def _events(generation: Generation, build: ChatBuilder) -> AsyncGenerator[JsonObject]:
     async for _, answer, piece in generation.pieces():
         if piece is not None:
             yield build.part(piece.parts, piece.tokens)

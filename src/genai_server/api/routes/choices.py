@@ -1,7 +1,7 @@
 """The answers of one request as OpenAI's `choices`, in one object or in the chunks of a stream."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import closing
 from typing import Any, Protocol
 
@@ -41,6 +41,10 @@ class Builder(Protocol):
         """The chunk with more of one answer."""
         ...
 
+    def text(self, index: int, text: str) -> bytes:
+        """The chunk with more content of one answer and nothing else, as JSON."""
+        ...
+
     def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
         """The chunk with the finish reason of one answer."""
         ...
@@ -70,13 +74,16 @@ async def choices_response(
     return await built_response(whole, is_long=is_long)
 
 
-async def chunks(generation: Generation, build: Builder, body: StreamFields) -> AsyncIterator[Any]:
+async def chunks(generation: Generation, build: Builder, body: StreamFields) -> AsyncGenerator[Any]:
     """The chunks of a stream with all answers, and the word that ends it. Raises GenerationFailed."""
     for chunk in build.first(len(generation.answers)):
         yield chunk
+    has_running_usage = body.has_running_usage
     async for index, answer, piece in generation.pieces():
-        usage = generation.usage() if body.has_running_usage else None
-        if piece is None:
+        usage = generation.usage() if has_running_usage else None
+        if piece is not None and usage is None and (text := piece.plain_text) is not None:
+            yield build.text(index, text)
+        elif piece is None:
             yield build.last(index, answer.reason, usage, calls_tools=answer.calls_tools)
         elif piece.progress is not None:
             yield {**build.part(index, [], [], usage), "prompt_progress": piece.progress}

@@ -1,7 +1,7 @@
 """Anthropic's /v1/messages and /v1/messages/count_tokens."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing, contextmanager
 
 from fastapi import APIRouter
@@ -64,7 +64,7 @@ async def count_tokens(body: CountTokensRequest, services: TheServices, leniency
         return {"input_tokens": len(await encode_chat(translation.chat, codec, leniency))}
 
 
-async def _events(generation: Generation, build: MessageBuilder) -> AsyncIterator[JsonObject]:
+async def _events(generation: Generation, build: MessageBuilder) -> AsyncGenerator[JsonObject]:
     (answer,) = generation.answers
     yield build.first(answer.usage)
     async for piece in answer.pieces():

@@ -45,6 +45,7 @@ class Outbox:
     """Owned by the loop's thread. Knows the connections, and what each was last told about the load."""
 
     def __init__(self, send: Send) -> None:
+        self.num_connected = 0  # API processes that have ever connected
         self._send = send
         self._gathered: dict[int, list[ToApi]] = {}
         self._loads: dict[int, Load] = {}
@@ -52,6 +53,7 @@ class Outbox:
 
     def connect(self, connection: int) -> None:
         """Add an API process, which knows nothing yet."""
+        self.num_connected += 1
         self._loads[connection] = Load()
 
     def disconnect(self, connection: int) -> None:

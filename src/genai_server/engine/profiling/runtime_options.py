@@ -128,7 +128,8 @@ class RuntimeOptionState:
     def choose(self, running: list[Sequence], waiting: Collection[Sequence] = ()) -> None:
         """Select sequences to profile, in place of those that have ended or are no longer wanted."""
         self.sessions.release(running, waiting)
-        self._manifest.end_others({*self._prefixes(running), *self.sessions.prefixes})
+        if self._manifest.open_sessions:
+            self._manifest.end_others({*self._prefixes(running), *self.sessions.prefixes})
         if self._device_prefix is None and not self.sessions.prefixes:
             return
         free = self._max_rows - sum(sequence.profile.is_on for sequence in running)
@@ -152,6 +153,10 @@ class RuntimeOptionState:
 
     def _prefix_for(self, sequence: Sequence) -> str | None:
         return self._device_prefix or self.sessions.prefix_for(sequence)
+
+    def misplaced(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """The running sequences which may be on another runner than they need."""
+        return [sequence for sequence in sequences if sequence.profile.is_on == sequence.batched]
 
     def place(self, sequence: Sequence) -> None:
         """Put a running sequence on the runner that it needs. Raises RunnerFailed."""

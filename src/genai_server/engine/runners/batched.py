@@ -87,6 +87,9 @@ class BatchedRunner:
         self._graph = graph
         self._make_buffers = make_buffers
         self._run_entries = dict(run_entries)  # run options of every pass
+        # Of passes that are never interrupted. Without entries they have none: with options, ONNX Runtime's Python part
+        # raises and catches an error in each pass.
+        self._run_options = self._new_run_options() if run_entries else None
         self._own = DecoderSession(graph, session)
         self._int8 = None if more.int8 is None else DecoderSession(graph, more.int8)
         self._mixed = None if more.mixed is None else MixedSession(graph, more.mixed)
@@ -205,15 +208,22 @@ class BatchedRunner:
         self.slots.append(sequence, list(tokens), prefilled=False)
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        return np.concatenate(self._decode(sequences, tokens))
+
+    def _decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[Logits]:
+        """As `decode`; returns each sequence's logits [1, vocab_size], which the next step overwrites."""
         ids, lengths, indices = self._next_rows(sequences, tokens)
-        logits = self._run(ids, 0, lengths, on=self._session_for(len(ids), sequences))
+        on = self._session_for(len(ids), sequences)
+        logits = self._step_logits[: len(ids)]
+        self._execute(on.session, on.bind_step(ids, lengths, logits), may_interrupt=False)
         self._append(sequences, tokens)
-        return logits[indices, -1]
+        given = logits.astype(np.float32, copy=False)
+        return [given[index] for index in indices]
 
     def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
         """As `decode`. A device returns only the best logits if every sequence chooses among those."""
         if not (self._own.offers_best and all(0 < number <= NUM_BEST for number in num_choices)):
-            return [Scores(row[np.newaxis]) for row in self.decode(sequences, tokens)]
+            return [Scores(logits) for logits in self._decode(sequences, tokens)]
         ids, lengths, indices = self._next_rows(sequences, tokens)
         shape = (len(ids), 1, NUM_BEST)
         logits, best = np.empty(shape, np.float32), np.empty(shape, np.int64)
@@ -336,6 +346,8 @@ class BatchedRunner:
     def _take_memory(self, num_rows: int, max_length: int) -> None:
         """Allocate empty buffers of `num_rows` rows with `max_length` tokens each."""
         self._buffers = self._make_buffers(self._graph, num_rows, max_length)
+        # Written by each decode step.
+        self._step_logits = np.empty((num_rows, 1, self._model.vocab_size), self._graph.logits_type)
         for session in (self._own, self._int8):
             if session is not None:
                 session.use(self._buffers, num_rows, max_length)
@@ -391,10 +403,9 @@ class BatchedRunner:
 
     def _execute(self, session: Any, binding: Any, *, may_interrupt: bool) -> None:
         """Run what is bound. `interrupt` can end the pass, but never two prompt passes in a row."""
-        options = onnxruntime.RunOptions()
-        for name, value in self._run_entries.items():
-            options.add_run_config_entry(name, value)
-        self._reading = options if may_interrupt and self._may_interrupt else None
+        options = self._run_options
+        if may_interrupt and self._may_interrupt:
+            options = self._reading = self._new_run_options()
         try:
             session.run_with_iobinding(binding, options)
             self._may_interrupt |= may_interrupt
@@ -406,6 +417,12 @@ class BatchedRunner:
             raise RunnerFailed(f"onnxruntime: {error}") from error
         finally:
             self._reading = None
+
+    def _new_run_options(self) -> Any:
+        options = onnxruntime.RunOptions()
+        for name, value in self._run_entries.items():
+            options.add_run_config_entry(name, value)
+        return options
 
     def _positions(self, on: DecoderSession, new: int, *, every: bool) -> int:
         """How many positions a pass over `new` ones computes logits for: all, or the last one's group."""

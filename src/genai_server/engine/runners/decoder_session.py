@@ -30,8 +30,28 @@ class DecoderSession:
         """Use the slots of these buffers from now on."""
         self._buffers = buffers
         self._bindings: dict[tuple[int, int], Any] = {}
+        self._steps: dict[int, Any] = {}  # of decode steps, by their rows
+        self._places = np.arange(self._graph.slot_length(max_length))
         # Shared by all passes, because every binding would otherwise keep its own last mask.
-        self._mask = np.empty(num_rows * self._graph.slot_length(max_length), np.int64)
+        self._mask = np.empty(num_rows * len(self._places), np.int64)
+
+    def bind_step(self, ids: Ids, lengths: Ids, logits: NDArray[Any]) -> Any:
+        """The binding for a decode step of `ids` [rows, 1] over the slots from 0 on.
+
+        `lengths` [rows] are the slots' lengths after the step, which writes `logits` [rows, 1, vocab_size]. All steps
+        of so many rows must have the same array for them: only the inputs are bound anew.
+        """
+        rows = len(ids)
+        binding = self._steps.get(rows)
+        if binding is None:
+            binding = self._steps[rows] = self.session.io_binding()
+            self._buffers.bind(binding, 0, rows)
+            if self.chooses_positions:
+                binding.bind_cpu_input(FIRST_POSITION, np.array([-1]))
+            binding.bind_output(self._graph.logits, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
+            self.keep_unread(binding, {self._graph.logits: logits})
+        self._bind_rows(binding, ids, lengths)
+        return binding
 
     def bind(self, ids: Ids, first: int, lengths: Ids, told: int, wanted: Mapping[str, NDArray[Any]]) -> Any:
         """The binding for a pass of `ids` [rows, new] over the slots from `first` on.
@@ -39,18 +59,12 @@ class DecoderSession:
         `lengths` [rows] are the slots' lengths after the pass. The output head computes `told` positions. `wanted` maps
         output names to the arrays that the pass writes.
         """
-        rows, new = ids.shape
+        rows = len(ids)
         if (first, rows) not in self._bindings:
             self._bindings[first, rows] = self.session.io_binding()
             self._buffers.bind(self._bindings[first, rows], first, rows)
         binding = self._bindings[first, rows]
-        width = int(lengths.max())
-        mask = self._mask[: rows * width].reshape(rows, width)
-        np.less(np.arange(width), lengths[:, None], out=mask)
-        binding.bind_cpu_input(self._graph.input_ids, ids)
-        binding.bind_cpu_input(self._graph.attention_mask, mask)
-        if self._graph.position_ids is not None:
-            binding.bind_cpu_input(self._graph.position_ids, lengths[:, None] - new + np.arange(new))
+        self._bind_rows(binding, ids, lengths)
         if self.chooses_positions:
             binding.bind_cpu_input(FIRST_POSITION, np.array([-told]))
         # Bound anew each time: the binding would otherwise still write to the arrays of the last pass.
@@ -58,6 +72,17 @@ class DecoderSession:
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.keep_unread(binding, wanted)
         return binding
+
+    def _bind_rows(self, binding: Any, ids: Ids, lengths: Ids) -> None:
+        """Bind the input ids [rows, new], and what follows from the rows' lengths [rows] after the pass."""
+        rows, new = ids.shape
+        width = int(lengths.max())
+        mask = self._mask[: rows * width].reshape(rows, width)
+        np.less(self._places[:width], lengths[:, None], out=mask)
+        binding.bind_cpu_input(self._graph.input_ids, ids)
+        binding.bind_cpu_input(self._graph.attention_mask, mask)
+        if self._graph.position_ids is not None:
+            binding.bind_cpu_input(self._graph.position_ids, lengths[:, None] - new + self._places[:new])
 
     def keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
         """Leave unwanted outputs in the memory where they are computed.

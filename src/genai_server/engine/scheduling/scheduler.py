@@ -240,7 +240,7 @@ class Scheduler:
         passed over.
         """
         admitted: list[Sequence] = []
-        if not self.waiting:
+        if not self.waiting or len(self.running) == self._max_running:
             return admitted
         pages = self._free_pages()
         for sequence in sorted(self.waiting, key=_priority):

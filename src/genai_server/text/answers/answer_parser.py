@@ -8,6 +8,8 @@ from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
 from genai_server.text.answers.reasoning import ReasoningFormat, read_reasoning
 from genai_server.text.tool_formats.tool_format import Calls, ToolFormat
 
+_ANYTHING = re.compile(".*", re.DOTALL)
+
 
 class AnswerParser:
     """Takes the text of one answer piece by piece. How it is cut changes only when a part is returned.
@@ -38,9 +40,13 @@ class AnswerParser:
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
         self._reader = self._read()
+        # Whether all that follows is content, and all before was returned.
+        self._is_plain = False
 
     def feed(self, text: str) -> list[Part]:
         """The parts that this piece of the text completes. Neighbours of one kind are joined."""
+        if self._is_plain:
+            return [Content(text)] if text else []
         self._text.append(text)
         return self._go_on()
 
@@ -83,10 +89,9 @@ class AnswerParser:
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
 
     def _read_plain(self) -> Reader[None]:
-        anything = re.compile(".*", re.DOTALL)
-        while (yield from self._text.peek()):
-            self._emit_content(self._text.take_here(anything))
-            self._text.forget()
+        self._emit_content(self._text.take_here(_ANYTHING))
+        self._is_plain = True
+        yield
 
     def _read_with_calls(self, form: ToolFormat) -> Reader[None]:
         text, calls = self._text, self._calls

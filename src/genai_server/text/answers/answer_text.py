@@ -133,9 +133,9 @@ class AnswerText:
         shown, self.is_stopped = self._stop.feed(text)
         self._shown += len(shown)
         parts = self._within_calls(self._parser.feed(shown)) if shown else []
-        if parts and all(isinstance(part, Reasoning) for part in parts):
+        if parts and type(parts[0]) is Reasoning and all(isinstance(part, Reasoning) for part in parts):
             self.num_reasoning += 1
-        return parts, self._released()
+        return parts, self._released() if self._held else []
 
     def finish(self) -> tuple[list[Part], list[ScoredToken]]:
         """What is left when the answer has ended."""
@@ -148,7 +148,7 @@ class AnswerText:
 
     def _within_calls(self, parts: list[Part]) -> list[Part]:
         """The parts before the first call that is too many."""
-        for count, part in enumerate(parts):
+        for count, part in enumerate(parts) if self._most_calls is not None else ():
             if isinstance(part, ToolCallStart) and part.index == self._most_calls:
                 self.is_stopped = True
                 self._parser = PlainParser()  # what the parser still holds belongs to the call
@@ -167,8 +167,6 @@ class AnswerText:
 
     def _released(self) -> list[ScoredToken]:
         """Take out the held tokens that begin within the shown text."""
-        if not self._held:
-            return []
         count = next((i for i, token in enumerate(self._held) if token.offset >= self._shown), len(self._held))
         released, self._held = self._held[:count], self._held[count:]
         return released
