@@ -35,7 +35,7 @@ def _response(server: RunningServer, **fields: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_message_names_what_was_left_out(scripted: RunningServer, stream: bool) -> None:
-    fields: dict[str, Any] = {"context_management": {"edits": []}, "tools": [WEB_SEARCH], "stream": stream}
+    fields: Any = {"context_management": {"edits": []}, "tools": [WEB_SEARCH], "stream": stream}
     response = _message(scripted, **fields)
     assert (response.status_code, response.headers[HEADER]) == (
         200,
