@@ -88,7 +88,7 @@ def save_plot(summaries: Sequence[Summary], path: Path) -> None:
             axes = figure.add_subplot(len(_FIGURES), len(lengths), row * len(lengths) + column + 1)
             axes.set_title(f"{title}, prompts of {length:,} tokens", fontsize="medium")
             _draw(axes, [summary for summary in summaries if summary.case.prompt_tokens == length], name, scale)
-    figure.suptitle("solid: new prompts; dashed: all but the end is cached; median of the rounds, least to greatest")
+    figure.suptitle("solid: new prompts\ndashed: all but the end is cached", fontsize="medium")
     figure.savefig(path, dpi=100)
 
 
