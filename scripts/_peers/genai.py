@@ -18,6 +18,8 @@ def prepare(folder: Path, model: Model) -> Launch:
         "threads": THREADS,
         "cache-dir": folder.absolute() / "cache",
         "profile-dir": folder.absolute() / "profiles",
+        # Random weights repeat themselves, which drafts would exploit; the other servers have none.
+        "speculation": "off",
     }
     options = [f"--{name}={value}" for name, value in settings.items()]
     return Launch(
