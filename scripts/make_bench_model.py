@@ -34,6 +34,7 @@ def main() -> None:
         "--block-size", type=int, default=128, choices=(32, 128), help="weights per scale (default 128)"
     )
     parser.add_argument("--precision", default="int4", choices=("int4", "int8", "fp32"))
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="also keep what it is exported from")
     arguments = parser.parse_args()
     ensure_environment()
 
@@ -41,10 +42,12 @@ def main() -> None:
     from _models.tokenizer import save_tokenizer, train_tokenizer
 
     tokenizer = train_tokenizer(_standard_library(), VOCABULARY)
-    with tempfile.TemporaryDirectory() as source:
-        save_tokenizer(tokenizer, Path(source), CHATML, CONTEXT)
+    with tempfile.TemporaryDirectory() as temporary:
+        source = arguments.checkpoint or Path(temporary)
+        source.mkdir(parents=True, exist_ok=True)
+        save_tokenizer(tokenizer, source, CHATML, CONTEXT)
         random_model(tokenizer).save_pretrained(source)
-        export(Path(source), arguments.out, precision=arguments.precision, block_size=arguments.block_size)
+        export(source, arguments.out, precision=arguments.precision, block_size=arguments.block_size)
     print(f"wrote {arguments.out}")
 
 

@@ -1,6 +1,10 @@
 """Fixtures: a clean environment for each test, and servers that a whole test session shares."""
 
+import functools
+import gc
+import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -19,15 +23,25 @@ from tests.server_here import run_here
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("genai-server")
 
+# numpy's threads for matrices, which nothing here needs, take a quarter of the start of hundreds of processes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Each of the thousands of HTTP clients would read all certificates anew, which takes longer than most tests.
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
+
 # A shell that starts the tests in the background has Ctrl-C ignored, here and by all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude all modules and tests from garbage collections: each server in this process begins with a full one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of whoever runs the tests reaches a test."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(SETTINGS):
             monkeypatch.delenv(name)

@@ -12,7 +12,7 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler import Scheduler, StepPolicy
 from genai_server.generation import FinishReason, GenerationRequest, TokenLogprob
 from genai_server.messages.protocol import Failed, Finished, PromptLogprobs, Submit, ToApi, Tokens
 from genai_server.text.codec import load_text_codec
@@ -34,9 +34,10 @@ def decoded(tokens: list[int]) -> str:
 class DemoDevice:
     """A loop, and what it has sent about each request."""
 
-    def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path) -> None:
+    def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path, *, speculates: bool = False) -> None:
         self.sent: list[ToApi] = []
-        self.scheduler = Scheduler(max_running=6, max_waiting=6, prefill_chunk=24)
+        policy = StepPolicy(speculates=speculates)
+        self.scheduler = Scheduler(max_running=6, max_waiting=6, prefill_chunk=24, policy=policy)
         folders = ProfileFolder(folder, "cpu", max_files=100, max_bytes=10**8)
         self.loop = EngineLoop(
             runners,
@@ -76,7 +77,10 @@ class DemoDevice:
     def text(self, key: int) -> str:
         return decoded(self.tokens(key))
 
-    def reason(self, key: int) -> FinishReason:
+    def end(self, key: int) -> Finished:
         (end,) = [m for m in self.sent if isinstance(m, Finished | Failed) and m.key == key]
         assert isinstance(end, Finished), end
-        return end.reason
+        return end
+
+    def reason(self, key: int) -> FinishReason:
+        return self.end(key).reason

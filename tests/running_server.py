@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,29 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, f"still not so after {seconds} s"
         time.sleep(0.02)
+
+
+def running_after(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those of the processes that have not ended after so long; returns as soon as all have.
+
+    A zombie has ended. An orphan's parent is then the machine's first process, which may take a second to ask for its
+    exit status.
+    """
+
+    def running() -> list[psutil.Process]:
+        return [process for process in processes if not has_ended(process)]
+
+    with suppress(AssertionError):
+        wait_until(lambda: not running(), seconds)
+    return running()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process runs no more, whether its parent has asked for its exit status or not."""
+    try:
+        return bool(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 class RunningServer:
@@ -162,7 +185,7 @@ def run_server(
     family = psutil.Process(process.pid)
     try:
         if ready:
-            wait_until(lambda: process.poll() is not None or (server.is_ready() and not server.is_starting()))
+            wait_until(lambda: process.poll() is not None or (server.is_ready() and not server.is_starting()), 40)
             assert process.poll() is None, f"exit status {process.returncode}: {server.log()}"
         yield server
     finally:
@@ -174,7 +197,7 @@ def run_server(
             process.kill()
             process.wait()
         server.client.close()
-        _, alive = psutil.wait_procs(children, timeout=10)
+        alive = running_after(children, 10.0)
         for child in alive:
             child.kill()
         assert not alive, f"left behind: {alive}"

@@ -5,6 +5,7 @@ the log or the environment.
 """
 
 import argparse
+import gc
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,4 +52,5 @@ def run_here(folder: Path, *options: str, settings: Mapping[str, str] | None = N
             server.client.close()
             api.should_exit = True
             thread.join()
+            gc.freeze()  # again what `tests.conftest` has excluded and the app included at its end
             supervisor.stop()

@@ -233,10 +233,8 @@ class SteppedEngine:
         running, slots = self.scheduler.running, self.batched.slots
         batched = {sequence.id: sequence for sequence in running if sequence.batched}
         assert 0 <= slots.num_decoding <= slots.num_running == len(batched)
-        taken, idle = slots.slots[: slots.num_running], slots.slots[slots.num_running :]
-        pasts = {slot.sequence: slot.tokens for slot in taken}
+        pasts = {slot.sequence: slot.tokens for slot in slots.slots if slot.sequence is not None}
         assert pasts == {id: sequence.tokens[: sequence.num_read] for id, sequence in batched.items()}
-        assert all(slot.sequence is None for slot in idle)
         assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)
         assert self.batched._exact == {id for id, sequence in batched.items() if sequence.request.exact}
         assert set(self.generator._generators) == {sequence.id for sequence in running if not sequence.batched}

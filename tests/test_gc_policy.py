@@ -58,6 +58,7 @@ def test_none_comes_by_the_number_of_objects() -> None:
 
 
 def test_what_the_start_has_made_is_spared_until_the_end() -> None:
+    gc.unfreeze()
     before = gc.get_threshold(), gc.get_freeze_count()
 
     async def frozen() -> int:

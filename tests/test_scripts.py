@@ -5,8 +5,10 @@ Elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (t
 arguments are tested (test_commands.py).
 """
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,10 @@ def run(script: str, *arguments: str) -> str:
             ["best token is the reference's", "8 bits, mixed steps"],
         ),
         (["measure_int8_cache", "--quick"], ["8 bits, by channel", "ms a decode step"]),
+        (
+            ["measure_speculation", "--tokens", "24", "--rounds", "1"],
+            ["repeats itself", "auto / off", "temperature 1.5"],
+        ),
         (["measure_exactness", str(DEMO), "--quick"], ["one row alone, exact", "ms a step, exact"]),
         (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema  0"]),
         pytest.param(
@@ -53,6 +59,19 @@ def run(script: str, *arguments: str) -> str:
 def test_a_script_prints_its_table(command: list[str], told: list[str]) -> None:
     printed = run(*command)
     assert [word for word in told if word not in printed] == []
+
+
+@LINUX
+@pytest.mark.timeout(180)
+def test_servers_are_compared_in_one_table_and_a_plot(tmp_path: Path) -> None:
+    files = [tmp_path / "peers.json", tmp_path / "peers.svg"]
+    written = ["--json", str(files[0]), "--plot", str(files[1])]
+    printed = run("compare_peers", str(DEMO), "--quick", "--work", str(tmp_path / "work"), *written)
+    assert "tokens/s, 2 clients" in printed
+    assert "genai-server (2)" in printed
+    assert "NOT COMPARABLE" not in printed
+    assert {each["failed"] for each in json.loads(files[0].read_text(encoding="utf-8"))["summaries"]} == {0}
+    assert "<svg" in files[1].read_text(encoding="utf-8")
 
 
 @pytest.mark.timeout(180)

@@ -81,7 +81,7 @@ def test_each_request_gets_the_model_that_it_names_and_the_first_without(server:
 
 def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningServer) -> None:
     kept = pids(server)
-    with server.stream("delay 0.02; count 80", model="one") as events:
+    with server.stream(SLOW, model="one") as events:
         reader = iter(events)
         next(reader)
         assert load(server, name="more", path="/more").json()["state"] == "ready"
@@ -90,8 +90,10 @@ def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningSe
         assert unload(server, name="more").json() == {"id": "more", "object": "model", "unloaded": True}
         assert not psutil.pid_exists(pid)
         assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
+        running = events.response.headers["x-request-id"]
+        assert server.options(terminate_session="1", request_id=running).status_code == 200
         last = json.loads(list(reader)[-1])
-    assert last["finish_reason"] == "stop"
+    assert last["finish_reason"] == "terminated"
     assert pids(server) == kept
 
 
@@ -199,12 +201,14 @@ def test_every_worker_learns_what_comes_and_goes(workers: RunningServer) -> None
 
 
 def test_a_model_that_is_idle_goes_and_comes_back_with_the_next_request(own_folder: Path) -> None:
-    with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "2"}) as server:
-        assert server.chat("say x").json()["content"] == "x"
-        pid = server.device("scripted")["pid"]
-        with server.stream("delay 0.05; count 20") as events:  # longer than two seconds
-            assert json.loads(list(events)[-1])["finish_reason"] == "stop"
-        assert server.device("scripted")["pid"] == pid
+    with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "1"}) as server:
+        with server.stream("delay 0.05; count 1000") as events:
+            reader = iter(events)
+            next(reader)
+            pid = server.device("scripted")["pid"]
+            for _ in range(50):  # longer than two seconds
+                next(reader)
+            assert server.device("scripted")["pid"] == pid
         wait_until(lambda: states(server)["onnx-genai"] == "unloaded")
         assert not psutil.pid_exists(pid)
         assert server.client.get("/readyz").status_code == 200

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import psutil
@@ -42,6 +43,43 @@ def last(reader: Iterator[str]) -> dict[str, object]:
     return found
 
 
+class Unread(NamedTuple):
+    """A server that was told to stop at once while a client does not read, and the last events of those that do."""
+
+    server: RunningServer
+    ended: dict[str, object]
+    failed: dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def unread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unread]:
+    options = ("--device", "scripted", "--drain-timeout", "0", "--max-length", "4000")
+    fields = {"stream": True, "logprobs": True, "top_logprobs": 20}
+    content = json.dumps(body("count 900", **fields)).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    with run_server(tmp_path_factory.mktemp("unread"), *options) as server, socket.socket() as idle:
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        idle.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        idle.sendall(head.encode() + content)
+        wait_until(lambda: server.device("scripted")["running"] == 1)
+        wait_until(lambda: server.idle("scripted"))
+        with (
+            server.stream(LONG) as events,
+            server.client.stream("POST", "/v1/responses", json={"input": LONG, "stream": True}) as response,
+        ):
+            readers = [iter(events), iter(EventReader(response))]
+            for reader in readers:
+                next(reader)
+            server.process.send_signal(signal.SIGTERM)
+            ended, failed = (last(reader) for reader in readers)
+        yield Unread(server, ended, failed)
+
+
+# Begun here, because its end takes ten seconds: a test below waits for it.
+@pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize(
     ("kind", "number"), [(["--reload"], signal.SIGTERM), (["--workers", "2"], signal.SIGINT)], ids=["reload", "workers"]
 )
@@ -129,34 +167,12 @@ def test_signals_end_workers_that_hang_too(own_folder: Path) -> None:
 
 
 def test_without_time_to_drain_what_runs_ends_at_once_and_a_reader_who_does_not_read_in_seconds(
-    own_folder: Path,
+    unread: Unread,
 ) -> None:
-    with run_server(own_folder, "--device", "scripted", "--drain-timeout", "0", "--max-length", "4000") as server:
-        fields = {"stream": True, "logprobs": True, "top_logprobs": 20}
-        content = json.dumps(body("count 900", **fields)).encode()
-        head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(content)}\r\n\r\n"
-        )
-        with socket.socket() as idle:
-            idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            idle.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
-            idle.sendall(head.encode() + content)
-            wait_until(lambda: server.device("scripted")["running"] == 1)
-            wait_until(lambda: server.idle("scripted"))
-            with (
-                server.stream(LONG) as events,
-                server.client.stream("POST", "/v1/responses", json={"input": LONG, "stream": True}) as response,
-            ):
-                readers = [iter(events), iter(EventReader(response))]
-                for reader in readers:
-                    next(reader)
-                server.process.send_signal(signal.SIGTERM)
-                ended, failed = (last(reader) for reader in readers)
-            assert ended["error"]["code"] == "server_stopping"  # type: ignore[index]
-            assert failed["type"] == "response.failed"
-            assert failed["response"]["error"]["type"] == "server_stopping"  # type: ignore[index]
-            assert server.process.wait(30) == 3
+    assert unread.ended["error"]["code"] == "server_stopping"  # type: ignore[index]
+    assert unread.failed["type"] == "response.failed"
+    assert unread.failed["response"]["error"]["type"] == "server_stopping"  # type: ignore[index]
+    assert unread.server.process.wait(30) == 3
 
 
 def test_an_engine_that_dies_in_the_drain_does_not_hold_it_up(own_folder: Path) -> None:

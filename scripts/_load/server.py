@@ -56,6 +56,11 @@ class Server:
             return False
 
 
+def clean_environment() -> dict[str, str]:
+    """The environment without this server's settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+
+
 @contextmanager
 def run_server(folder: Path, settings: Mapping[str, str], seconds_to_start: float = 60.0) -> Iterator[Server]:
     """Serve on a free port with these environment variables for settings; log, profiles and packed weights go to
@@ -63,7 +68,7 @@ def run_server(folder: Path, settings: Mapping[str, str], seconds_to_start: floa
     """
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    environment = clean_environment()
     environment |= {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     environment |= {"HOST": HOST, "PORT": str(port), **settings}
     log = folder / "server.log"

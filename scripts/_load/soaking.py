@@ -35,7 +35,7 @@ SECONDS_TO_REST = 60.0
 # clock (src/genai_server/gc_policy.py). An engine gives free memory back after two seconds without work.
 _SECONDS_TO_TIDY_UP = 12.0
 _SECONDS_FOR_AN_ENGINE = 4.0
-_SECONDS_PER_PROFILING = 5.0
+_MOST_SECONDS_PER_PROFILING = 5.0
 # An engine that is killed before it counts as recovered is restarted later each time, and some day no more.
 _SECONDS_TO_RECOVER = 75.0
 _FEW_KILLS = 3
@@ -60,6 +60,11 @@ class Plan:
     def between_kills(self) -> float:
         """A fifteenth of the time, but no crash loop: in a short time a few only."""
         return max(self.with_kills / 15, min(self.with_kills / _FEW_KILLS, _SECONDS_TO_RECOVER))
+
+    @property
+    def per_profiling(self) -> float:
+        """The most seconds between two switches of profiling: in a short time it is on and off several times, too."""
+        return min(_MOST_SECONDS_PER_PROFILING, self.with_kills / 5)
 
 
 @dataclass
@@ -166,7 +171,7 @@ class Soak:
         values: Sequence[str] = ("1", "0", "soak", "0")
         while True:
             for value in values:
-                await asyncio.sleep(_SECONDS_PER_PROFILING * self._chance.random())
+                await asyncio.sleep(self._plan.per_profiling * self._chance.random())
                 with suppress(BrokenAnswer, OSError):
                     answer = await ask_json(self._server.port, ADMIN, {"enable_profiling": value})
                     self.found.switches += answer.status == 200

@@ -24,6 +24,7 @@ def engine_spec(
         max_queue_tokens=0,
         prefill_chunk=prefill_chunk,
         itl_target=0.0,
+        speculation="off",
         max_length=max_length,
         scheduler="auto",
         kv_cache_bytes=0,

@@ -52,7 +52,8 @@ GenaiServerError
     └── RunnerFailed            the library raised while it ran this request
 """
 
-from typing import ClassVar
+from copy import copy
+from typing import ClassVar, Self
 
 
 class GenaiServerError(Exception):
@@ -69,6 +70,12 @@ class GenaiServerError(Exception):
         self.param = None if param is None else _encodable(param)
         self.retry_after = retry_after
         super().__init__(self.message)
+
+    def reworded(self, message: str, *, param: str | None) -> Self:
+        """The same error with another message and parameter."""
+        found = copy(self)
+        GenaiServerError.__init__(found, message, param=param, retry_after=self.retry_after)
+        return found
 
 
 def _encodable(text: str) -> str:
@@ -154,9 +161,27 @@ class NoChatTemplate(InvalidField):
 
 
 class PromptTooLong(InvalidField):
-    """The prompt leaves no token for the answer."""
+    """The prompt leaves no token for the answer; api/errors.py says so in the words of each API."""
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: int | None = None,
+        tokens: int = 0,
+        limit: int = 0,
+        limited_by: str = "",
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+        # Of the prompt; 0 where unknown.
+        self.tokens = tokens
+        # Most tokens of prompt and answer together.
+        self.limit = limit
+        # The setting, or what else sets this limit.
+        self.limited_by = limited_by
 
 
 class PreviousNotFound(InvalidField):

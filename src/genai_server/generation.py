@@ -70,6 +70,8 @@ class GenerationRequest(Struct, frozen=True):
     adapter: Adapter | None = None
     # The server's own name for the request, where `request_id` is not unique.
     unique_id: str = ""
+    # Tokens that the answer may have, for drafts. They change its speed only.
+    prediction: list[int] = []
 
     @property
     def own_id(self) -> str:
@@ -139,6 +141,10 @@ class Batching(Struct, frozen=True):
     mixes: bool = False
     # From how many tokens on a step has weights of 8 bits; None if none has.
     int8_from: int | None = None
+    # Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
+    kv_tokens: int = 0
+    # Whether a lone answer's next tokens are drafted, and checked together.
+    speculates: bool = False
 
 
 class ModelInfo(Struct, frozen=True):

@@ -20,7 +20,6 @@ set_tracing_disabled(True)
 called: list[str] = []
 
 
-@function_tool
 def get_weather(city: str) -> str:
     """Get the weather of a city."""
     called.append(city)
@@ -40,7 +39,7 @@ def test_an_agent_calls_its_tool_and_tells_the_result(
         async with AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
             model = api(model="onnx-genai", openai_client=client)
             chosen = ModelSettings(tool_choice=choice, temperature=0)
-            agent = Agent("forecaster", tools=[get_weather], model=model, model_settings=chosen)
+            agent = Agent("forecaster", tools=[function_tool(get_weather)], model=model, model_settings=chosen)
             if not streams:
                 return str((await Runner.run(agent, question)).final_output)
             result = Runner.run_streamed(agent, question)

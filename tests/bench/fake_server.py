@@ -14,6 +14,7 @@ class FakeServer:
 
     def __init__(self, *, token: float = 0.001, disturbed_token: float = 0.02, prompt_token: float = 0.0) -> None:
         self.url = ""
+        self.heads: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self._token = token
         self._disturbed_token = disturbed_token
@@ -30,6 +31,7 @@ class FakeServer:
                 return
             size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
             body = json.loads(await reader.readexactly(size))
+            self.heads.append(head)
             self.bodies.append(body)
             if "refuse" in body:
                 writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 9\r\nconnection: close\r\n\r\nno refuse")

@@ -54,6 +54,11 @@ def test_requests_say_what_the_user_asks_for_and_nothing_else() -> None:
     assert set(fake.bodies[-1]) == {"messages", "max_tokens", "stream", "stream_options", "ignore_eos"}
 
 
+def test_no_request_relies_on_a_connection_that_the_server_may_have_ended() -> None:
+    _, fake = bench(Plan(rounds=1, requests=2, concurrency=(1,)))
+    assert {"connection: close" in head for head in fake.heads} == {True}
+
+
 def test_a_cached_prefix_shows_in_the_time_to_the_first_token() -> None:
     report, _ = bench(Plan("prefix", rounds=1, prefix_tokens=200), prompt_token=0.0005)
     assert ratio(report)["TTFT p50, cached prefix: against cold"] < 0.5

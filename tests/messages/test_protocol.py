@@ -106,7 +106,9 @@ TO_API: list[ToApi] = [
     Load(running=1, waiting=2, others=3, terminated=True),
     Load(room=0, room_tokens=2**40, retry_after=600, capacity=Capacity(1, 2, 2**40)),
     Load(capacity=Capacity(16, 256)),
-    Figures(1, 2, 3, 4, 5, 6, 7, 8, _HISTOGRAM, _HISTOGRAM, Histogram([], [0], 0.0), Histogram([], [2**40], 1e9)),
+    Figures(
+        1, 2, 3, 4, 5, 6, 7, 8, 9, 10, _HISTOGRAM, _HISTOGRAM, Histogram([], [0], 0.0), Histogram([], [2**40], 1e9)
+    ),
     Accepted(1),
     Refused(2, ErrorInfo("queue_full", "too many")),
     Refused(2, ErrorInfo("invalid_value", "not this", "grammar")),
@@ -119,6 +121,7 @@ TO_API: list[ToApi] = [
     *(Finished(1, reason, Phases(0.1, 0.2, 0.3)) for reason in FinishReason),
     Finished(1, FinishReason.STOP, Phases(), num_cached=7),
     Finished(1, FinishReason.STOP, Phases(), num_profiled=7),
+    Finished(1, FinishReason.STOP, Phases(), num_drafted=2**40, num_accepted=7),
     OpenProfiles(9, [ProfileState("slow_2026", "recording", Profiled(3, 1, 12.5, 9.25))]),
     OpenProfiles(9, error=ErrorInfo("invalid_value", "not this", "prefix")),
     Failed(1, ErrorInfo("engine_died", "gone")),

@@ -72,9 +72,16 @@ def test_what_openais_client_adds_to_an_item_that_it_has_written_out_is_taken_if
     }
     output = {**OUTPUT, "caller": None, "namespace": None, "created_by": None}
     assert _messages(call, output) == _messages(CALL, OUTPUT)
-    for strange in ({"caller": {"type": "program", "caller_id": "c"}}, {"namespace": "crm"}):
-        with pytest.raises(ValidationError):
-            _given([{**CALL, **strange}])
+    with pytest.raises(ValidationError):
+        _given([{**CALL, "caller": {"type": "program", "caller_id": "c"}}])
+
+
+def test_a_call_of_a_function_in_a_namespace_keeps_it_and_has_the_models_name_for_it() -> None:
+    call = {**CALL, "namespace": "crm"}
+    (kept,) = _given([call])
+    assert (kept["name"], kept["namespace"]) == ("add", "crm")
+    (turn,) = _messages(call)
+    assert turn["tool_calls"][0]["function"]["name"] == "crm__add"
 
 
 def test_each_message_keeps_its_role_and_its_text() -> None:

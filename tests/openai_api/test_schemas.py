@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from genai_server.openai_api.schemas.admin import RuntimeOptionsRequest
 from genai_server.openai_api.schemas.base import Wire, WithoutEffect
-from genai_server.openai_api.schemas.chat import ChatCompletionRequest, ChatRequest
+from genai_server.openai_api.schemas.chat import ChatCompletionRequest, ChatParameters, ChatRequest
 from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.openai_api.schemas.tokens import ApplyTemplateRequest, TokenizeRequest
 
@@ -119,7 +119,6 @@ def test_an_unknown_field_is_refused_even_when_null(body: type[Wire], field: str
     [
         ("functions", []),
         ("function_call", "auto"),
-        ("prediction", {"type": "content", "content": "x"}),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["audio"]),
         ("verbosity", "low"),
@@ -308,3 +307,27 @@ def test_terminating_is_on_or_off(value: object) -> None:
 )
 def test_whom_it_concerns_must_be_named_properly(fields: dict[str, object]) -> None:
     assert _refused_field(RuntimeOptionsRequest, fields) == tuple(fields)
+
+
+@pytest.mark.parametrize("body", [ChatRequest, ChatCompletionRequest])
+@pytest.mark.parametrize(
+    "content", ["as before", [{"type": "text", "text": "as "}, {"type": "text", "text": "before"}]]
+)
+def test_a_prediction_is_a_text_or_its_parts(body: type[ChatParameters], content: object) -> None:
+    found = body.model_validate(_chat(prediction={"type": "content", "content": content})).prediction
+    assert found is not None
+    assert found.text == "as before"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "field"),
+    [
+        ("as before", ("prediction",)),
+        ({"content": "x"}, ("prediction", "type")),
+        ({"type": "content"}, ("prediction", "content")),
+        ({"type": "text", "content": "x"}, ("prediction", "type")),
+        ({"type": "content", "content": "x", "more": 1}, ("prediction", "more")),
+    ],
+)
+def test_another_prediction_is_refused_by_its_field(prediction: object, field: tuple[str, ...]) -> None:
+    assert _refused_field(ChatCompletionRequest, _chat(prediction=prediction))[: len(field)] == field

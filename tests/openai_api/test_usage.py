@@ -22,10 +22,14 @@ def test_an_answer_that_calls_tools_ends_for_them_unless_it_was_cut() -> None:
 
 
 def test_usage_adds_up() -> None:
-    assert Usage(3, 4, 2, 1).to_json() == {
+    assert Usage(3, 4, 2, 1, accepted=3, rejected=5).to_json() == {
         "prompt_tokens": 3,
         "completion_tokens": 4,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 2},
-        "completion_tokens_details": {"reasoning_tokens": 1},
+        "completion_tokens_details": {
+            "reasoning_tokens": 1,
+            "accepted_prediction_tokens": 3,
+            "rejected_prediction_tokens": 5,
+        },
     }

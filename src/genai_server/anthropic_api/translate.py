@@ -53,7 +53,11 @@ class Translation:
     def outer(self, error: RequestError) -> RequestError:
         """An error about the chat parameters in the words of the body."""
         param = error.param and _INNER_NAME.sub(self._outer_name, error.param)
-        return type(error)(_INNER_NAME.sub(self._outer_name, error.message), param=param)
+        return error.reworded(_INNER_NAME.sub(self._outer_name, error.message), param=param)
+
+    def outer_name(self, field: str) -> str:
+        """The body's name for a field of the chat parameters."""
+        return _INNER_NAME.sub(self._outer_name, field)
 
     def _outer_name(self, match: re.Match[str]) -> str:
         field, value, index = match.group("field", "value", "index")

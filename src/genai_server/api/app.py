@@ -160,7 +160,7 @@ def _add_middleware(
             allow_origins=settings.origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "server-timing"],
+            expose_headers=["x-request-id", "retry-after", "server-timing", "x-genai-ignored"],
         )
     app.add_middleware(RequestHead)
     app.add_middleware(ConnectionLimit)

@@ -43,6 +43,12 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
 }
+# Clients look for these words of each API, and then shorten the conversation.
+PROMPT_TOO_LONG = {
+    "anthropic": "prompt is too long: {tokens} tokens > {limit} maximum, answer included ({limited_by})",
+    "openai": "This model's maximum context length is {limit} tokens. However, your {param} resulted in {tokens} "
+    "tokens, and the answer needs at least one. Please reduce the length ({limited_by}).",
+}
 # Headers of every response: browsers do not guess the content's type, do not keep an answer that may be private, and do
 # not show /docs in a frame of another site.
 FOR_BROWSERS = {
@@ -105,7 +111,11 @@ def request_id_headers(scope: Scope) -> dict[str, str]:
 def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
     """An error in the form of the API that the scope's request is for: OpenAI's, unless it is Anthropic's."""
     status, kind = http_status(error)
-    return _body(scope, status, kind, error.message, error.code, error.param)
+    message = error.message
+    if isinstance(error, errors.PromptTooLong) and error.tokens:
+        words = PROMPT_TOO_LONG["anthropic" if scope is not None and speaks_anthropic(scope) else "openai"]
+        message = words.format_map(vars(error))
+    return _body(scope, status, kind, message, error.code, error.param)
 
 
 def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:

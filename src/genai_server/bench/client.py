@@ -58,8 +58,11 @@ class Server:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
         self._body = body
-        # No compression: a compressed stream would arrive in other pieces.
-        headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        # No compression: a compressed stream would arrive in other pieces. A connection for each request: llama.cpp's
+        # server ends one after a streamed answer without saying so, and the next request on it would fail.
+        headers = {"accept-encoding": "identity", "connection": "close"} | (
+            {"authorization": f"Bearer {api_key}"} if api_key else {}
+        )
         self._http = open_http(headers)
 
     async def find_model(self) -> None:

@@ -89,7 +89,8 @@ class Settings(BaseModel):
         alias="GENAI_MAX_BATCH_SIZE",
         ge=1,
         le=1024,
-        description="Most requests that a device runs at once; others wait.",
+        description="Most requests that a device runs at once; others wait. On Linux CPUs they also wait "
+        "while `GENAI_KV_CACHE_BYTES` does not hold them.",
     )
     scheduler: str = Field(
         "auto",
@@ -103,7 +104,8 @@ class Settings(BaseModel):
         0,
         alias="GENAI_KV_CACHE_BYTES",
         ge=0,
-        description="Most memory for a batch's keys and values, in bytes; 0 takes half of what is free at the start.",
+        description="Most memory for a batch's keys and values, in bytes; 0 takes half of what is free at the start. "
+        "On Linux CPUs running requests share it by need, each with prompt plus `max_tokens`.",
     )
     exact: bool = Field(
         False,
@@ -125,7 +127,7 @@ class Settings(BaseModel):
         256,
         alias="GENAI_MAX_QUEUE",
         ge=0,
-        description="Requests that may wait for a device; more get a 503.",
+        description="Requests that may wait for a device, beside `GENAI_MAX_BATCH_SIZE`; more get a 503.",
     )
     max_queue_tokens: int = Field(
         262_144,
@@ -169,6 +171,13 @@ class Settings(BaseModel):
         description="Seconds that a running answer's next token may take while prompts are read; 0 allows four times "
         "what it takes otherwise, and more the more prompts wait.",
     )
+    speculation: str = Field(
+        "auto",
+        alias="GENAI_SPECULATION",
+        pattern="^(auto|off)$",
+        description="`auto` drafts the next tokens of an answer that runs alone in the batch on the CPU, and checks "
+        "them in one step where that is faster; `off` never does.",
+    )
     threads: int = Field(
         0,
         alias="GENAI_THREADS",
@@ -185,6 +194,18 @@ class Settings(BaseModel):
         "",
         alias="GENAI_MODELS_DIR",
         description="Folder that `pull` and `export` put models into; empty takes the user's.",
+    )
+    strict: bool = Field(
+        False,
+        alias="GENAI_STRICT",
+        description="Refuse in /v1/messages and /v1/responses, too, what has no effect here; else the header "
+        "`x-genai-ignored` names it.",
+    )
+    cap_max_tokens: bool = Field(
+        True,
+        alias="GENAI_CAP_MAX_TOKENS",
+        description="Reduce a `max_tokens` of /v1/messages above GENAI_MAX_LENGTH to what fits; else, and with "
+        "GENAI_STRICT, it is a 400.",
     )
     allow_special_tokens: bool = Field(
         False,

@@ -92,6 +92,8 @@ class Admission:
             raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="logit_bias")
         if (last := max(request.prompt)) >= self._vocab_size:
             raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prompt")
+        if (last := max(request.prediction, default=0)) >= self._vocab_size:
+            raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prediction")
         self._runners.check(request)
 
     def _add(self, connection: int, submit: Submit) -> Sequence:

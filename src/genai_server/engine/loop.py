@@ -7,7 +7,9 @@ for at most one step.
 import logging
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from contextlib import contextmanager
+from operator import eq
 from queue import Empty, SimpleQueue
 
 from genai_server.engine.admin import AdminCalls
@@ -205,16 +207,19 @@ class EngineLoop:
             with self.interrupts.within(step, until_deadline):
                 scores = self._runners.forward(step)
             self._options.after_step(step, self._requests)
-            for sequence, found in zip(sequences, scores, strict=True):
+            num_before = step.sequences[0].num_produced
+            for read, found in zip(step.reads, scores, strict=True):
                 try:
-                    self._advance(sequence, found)
+                    self._advance(read.sequence, found, read.draft)
                 except Exception as error:
-                    self._failed([sequence], error)
+                    self._failed([read.sequence], error)
             seconds = self._clock() - started
             self._outbox.deliver()
             if is_usual:
                 self._scheduler.observe(step, seconds)
-            self._options.sessions.observe(step, seconds)
+            # A step with a draft has one sequence, and perhaps several tokens.
+            num_tokens = step.sequences[0].num_produced - num_before
+            self._options.sessions.observe(step, seconds / max(1, num_tokens))
             self._meter.passed(step, seconds)
 
     @contextmanager
@@ -238,8 +243,8 @@ class EngineLoop:
                 log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
                 self._requests.fail(sequences, RunnerFailed("internal error; the server's log has more"))
 
-    def _advance(self, sequence: Sequence, scores: Scores) -> None:
-        """Send what a pass brought for a sequence, and choose its next token."""
+    def _advance(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
+        """Send what a pass brought for a sequence, and choose its next tokens."""
         if scores.is_pending:
             return
         connection, key = sequence.origin
@@ -248,12 +253,30 @@ class EngineLoop:
         if sequence.request.progress and not sequence.num_produced:
             self._tell(connection, Progress(key, sequence.num_read, sequence.num_cached))
         if sequence.num_unread == 0:
-            outcome = choose_next_token(sequence, scores, self._model.eos_token_ids)
+            self._choose(sequence, scores, draft)
+
+    def _choose(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
+        """Choose the token after each one that the pass has read, up to the first which the draft does not have."""
+        connection, key = sequence.origin
+        last = sequence.last
+        chosen: list[int] = []
+        for position in range(len(draft) + 1):
+            at = scores.at(position) if draft else scores
+            outcome = choose_next_token(sequence, at, self._model.eos_token_ids)
             if outcome.tokens:
-                self._meter.produced(sequence)
                 self._tell(connection, Tokens(key, outcome.tokens, outcome.logprobs))
-            if outcome.reason is not None:
-                self._requests.finish(sequence, outcome.reason)
+            chosen += outcome.tokens
+            if outcome.reason is not None or chosen != draft[: position + 1]:
+                break
+        if chosen:
+            self._meter.produced(sequence, len(chosen), last)
+        if draft:
+            num_accepted = sum(map(eq, chosen, draft))  # only the last may differ
+            self._runners.accept(sequence, draft[:num_accepted])
+            sequence.verified(len(draft), num_accepted)
+            self._meter.verified(len(draft), num_accepted)
+        if outcome.reason is not None:
+            self._requests.finish(sequence, outcome.reason)
 
     def _deliver(self) -> None:
         self._requests.tell_load(terminated=self._options.terminated)

@@ -43,6 +43,8 @@ class Meter:
         self._generation_tokens = 0
         self._cache_queries = 0
         self._cache_hits = 0
+        self._drafted = 0
+        self._accepted = 0
         self._prefill_passes = Tally(_SECONDS)
         self._decode_passes = Tally(_SECONDS)
         self._decode_rows = Tally(_ROWS)
@@ -67,13 +69,22 @@ class Meter:
         else:
             self._prefill_passes.add(seconds)
 
-    def produced(self, sequence: Sequence) -> None:
-        """Count a sequence's new token."""
-        self._generation_tokens += 1
-        if sequence.gap is not None:
-            self._token_gaps.add(sequence.gap)
-        else:
+    def produced(self, sequence: Sequence, num_tokens: int, before: float | None) -> None:
+        """Count a sequence's new tokens. `before` is when the one before them came; None if there was none.
+
+        Tokens of one step share the time equally.
+        """
+        self._generation_tokens += num_tokens
+        if before is None or sequence.last is None:
             self._prompt_tokens += len(sequence.request.prompt)
+            return
+        for _ in range(num_tokens):
+            self._token_gaps.add((sequence.last - before) / num_tokens)
+
+    def verified(self, num_drafted: int, num_accepted: int) -> None:
+        """Count the tokens of a draft, and those of them that the answer has."""
+        self._drafted += num_drafted
+        self._accepted += num_accepted
 
     def figures(self, running: Several[Sequence], requests: RequestTable, options: RuntimeOptionState) -> Figures:
         """All counters, here and elsewhere in the engine."""
@@ -83,6 +94,8 @@ class Meter:
             generation_tokens=self._generation_tokens,
             cache_queries=self._cache_queries,
             cache_hits=self._cache_hits,
+            drafted=self._drafted,
+            accepted=self._accepted,
             terminated=requests.num_terminated,
             profile_sessions=options.num_profile_sessions,
             profiled=sum(sequence.profile.is_on for sequence in running),

@@ -16,6 +16,7 @@ from msgspec import structs
 from genai_server.child_process import ignore_group_signals, private_standard_output
 from genai_server.engine.host.parent_watch import ParentWatch
 from genai_server.engine.ipc.connections import Connections, Listener, listen
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import session_profile
 from genai_server.engine.profiling.manifest import about_engine
@@ -87,7 +88,9 @@ def serve(
     The model is closed only if its whole session is profiled, because closing writes that file. Otherwise it would take
     time for nothing.
     """
-    connections = Connections(listener, spec.secret, model, runners.batching)
+    speculates = spec.settings.speculation == "auto" and runners.verifies
+    batching = structs.replace(runners.batching, speculates=speculates)
+    connections = Connections(listener, spec.secret, model, batching)
     profiles = profile_folder(spec)
     profiles.remove_old()
     options = RuntimeOptionState(
@@ -99,7 +102,13 @@ def serve(
     )
     loop = EngineLoop(
         runners,
-        make_scheduler(spec, runners.batching.num_slots or spec.settings.max_batch_size, mixes=runners.mixes),
+        make_scheduler(
+            spec,
+            batching.num_slots or spec.settings.max_batch_size,
+            mixes=batching.mixes,
+            memory=runners.memory,
+            speculates=speculates,
+        ),
         options,
         guidance,
         connections.send,
@@ -115,7 +124,14 @@ def serve(
     runners.end_sessions()
 
 
-def make_scheduler(spec: EngineSpec, max_running: int, *, mixes: bool = False) -> Scheduler:
+def make_scheduler(
+    spec: EngineSpec,
+    max_running: int,
+    *,
+    mixes: bool = False,
+    memory: KvMemory = UNSHARED,
+    speculates: bool = False,
+) -> Scheduler:
     """The scheduler for as many running sequences as the runners have slots for."""
     by_library = runs_by_library(spec.device, Path(spec.model_dir), spec.settings.scheduler)
     limited_by = "the batch of onnxruntime-genai" if by_library else "GENAI_KV_CACHE_BYTES"
@@ -125,7 +141,7 @@ def make_scheduler(spec: EngineSpec, max_running: int, *, mixes: bool = False) -
         max_waiting_tokens=spec.settings.max_queue_tokens,
         prefill_chunk=spec.settings.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
-        policy=StepPolicy(mixes, spec.settings.itl_target),
+        policy=StepPolicy(mixes, spec.settings.itl_target, memory, speculates),
         limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.settings.max_batch_size else limited_by,
     )
 

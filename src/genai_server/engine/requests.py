@@ -74,7 +74,15 @@ class RequestTable:
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence with the tokens it has produced."""
         _, key = sequence.origin
-        finished = Finished(key, reason, sequence.phases(), sequence.num_cached, sequence.profile.num_tokens)
+        finished = Finished(
+            key,
+            reason,
+            sequence.phases(),
+            sequence.num_cached,
+            sequence.profile.num_tokens,
+            sequence.num_drafted,
+            sequence.num_accepted,
+        )
         if self._end(sequence, finished):
             self.num_terminated += reason is FinishReason.TERMINATED
             if not reason.is_interruption:

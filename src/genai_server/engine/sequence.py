@@ -5,6 +5,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from genai_server.engine.profiling.session import SequenceProfile
+from genai_server.engine.sampling.drafts import Drafter
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
 from genai_server.generation import GenerationRequest, Phases
@@ -51,6 +52,8 @@ class Sequence:
         self.num_scored = 1
         self.batched = False  # whether it runs in the batch, or on the generator's runner
         self.by_library = False  # whether its runner reads the prompt and chooses tokens by itself
+        self.num_drafted = 0  # tokens of drafts
+        self.num_accepted = 0  # and those of them that the answer has
         self.profile = SequenceProfile()
         self._clock = clock
         self._arrived = clock()
@@ -58,8 +61,12 @@ class Sequence:
         self.deadline = math.inf if request.timeout is None else self._arrived + request.timeout
         self._started: float | None = None
         self._first: float | None = None
-        self._last = self._arrived
-        self.gap: float | None = None  # seconds between the last two tokens, None before the second
+        self.last: float | None = None  # when the last token came, by the clock; None before the first
+
+    @cached_property
+    def drafter(self) -> Drafter:
+        """Drafts its next tokens. Made when first used: most sequences never run alone."""
+        return Drafter(self.request.prompt, self.request.prediction)
 
     @cached_property
     def prompt_key(self) -> int:
@@ -114,12 +121,15 @@ class Sequence:
     def append(self, token: int) -> None:
         """Add a produced token."""
         self.tokens.append(token)
-        now = self._clock()
+        self.last = self._clock()
         if self._first is None:
-            self._first = now
-        else:
-            self.gap = now - self._last
-        self._last = now
+            self._first = self.last
+
+    def verified(self, num_drafted: int, num_accepted: int) -> None:
+        """Count a draft's tokens, and those of them that the answer has."""
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        self.drafter.count(num_drafted, num_accepted)
 
     def describe(self) -> RequestState:
         """The sequence's entry in the admin API's list."""
@@ -135,4 +145,5 @@ class Sequence:
         now = self._clock()
         started = now if self._started is None else self._started
         first = now if self._first is None else self._first
-        return Phases(queue=started - self._arrived, prefill=first - started, decode=max(0.0, self._last - first))
+        last = first if self.last is None else self.last
+        return Phases(queue=started - self._arrived, prefill=first - started, decode=last - first)

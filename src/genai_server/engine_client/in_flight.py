@@ -81,7 +81,14 @@ class InFlight:
                 stream.deliver_progress(PromptProgress(message.num_read, message.num_cached))
                 return
             case Finished():
-                stream.finish(message.reason, message.phases, message.num_cached, message.num_profiled)
+                stream.finish(
+                    message.reason,
+                    message.phases,
+                    message.num_cached,
+                    message.num_profiled,
+                    message.num_drafted,
+                    message.num_accepted,
+                )
             case Refused() | Failed():
                 stream.fail(message.error.to_error())
         del self._streams[message.key]

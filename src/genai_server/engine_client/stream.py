@@ -41,11 +41,13 @@ class TokenStream:
         on_stop: Callable[[], None] = lambda: None,
         request: GenerationRequest | None = None,
     ) -> None:
-        # Set at the end, as the next three are.
+        # Set at the end, as the next five are.
         self.reason: FinishReason | None = None
         self.phases = Phases()
         self.num_cached = 0
         self.num_profiled = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
         # Of the prompt's tokens from the second on. Complete when the first batch or the end comes.
         self.prompt_logprobs: list[TokenLogprob] = []
         self._on_leave = on_leave
@@ -84,11 +86,20 @@ class TokenStream:
         self._logprobs += logprobs
         self._wake()
 
-    def finish(self, reason: FinishReason, phases: Phases, num_cached: int = 0, num_profiled: int = 0) -> None:
+    def finish(
+        self,
+        reason: FinishReason,
+        phases: Phases,
+        num_cached: int = 0,
+        num_profiled: int = 0,
+        num_drafted: int = 0,
+        num_accepted: int = 0,
+    ) -> None:
         """The answer is complete."""
         if not self.is_ended:
             self.reason, self.phases = reason, phases
             self.num_cached, self.num_profiled = num_cached, num_profiled
+            self.num_drafted, self.num_accepted = num_drafted, num_accepted
             self._wake()
 
     def fail(self, error: GenaiServerError) -> None:

@@ -61,6 +61,9 @@ class Figures(Struct, frozen=True, tag=True):
     # Tokens of prompts that were looked up in the prefix cache, and those that were found.
     cache_queries: int
     cache_hits: int
+    # Tokens that were drafted, and those of them that answers have.
+    drafted: int
+    accepted: int
     # Sequences that terminate_session has ended.
     terminated: int
     # Profile sessions that have begun.

@@ -21,6 +21,8 @@ class EngineSettings(Struct, frozen=True):
     prefill_chunk: int
     # Seconds that a step beside running streams may take; 0 for a share of their own time.
     itl_target: float
+    # auto or off.
+    speculation: str
     # Most tokens of a prompt and its answer together.
     max_length: int
     # auto, batched, generator or library.

@@ -111,6 +111,9 @@ class Finished(Struct, frozen=True, tag=True):
     num_cached: int = 0
     # Tokens of the answer that were profiled.
     num_profiled: int = 0
+    # Tokens that were drafted, and those of them that the answer has.
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class Failed(Struct, frozen=True, tag=True):

@@ -2,7 +2,8 @@
 (https://platform.openai.com/docs/api-reference/responses-streaming).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart
@@ -21,8 +22,16 @@ class ResponseBuilder:
     The first of `finish`, `cancel` and `fail` ends it; `add` must not be called after that.
     """
 
-    def __init__(self, begun: JsonObject, *, is_encrypted: bool = False) -> None:
+    def __init__(
+        self,
+        begun: JsonObject,
+        *,
+        is_encrypted: bool = False,
+        namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    ) -> None:
         self._begun = begun
+        # See responses.namespaces.
+        self._namespaces = namespaces
         # Whether reasoning has its `encrypted_content`.
         self._is_encrypted = is_encrypted
         self._items: list[OutputItem] = []
@@ -59,7 +68,7 @@ class ResponseBuilder:
                         events += self._open(Message())
                     events += self._more(text, self._tokens_of(text))
                 case ToolCallStart(_, call_id, name):
-                    events += self._open(FunctionCall(call_id, name))
+                    events += self._open(FunctionCall(call_id, *self._namespaces.get(name, (name,))))
                 case ToolCallArguments(_, fragment):
                     events += self._more(fragment)
         if parts:

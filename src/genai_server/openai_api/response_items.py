@@ -61,11 +61,22 @@ def encrypted(text: str) -> str:
 
 
 def function_call(
-    call_id: str, name: str, arguments: str, id: str | None = None, status: Status = "completed"
+    call_id: str,
+    name: str,
+    arguments: str,
+    id: str | None = None,
+    status: Status = "completed",
+    namespace: str | None = None,
 ) -> JsonObject:
     """A tool call of the model."""
     called = {"call_id": call_id, "name": name, "arguments": arguments}
-    return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called}
+    within = {"namespace": namespace} if namespace else {}
+    return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called, **within}
+
+
+def full_name(name: str, namespace: str | None) -> str:
+    """What the model calls a function, which in different namespaces may have the same name."""
+    return f"{namespace}__{name}" if namespace else name
 
 
 def referenced_ids(given: str | Sequence[InputItem]) -> set[str]:
@@ -101,7 +112,7 @@ def _given_item(item: Item, index: int) -> JsonObject:
             texts = [item.content] if isinstance(item.content, str) else [one.text for one in item.content]
             return message(item.role, [part(text) for text in texts], item.id, status)
         case FunctionCallItem():
-            return function_call(item.call_id, item.name, item.arguments, item.id, status)
+            return function_call(item.call_id, item.name, item.arguments, item.id, status, item.namespace)
         case ReasoningItem():
             return reasoning([reasoning_text(text) for text in _thoughts(item, index)], item.id, status)
         case FunctionCallOutputItem():
@@ -138,7 +149,8 @@ def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
             told = {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
             messages.append({**told, "name": item.get("name")})
         elif item["type"] == "function_call":
-            function = {"name": item["name"], "arguments": item["arguments"]}
+            name = full_name(item["name"], item.get("namespace"))
+            function = {"name": name, "arguments": item["arguments"]}
             _turn(messages).setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
             calls.add(item["call_id"])
         elif item["type"] == "reasoning":

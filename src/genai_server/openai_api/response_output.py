@@ -49,13 +49,14 @@ class OutputItem(ABC):
 class FunctionCall(OutputItem):
     """A tool call of the model; its text is the arguments."""
 
-    def __init__(self, call_id: str, name: str) -> None:
+    def __init__(self, call_id: str, name: str, namespace: str | None = None) -> None:
         super().__init__("fc")
         self._call_id = call_id
         self._name = name
+        self._namespace = namespace
 
     def to_json(self) -> JsonObject:
-        return items.function_call(self._call_id, self._name, self.text, self.id, self.status)
+        return items.function_call(self._call_id, self._name, self.text, self.id, self.status, self._namespace)
 
     def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[Told]:
         self._texts.append(text)

@@ -8,10 +8,16 @@ from typing import Any
 
 from genai_server.errors import GenaiServerError, InvalidField
 from genai_server.generation import Sampling
-from genai_server.openai_api.response_items import new_id, to_messages
+from genai_server.openai_api.response_items import full_name, new_id, to_messages
 from genai_server.openai_api.schemas.base import JsonObject, WithoutEffect
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, ChatMessage, ChatParameters
-from genai_server.openai_api.schemas.responses import LOGPROBS, AllowedTools, NamedFunction, ResponsesRequest
+from genai_server.openai_api.schemas.responses import (
+    LOGPROBS,
+    AllowedTools,
+    FunctionTool,
+    NamedFunction,
+    ResponsesRequest,
+)
 from genai_server.openai_api.schemas.sampling import GenerationFields
 
 _SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - {"max_tokens"}) | {
@@ -63,7 +69,11 @@ def _tools(body: ResponsesRequest) -> JsonObject:
         tools, told = [tool for tool in tools if tool.name in allowed], choice.mode
     elif isinstance(choice, NamedFunction):
         told = {"type": "function", "function": {"name": choice.name}}
-    functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
+    functions = [
+        tool.model_dump(exclude={"type", "namespace"}, exclude_none=True)
+        | {"name": full_name(tool.name, tool.namespace)}
+        for tool in tools
+    ]
     return {
         "tools": [{"type": "function", "function": function} for function in functions] or None,
         "tool_choice": told,
@@ -79,12 +89,13 @@ def outer_error(error: GenaiServerError) -> GenaiServerError:
     if error.param is None:
         return error
     if error.param.startswith("messages"):
-        return type(error)(_MESSAGE.sub(place, error.message), param="input")
+        return error.reworded(_MESSAGE.sub(place, error.message), param="input")
+    return error.reworded(outer_name(error.message), param=outer_name(error.param))
 
-    def name(inner: re.Match[str]) -> str:
-        return _NAMES[inner[0]]
 
-    return type(error)(_OTHER.sub(name, error.message), param=_OTHER.sub(name, error.param))
+def outer_name(text: str) -> str:
+    """A text with the response's names for the chat's fields."""
+    return _OTHER.sub(lambda inner: _NAMES[inner[0]], text)
 
 
 def new_response(
@@ -122,12 +133,23 @@ def new_response(
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}, "verbosity": "medium", **asked.get("text", {})},
         "tool_choice": asked.get("tool_choice", "auto"),
-        "tools": [tool.model_dump() for tool in body.tools or []],
+        "tools": [_repeated(tool) for tool in body.tools or []],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
         "user": _given_text(body.user),
     }
+
+
+def namespaces(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
+    """Name and namespace of each function within one, by what the model calls it."""
+    return {
+        full_name(tool.name, tool.namespace): (tool.name, tool.namespace) for tool in body.tools or [] if tool.namespace
+    }
+
+
+def _repeated(tool: FunctionTool) -> JsonObject:
+    return tool.model_dump(exclude=None if tool.namespace else {"namespace"})
 
 
 def _given_text(value: Any) -> str | None:

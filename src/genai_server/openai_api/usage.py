@@ -14,6 +14,9 @@ class Usage:
     completion: int = 0
     cached: int = 0
     reasoning: int = 0
+    # Drafted tokens that the answer has, and those that it does not have.
+    accepted: int = 0
+    rejected: int = 0
 
     def to_json(self) -> JsonObject:
         """OpenAI's usage object."""
@@ -22,7 +25,11 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning,
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.rejected,
+            },
         }
 
     def to_response_json(self) -> JsonObject:

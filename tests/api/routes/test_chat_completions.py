@@ -286,3 +286,39 @@ def test_without_a_wish_or_a_stream_there_is_no_progress(scripted: RunningServer
         assert not any("prompt_progress" in event for event in events)
     answer = scripted.client.post("/v1/chat/completions", json=body("say a", return_progress=True))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "return_progress")
+
+
+# predictions
+
+
+def test_a_predicted_answer_is_the_same_and_its_usage_says_what_was_right(demo: RunningServer) -> None:
+    with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        plain = _chat(client, "What is the capital of Italy?", temperature=0)
+        content = plain.choices[0].message.content or ""
+        predicted = _chat(
+            client, "What is the capital of Italy?", temperature=0, prediction={"type": "content", "content": content}
+        )
+    assert predicted.choices[0].message.content == content
+    assert predicted.usage is not None
+    details = predicted.usage.completion_tokens_details
+    assert details is not None
+    assert details.accepted_prediction_tokens is not None
+    assert details.rejected_prediction_tokens is not None
+    assert 0 <= details.accepted_prediction_tokens <= predicted.usage.completion_tokens
+
+
+def test_a_prediction_has_no_effect_where_nothing_is_drafted(client: OpenAI) -> None:
+    parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
+    whole = _chat(client, "say hello", prediction={"type": "content", "content": parts})
+    assert whole.choices[0].message.content == "hello"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    assert whole.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    assert whole.usage.completion_tokens_details.rejected_prediction_tokens == 0
+
+
+def test_a_prediction_beyond_the_longest_length_is_refused_with_the_limit(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        _chat(client, "say hello", prediction={"type": "content", "content": "x" * 100_000})
+    assert caught.value.param == "prediction"
+    assert "GENAI_MAX_LENGTH), given 100000" in caught.value.message

@@ -172,11 +172,16 @@ def test_options_of_this_server_stand_beside_anthropics(client: Anthropic) -> No
 @pytest.mark.parametrize(
     ("content", "fields", "kind", "type", "words"),
     [
-        ("x", {"max_tokens": 3000}, anthropic.BadRequestError, "invalid_request_error", "max_tokens must be at most"),
         ("x", {"thinking": {"type": "on"}}, anthropic.BadRequestError, "invalid_request_error", "thinking.type must"),
         ("x", {"model": "claude"}, anthropic.NotFoundError, "not_found_error", '"claude" is not served'),
         ("fail at 1; say abc", {}, anthropic.InternalServerError, "api_error", "scripted failure"),
-        ("x" * 2100, {}, anthropic.BadRequestError, "invalid_request_error", "prompt and answer together"),
+        (
+            "x" * 2100,
+            {},
+            anthropic.BadRequestError,
+            "invalid_request_error",
+            "prompt is too long: 2102 tokens > 2000 maximum",
+        ),
     ],
 )
 def test_an_error_is_one_of_the_clients_own(

@@ -350,7 +350,7 @@ def test_of_an_answer_in_one_piece_that_fails_nothing_is_kept(scripted: RunningS
         ({"max_output_tokens": 5000}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom", "name": "patch"}]}, "tools[0].type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),

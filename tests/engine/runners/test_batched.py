@@ -361,7 +361,7 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
     rows.clear()
     for _ in range(3):
         batch.step(3)
-    assert rows == [1] * 3
+    assert rows == [3, 1, 1]  # then its row is moved to the front
     assert batch.answers[2] == reference(text(20), 5)
     assert batch.answers[3] == reference(waiting, 4)
     # The past that lay idle beside them is what it was.

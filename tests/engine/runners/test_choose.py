@@ -11,15 +11,19 @@ import pytest
 
 from genai_server.config import Settings, engine_settings
 from genai_server.engine import process
+from genai_server.engine.kv_memory import UNSHARED
 from genai_server.engine.model import session
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners import buffers, choose
+from genai_server.engine.runners import buffers, choose, cpu_buffers
 from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.cpu_buffers import page_tokens
 from genai_server.engine.runners.device_buffers import Place
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
+from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.generation import Batching, GenerationRequest
@@ -38,8 +42,10 @@ def spec(max_length: int, **settings: Any) -> EngineSpec:
 
 
 def slot_bytes(max_length: int) -> int:
+    """The memory of a whole sequence on a CPU, in pages."""
     graph = read_decoder_graph(DEMO)
-    return graph.bytes_per_token * graph.slot_length(max_length)
+    tokens = page_tokens(graph)
+    return graph.bytes_per_token * tokens * (1 + max_length // tokens)
 
 
 def test_a_model_whose_rope_changes_for_a_whole_batch_is_batched_up_to_there_only(
@@ -60,18 +66,32 @@ def test_a_model_whose_rope_changes_for_a_whole_batch_is_batched_up_to_there_onl
     ("slots", "fits", "named"),
     [(9, 4, "GENAI_MAX_BATCH_SIZE lets 4 run"), (3, 3, "GENAI_KV_CACHE_BYTES lets 3 run")],
 )
-def test_the_memory_for_keys_and_values_bounds_the_slots_and_a_full_queue_names_the_bound(
-    slots: int, fits: int, named: str, caplog: pytest.LogCaptureFixture
+def test_where_slots_share_no_memory_it_bounds_them_and_a_full_queue_names_the_bound(
+    slots: int, fits: int, named: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = spec(128, max_queue=0, kv_cache_bytes=slots * slot_bytes(128))
+    monkeypatch.setattr(cpu_buffers, "can_reserve", lambda *_: False)
+    graph = read_decoder_graph(DEMO)
+    given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * graph.slot_length(128))
     batched = choose.load_batched(given, DEMO, check_model_directory(DEMO))
     assert len(batched.slots.slots) == batched.max_rows == fits
+    assert batched.memory == UNSHARED
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
     scheduler = process.make_scheduler(given, batched.max_rows)
     for number in range(fits):
         scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
     with pytest.raises(QueueFull, match=named):
         scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
+@pytest.mark.parametrize(("bytes_", "num_slots", "num_tokens"), [(3.5, 4, 496), (1.25, 3, 176), (1.0, 1, 144)])
+def test_slots_share_their_memory_and_one_request_of_full_length_always_fits(
+    bytes_: float, num_slots: int, num_tokens: int
+) -> None:
+    given = spec(128, kv_cache_bytes=int(bytes_ * slot_bytes(128)))
+    runners = RunnerPair(ScriptedRunner(), choose.load_batched(given, DEMO, check_model_directory(DEMO)))
+    assert (runners.batching.num_slots, runners.batching.kv_tokens) == (num_slots, num_tokens)
+    assert runners.memory.pages(128) <= runners.memory.num_pages
 
 
 @pytest.mark.parametrize(

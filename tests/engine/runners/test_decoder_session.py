@@ -90,6 +90,24 @@ def test_a_mixed_step_gives_the_bits_of_two_steps(demo_sessions: Sessions, num_r
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("length", [80, MAX_LENGTH])
+def test_a_chunk_of_a_slot_before_the_decoding_rows_is_not_written_over(demo_sessions: Sessions, length: int) -> None:
+    """The slot is a padding row of the same pass, also where nothing can be written behind the chunk."""
+    prompt, found = text(length, 9), []
+    for runner in (demo_sessions.runner(), demo_sessions.runner(demo_sessions.all)):
+        runner.slots.close_holes = lambda: None  # type: ignore[method-assign]
+        runner.open(9, prompt, Opening(MAX_LENGTH, reuse=False))
+        begin(runner, 1, text(20), reuse=False)
+        given: list[Logits] = []
+        for start in range(0, length, 16):
+            decoding, reading = rows({1: 100 + start}), chunk(9, prompt[start : start + 16])
+            for step in [[*decoding, reading]] if runner.mixes else [decoding, [reading]]:
+                given += logits_of(runner, step)
+        assert (runner.slots.index(9), runner.slots.index(1)) == (0, 1)
+        found.append(given)
+    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_a_row_that_is_not_in_a_mixed_step_goes_on_as_if_there_had_been_none(demo_sessions: Sessions) -> None:
     runner, alone = demo_sessions.runner(demo_sessions.all), demo_sessions.runner()
     for each in (runner, alone):

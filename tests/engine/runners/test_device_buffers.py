@@ -106,7 +106,7 @@ def test_they_hold_bit_for_bit_what_the_cpus_do(graph: DecoderGraph) -> None:
         found.append(contents(buffers, graph))
     for expected, given in zip(*found, strict=True):
         assert given.shape == (ROWS, graph.num_kv_heads, LENGTH + 1, graph.head_size)
-        assert np.array_equal(expected, given)
+        assert np.array_equal(expected[:, :, : LENGTH + 1], given)  # the CPU's rows end with whole pages
         assert not np.array_equal(given[0], given[1])
 
 

@@ -4,10 +4,14 @@ import random
 
 import pytest
 
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.runners.kv_cache import KvSlots, _common_length
 
 EMPTY = -1
+GIVEN_BACK = -2
 LENGTH = 64
+# Tokens of a sequence in the tests by chance.
+LONGEST = 60
 
 
 class TokenBuffers:
@@ -23,6 +27,9 @@ class TokenBuffers:
         self.copies.append((source, target, length))
         self.rows[target][:length] = self.rows[source][:length]
 
+    def give_back(self, slot: int, first: int) -> None:
+        self.rows[slot][first:] = [GIVEN_BACK] * (LENGTH - first)
+
     def swap(self, one: int, other: int, length: int) -> None:
         assert one != other
         assert 0 <= length <= LENGTH
@@ -34,9 +41,10 @@ class TokenBuffers:
 class Bench:
     """Slots, their buffers, and what a runner does with both."""
 
-    def __init__(self, num_slots: int = 4, *, row_group: int = 1) -> None:
+    def __init__(self, num_slots: int = 4, *, row_group: int = 1, memory: KvMemory = UNSHARED) -> None:
         self.buffers = TokenBuffers(num_slots)
-        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group)
+        self.memory = memory
+        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group, memory=memory)
 
     def acquire(
         self,
@@ -58,6 +66,7 @@ class Bench:
 
     def read(self, sequence: int, tokens: list[int], *, prefilled: bool = True) -> None:
         """A pass: keys and values are written behind what is there, then it is noted."""
+        self.slots.reserve(sequence, len(tokens))
         index = self.slots.index(sequence)
         start = len(self.slots.slots[index].tokens)
         self.buffers.rows[index][start : start + len(tokens)] = tokens
@@ -65,9 +74,8 @@ class Bench:
         self.check()
 
     def write_behind(self, row: int) -> None:
-        """What a pass leaves behind the end of a row that nobody listens to, or when it was interrupted."""
-        start = len(self.slots.slots[row].tokens)
-        self.buffers.rows[row][start : start + 2] = [-7, -7]
+        """What a pass leaves behind the end of a row that nobody listens to."""
+        self.buffers.rows[row][len(self.slots.slots[row].tokens)] = -7
 
     def start_decoding(self, sequence: int) -> None:
         self.slots.start_decoding(sequence)
@@ -92,8 +100,8 @@ class Bench:
 
     def pasts(self) -> list[list[int]]:
         """What lies in the idle slots, the longest released first."""
-        idle = [slot for slot in self.slots.slots[self.slots.num_running :] if slot.tokens]
-        return [slot.tokens for slot in sorted(idle, key=lambda slot: slot.released)]
+        idle = [slot for slot in self.slots.slots if slot.sequence is None and slot.tokens]
+        return [slot.tokens for slot in sorted(idle, key=lambda slot: slot.used)]
 
     def tokens(self, sequence: int) -> list[int]:
         """What lies in a sequence's slot, as the buffer has it."""
@@ -103,16 +111,23 @@ class Bench:
     def check(self) -> None:
         slots = self.slots
         assert 0 <= slots.num_decoding <= slots.num_running <= len(slots.slots)
-        running = [slot.sequence for slot in slots.slots[: slots.num_running]]
-        assert None not in running
-        assert len(set(running)) == len(running)
-        assert all(slot.sequence is None for slot in slots.slots[slots.num_running :])
+        running = [slot.sequence for slot in slots.slots if slot.sequence is not None]
+        assert len(set(running)) == len(running) == slots.num_running
+        assert sum(slot.decodes for slot in slots.slots) == slots.num_decoding <= slots.num_rows
+        assert all(slot.sequence is not None for slot in slots.slots if slot.decodes)
+        assert not any(slot.decodes for slot in slots.slots[slots.num_rows :])
         assert len({id(slot) for slot in slots.slots}) == len(self.buffers.rows)
         assert [slot.index for slot in slots.slots] == list(range(len(slots.slots)))
-        assert all(slots.has(sequence) for sequence in running if sequence is not None)
+        assert all(slots.has(sequence) for sequence in running)
         for slot, row in zip(slots.slots, self.buffers.rows, strict=True):
             assert row[: len(slot.tokens)] == slot.tokens
             assert 0 <= slot.num_prefilled <= len(slot.tokens)
+        assert sum(map(self.written_pages, self.buffers.rows)) <= self.memory.num_pages
+
+    def written_pages(self, row: list[int]) -> int:
+        """The pages of a row that have been written and not been given back, beside its own first one."""
+        written = [place for place, token in enumerate(row) if token not in (EMPTY, GIVEN_BACK)]
+        return max(written, default=0) // self.memory.page_tokens
 
 
 @pytest.fixture
@@ -123,28 +138,83 @@ def bench() -> Bench:
 # where the sequences sit
 
 
-def test_those_that_decode_come_first_then_those_that_read_then_the_idle_slots(bench: Bench) -> None:
+def test_a_sequence_takes_the_first_empty_row_and_stays_there(bench: Bench) -> None:
     for sequence in (1, 2, 3):
         bench.prefill(sequence, [sequence, 10, 20])
     bench.start_decoding(3)
-    assert bench.slots.index(3) == 0
-    assert {bench.slots.index(sequence) for sequence in (1, 2)} == {1, 2}
+    assert (bench.slots.num_decoding, bench.slots.num_rows) == (1, 3)
     bench.start_decoding(1)
-    assert {bench.slots.index(sequence) for sequence in (1, 3)} == {0, 1}
-    assert (bench.slots.num_decoding, bench.slots.num_running) == (2, 3)
+    assert [bench.slots.index(sequence) for sequence in (1, 2, 3)] == [0, 1, 2]
+    bench.release(3)
+    assert (bench.slots.num_decoding, bench.slots.num_rows, bench.slots.num_running) == (1, 1, 2)
 
 
 @pytest.mark.parametrize("leaving", [1, 2, 3, 4])
-def test_when_one_leaves_the_others_close_ranks_and_keep_their_tokens(bench: Bench, leaving: int) -> None:
+def test_when_one_leaves_the_others_keep_their_rows_and_the_next_one_takes_its(bench: Bench, leaving: int) -> None:
     for sequence in (1, 2, 3, 4):
         bench.prefill(sequence, [sequence] * (3 + sequence))
-    for sequence in (1, 2):
         bench.start_decoding(sequence)
     bench.release(leaving)
-    rest = {1, 2, 3, 4} - {leaving}
-    assert {bench.slots.index(sequence) for sequence in rest & {1, 2}} == set(range(len(rest & {1, 2})))
-    assert all(bench.tokens(sequence) == [sequence] * (3 + sequence) for sequence in rest)
     assert bench.pasts() == [[leaving] * (3 + leaving)]
+    bench.prefill(5, [5] * 9)
+    assert bench.slots.index(5) == leaving - 1
+    assert all(bench.slots.index(sequence) == sequence - 1 for sequence in {1, 2, 3, 4} - {leaving})
+    assert bench.buffers.copies == []
+
+
+def test_a_hole_is_closed_when_it_has_cost_as_much_as_the_move(bench: Bench) -> None:
+    for sequence in (1, 2, 3):
+        bench.prefill(sequence, [sequence] * 20)
+        bench.start_decoding(sequence)
+    bench.release(1)
+    bench.slots.close_holes()  # one row: 32 of 40 tokens
+    assert bench.slots.index(3) == 2
+    bench.slots.close_holes()
+    assert (bench.slots.index(3), bench.slots.num_rows) == (0, 2)
+    bench.check()
+    assert bench.pasts() == [[1] * 20]
+
+
+def test_of_several_holes_the_one_with_the_fewest_tokens_is_closed_first(bench: Bench) -> None:
+    for sequence, length in ((1, 20), (2, 5), (3, 20)):
+        bench.prefill(sequence, [sequence] * length)
+    bench.start_decoding(3)
+    bench.slots.close_holes()
+    assert [bench.slots.index(sequence) for sequence in (3, 1, 2)] == [1, 0, 2]
+    bench.check()
+
+
+def test_a_hole_is_closed_without_its_cached_prefix_where_memory_is_short() -> None:
+    bench = shared_bench(13)
+    for sequence in (1, 2):
+        bench.prefill(sequence, [sequence] * 20)
+        bench.start_decoding(sequence)
+    bench.release(1)
+    for _ in range(2):
+        bench.slots.close_holes()
+    bench.check()
+    assert bench.slots.index(2) == 0
+    assert bench.pasts() == []
+
+
+def test_a_hole_stays_where_memory_is_too_short_for_a_move() -> None:
+    bench = shared_bench(10)
+    for sequence in (1, 2, 3):
+        bench.prefill(sequence, [sequence] * 12)
+    bench.start_decoding(3)
+    for _ in range(9):
+        bench.slots.close_holes()
+    bench.check()
+    assert bench.slots.index(3) == 2
+
+
+def test_a_sequence_far_behind_the_others_changes_places_with_a_cached_prefix_before_it() -> None:
+    bench = Bench(12)
+    for sequence in range(12):
+        bench.leave_behind(sequence, [sequence] * 20)
+    assert bench.acquire(20, [*[9] * 20, 1, 2]) == 20
+    assert bench.slots.index(20) < 3
+    assert len(bench.pasts()) == 11
 
 
 def test_a_sequence_that_has_left_has_no_slot(bench: Bench) -> None:
@@ -283,7 +353,7 @@ def test_a_copied_past_is_its_salts_and_a_slot_that_is_taken_over_is_the_next_on
     bench.release(1)
     bench.release(2)
     for sequence in (3, 4, 5, 6):
-        assert bench.prefill(sequence, list(range(20)), reuse=False, salt="b") == 0
+        assert bench.prefill(sequence, list(range(sequence, 20)), reuse=False, salt="b") == 0
         bench.release(sequence)
     assert bench.acquire(7, list(range(20)), salt="a") == 0
 
@@ -374,6 +444,88 @@ def test_a_copied_past_knows_what_of_it_was_prefilled(bench: Bench) -> None:
     assert bench.acquire(3, [1, 2, 3, 4, 5, 6, 7, 8], exact=True) == 4
 
 
+# memory that slots share
+
+
+def shared_bench(num_pages: int) -> Bench:
+    """Four slots with a page of four tokens each, and so many shared ones."""
+    return Bench(memory=KvMemory(4, num_pages))
+
+
+def test_cached_prefixes_stay_until_their_memory_is_needed() -> None:
+    bench = shared_bench(8)
+    for sequence in (1, 2, 3):
+        bench.leave_behind(sequence, [sequence] * 8)
+    bench.acquire(4, [4] * 16)
+    assert bench.pasts() == [[1] * 8, [2] * 8, [3] * 8]
+    bench.read(4, [4] * 8)
+    assert bench.pasts() == [[1] * 8, [2] * 8, [3] * 8]
+    bench.read(4, [4] * 8)
+    assert bench.pasts() == [[2] * 8, [3] * 8]
+
+
+def test_of_cached_prefixes_the_one_that_another_begins_with_is_evicted_first() -> None:
+    bench = shared_bench(6)
+    bench.leave_behind(1, [1] * 8)
+    bench.leave_behind(2, [2] * 8)
+    bench.leave_behind(3, [2] * 7)
+    bench.prefill(4, [4] * 8)
+    assert bench.pasts() == [[1] * 8, [2] * 8]
+
+
+def test_of_equal_cached_prefixes_one_stays() -> None:
+    bench = shared_bench(6)
+    bench.leave_behind(1, [1] * 8)
+    bench.leave_behind(2, [2] * 8)
+    bench.leave_behind(3, [2] * 8)
+    bench.prefill(4, [4] * 4)
+    assert sorted(bench.pasts()) == [[1] * 8, [2] * 8]
+
+
+def test_a_prefix_of_another_salt_or_with_more_prefilled_tokens_is_no_repetition() -> None:
+    bench = shared_bench(6)
+    bench.leave_behind(1, [1] * 8)
+    bench.prefill(2, [2] * 8, salt="a")
+    bench.release(2)
+    bench.leave_behind(3, [2] * 4, [2] * 8)
+    bench.prefill(4, [4] * 4)
+    assert bench.pasts() == [[2] * 8, [2] * 12]
+
+
+def test_a_cached_prefix_that_was_copied_counts_as_used() -> None:
+    bench = shared_bench(12)
+    for sequence in (1, 2):
+        bench.leave_behind(sequence, [sequence] * 20)
+    assert bench.acquire(3, [1, 1, 1, 3, 3, 3]) == 3
+    bench.read(3, [3] * 9)
+    assert bench.pasts() == [[1] * 20]
+
+
+def test_memory_behind_cached_tokens_is_given_back_before_cached_prefixes() -> None:
+    bench = shared_bench(8)
+    bench.leave_behind(1, [1] * 20)
+    assert bench.acquire(2, [*[1] * 12, 5, 5]) == 12  # 8 tokens less
+    bench.leave_behind(3, [3] * 8)
+    assert bench.pasts() == [[3] * 8]
+    bench.prefill(4, [4] * 12)
+    assert bench.pasts() == [[3] * 8]
+
+
+def test_without_memory_for_a_copy_the_cached_prefix_is_taken_over() -> None:
+    bench = shared_bench(8)
+    bench.leave_behind(1, list(range(30)))
+    assert bench.acquire(2, [*range(10), 50, 51]) == 10
+    assert bench.pasts() == []
+
+
+def test_without_memory_for_a_copy_a_prompt_that_was_begun_is_read_as_it_is() -> None:
+    bench = shared_bench(8)
+    bench.acquire(1, [*range(10), 50, 51])
+    bench.leave_behind(2, list(range(30)))
+    assert bench.match_again(1, [*range(10), 50, 51]) == 0
+    assert bench.pasts() == [list(range(30))]
+
+
 # which slot is given away
 
 
@@ -399,7 +551,7 @@ def test_the_past_that_is_copied_from_is_not_the_one_given_away(bench: Bench) ->
     for sequence in (1, 2, 3, 4):
         bench.leave_behind(sequence, [sequence] * 20)
     assert bench.acquire(9, [1, 1, 1, 5, 5, 5]) == 3
-    assert bench.pasts() == [[1] * 20, [3] * 20, [4] * 20]
+    assert bench.pasts() == [[3] * 20, [4] * 20, [1] * 20]
     assert bench.tokens(9) == [1, 1, 1]
 
 
@@ -440,7 +592,8 @@ class Crowd:
         self.had: dict[str | None, list[list[int]]] = {None: [], "a": [], "b": []}
 
     def come(self) -> None:
-        if self.bench.slots.num_running == len(self.bench.slots.slots):
+        slots, memory = self.bench.slots, self.bench.memory
+        if slots.num_running == len(slots.slots) or (len(self.texts) + 1) * memory.pages(LONGEST) > memory.num_pages:
             return
         self.num_come += 1
         prompt = [self.chance.randrange(2) for _ in range(self.chance.randint(1, 40))]
@@ -472,7 +625,7 @@ class Crowd:
     def decode(self) -> None:
         """A token for all that decode."""
         for sequence in sorted(self.decoding):
-            if len(self.texts[sequence]) < 60:
+            if len(self.texts[sequence]) < LONGEST:
                 self.texts[sequence].append(self.chance.randrange(2))
                 self.bench.read(sequence, self.texts[sequence][-1:], prefilled=False)
 
@@ -486,6 +639,10 @@ class Crowd:
     def write_behind(self) -> None:
         self.bench.write_behind(self.chance.randrange(len(self.bench.slots.slots)))
 
+    def close_holes(self) -> None:
+        for _ in range(self.chance.randint(1, 3)):
+            self.bench.slots.close_holes()
+
     def forget(self) -> None:
         if self.chance.random() < 0.1:
             self.bench.slots.forget()
@@ -494,7 +651,7 @@ class Crowd:
         slots = self.bench.slots
         self.bench.check()
         assert (slots.num_running, slots.num_decoding) == (len(self.texts), len(self.decoding))
-        assert all(slots.index(sequence) < slots.num_decoding for sequence in self.decoding)
+        assert all(slots.slots[slots.index(sequence)].decodes for sequence in self.decoding)
         for sequence, text in self.texts.items():
             tokens = self.bench.tokens(sequence)
             assert tokens == (text if sequence in self.decoding else text[: len(tokens)])
@@ -503,9 +660,20 @@ class Crowd:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_slots", [1, 2, 5])
 def test_whatever_happens_in_whatever_order_every_sequence_keeps_its_own_tokens(num_slots: int, seed: int) -> None:
-    crowd = Crowd(Bench(num_slots), seed)
+    live(Crowd(Bench(num_slots), seed))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_whole", [1, 2.5])
+def test_so_it_is_where_memory_is_short_and_no_more_is_written_than_there_is(num_whole: float, seed: int) -> None:
+    shared = KvMemory(4, 0)
+    live(Crowd(Bench(5, memory=KvMemory(4, int(num_whole * shared.pages(LONGEST)))), seed))
+
+
+def live(crowd: Crowd) -> None:
     actions = [crowd.come] * 2 + [crowd.read] * 3 + [crowd.decode, crowd.leave, crowd.write_behind, crowd.forget]
-    for _ in range(2000):
+    actions.append(crowd.close_holes)
+    for _ in range(2500):
         crowd.chance.choice(actions)()
         crowd.check()
     assert crowd.num_come > 100

@@ -2,6 +2,7 @@
 
 import pytest
 
+from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.scheduling.queue_wait import queue_wait
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
@@ -65,3 +66,10 @@ def test_the_time_is_rounded_up_and_within_bounds() -> None:
 def test_more_tokens_than_wait_are_free_when_all_have_begun(num_tokens: int) -> None:
     waiting = [_sequence(10)]
     assert queue_wait([_sequence(num_produced=18)], waiting, _step_times(), num_tokens) == (12 if num_tokens else 1)
+
+
+def test_a_waiting_sequence_begins_when_there_is_memory_for_it() -> None:
+    running = [_sequence(num_produced=18, max_tokens=90), _sequence(num_produced=10, max_tokens=90)]  # end at 1 s, 5 s
+    waiting = [_sequence(100, max_tokens=50), _sequence(100)]
+    found = [queue_wait(running, waiting, _step_times(), 1, KvMemory(50, pages)) for pages in (4, 5, 6)]
+    assert found == [5, 1, 1]

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.scheduling.scheduler import Scheduler, StepPolicy
+from genai_server.engine.kv_memory import KvMemory
+from genai_server.engine.scheduling.scheduler import Read, Scheduler, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import QueueFull
+from genai_server.errors import InvalidField, QueueFull
 from genai_server.generation import GenerationRequest
 from genai_server.messages.figures import Capacity
 
@@ -232,6 +233,54 @@ def test_a_prompt_of_any_length_is_taken_if_it_can_run_at_once() -> None:
     for name in "ab":  # which are admitted together, in the next step
         scheduler.add(_sequence(name, num_prompt=500))
     assert _names(scheduler.admit()) == ["a", "b"]
+
+
+def _sharing(num_pages: int, *, max_running: int = 4, max_waiting_tokens: int = 0) -> Scheduler:
+    """Its slots share so many pages of ten tokens."""
+    policy = StepPolicy(memory=KvMemory(10, num_pages))
+    return Scheduler(
+        max_running=max_running,
+        max_waiting=9,
+        max_waiting_tokens=max_waiting_tokens,
+        prefill_chunk=CHUNK,
+        policy=policy,
+    )
+
+
+def test_so_many_run_as_the_memory_holds_at_their_full_lengths() -> None:
+    scheduler = _sharing(10)
+    for name in "abcde":  # of three pages: 20 tokens of prompt, 10 of answer
+        scheduler.add(_sequence(name, num_prompt=20))
+    assert _names(scheduler.admit()) == ["a", "b", "c"]
+    scheduler.remove(scheduler.running[1])
+    assert _names(scheduler.admit()) == ["d"]
+
+
+def test_a_sequence_without_memory_lets_no_other_pass() -> None:
+    scheduler = _sharing(10)
+    for name, num_prompt in (("a", 20), ("b", 80), ("c", 1)):
+        scheduler.add(_sequence(name, num_prompt=num_prompt))
+    assert _names(scheduler.admit()) == ["a"]
+    scheduler.remove(scheduler.running[0])
+    assert _names(scheduler.admit()) == ["b", "c"]
+
+
+def test_a_sequence_that_the_memory_never_holds_is_refused_at_once() -> None:
+    scheduler = _sharing(10)
+    scheduler.add(_sequence("a", num_prompt=99))
+    with pytest.raises(InvalidField, match=r"may have 109 tokens \(GENAI_KV_CACHE_BYTES\), given 110"):
+        scheduler.add(_sequence("b", num_prompt=100))
+    assert _names(scheduler.waiting) == ["a"]
+
+
+def test_prompts_that_wait_for_memory_count_as_waiting_tokens() -> None:
+    scheduler = _sharing(10, max_waiting_tokens=100)
+    scheduler.add(_sequence("a", num_prompt=60))
+    assert scheduler.room_tokens() is None
+    scheduler.add(_sequence("b", num_prompt=60))
+    assert scheduler.room_tokens() == 40
+    with pytest.raises(QueueFull, match="would have 101 tokens with this one's 41"):
+        scheduler.add(_sequence("c", num_prompt=41))
 
 
 def _without_grammar(name: str, *, num_prompt: int = 1) -> Sequence:
@@ -717,3 +766,78 @@ def test_before_a_first_chunk_it_is_asked_what_others_have_read_of_the_prompt() 
     prompt.num_read = 95
     scheduler.next_step()
     assert asked == [prompt]
+
+
+# drafts
+
+
+def _speculating(*sequences: Sequence) -> Scheduler:
+    """A scheduler which knows that a single token takes a second; a further one is taken to cost little."""
+    scheduler = Scheduler(max_running=16, max_waiting=16, prefill_chunk=64, policy=StepPolicy(speculates=True))
+    for sequence in sequences:
+        scheduler.add(sequence)
+    scheduler.admit()
+    scheduler.observe(Step([Read(_batched("s", decoding=True), 1)]), 1.0)
+    return scheduler
+
+
+def _repeating(name: str, **how: Any) -> Sequence:
+    """A decoding sequence whose prompt is one token, again and again."""
+    sequence = _batched(name, num_prompt=50, **how)
+    sequence.num_read = 50
+    sequence.append(1)
+    return sequence
+
+
+def _drafted(scheduler: Scheduler) -> list[int]:
+    step = scheduler.next_step()
+    assert step is not None
+    assert all(read.num_tokens == 1 + len(read.draft) for read in step.reads)
+    return [len(read.draft) for read in step.reads]
+
+
+def test_a_step_of_a_lone_sequence_reads_a_draft() -> None:
+    scheduler = _speculating(_repeating("a"))
+    step = scheduler.next_step()
+    assert step is not None
+    (read,) = step.reads
+    assert len(read.draft) > 0
+    assert set(read.draft) == {1}
+    assert (step.decodes, step.num_tokens) == (True, 1 + len(read.draft))
+
+
+def test_no_draft_is_longer_than_what_is_left_of_the_answer() -> None:
+    sequence = _repeating("a")  # may have 10 tokens
+    scheduler = _speculating(sequence)
+    for left in range(9, 0, -1):
+        assert sequence.num_left == left
+        assert _drafted(scheduler)[0] <= left - 1
+        sequence.num_read += 1
+        sequence.append(1)
+
+
+def test_sequences_beside_others_have_no_drafts() -> None:
+    assert _drafted(_speculating(_repeating("a"), _repeating("b"))) == [0, 0]
+    assert _drafted(_speculating(_repeating("a"), _sequence("p", num_prompt=50))) == [0]
+
+
+def test_exact_sequences_and_those_of_other_runners_have_no_drafts() -> None:
+    assert _drafted(_speculating(_repeating("a", exact=True))) == [0]
+    for runner in ({"batched": False}, {"by_library": True}):
+        sequence = _repeating("a")
+        for name, value in runner.items():
+            setattr(sequence, name, value)
+        assert _drafted(_speculating(sequence)) == [0]
+
+
+def test_drafts_end_while_their_passes_take_too_long() -> None:
+    sequence = _repeating("a")
+    scheduler = _speculating(sequence)
+    for _ in range(20):
+        step = scheduler.next_step()
+        assert step is not None
+        if not step.reads[0].draft:
+            break
+        scheduler.observe(step, 30.0)
+        sequence.verified(len(step.reads[0].draft), 0)
+    assert _drafted(scheduler) == [0]

@@ -91,3 +91,37 @@ def test_how_many_tokens_are_read_in_a_time() -> None:
     assert step_times.tokens_read_in(10.0) == 0.0
     step_times.prefilled(10, 1.0)
     assert step_times.tokens_read_in(2.0) == pytest.approx(20)
+
+
+# passes of a lone sequence
+
+
+def test_what_a_pass_with_a_draft_takes_is_estimated_from_others() -> None:
+    times = StepTimeModel()
+    assert times.seconds_to_verify(4) == 0.0
+    times.decoded(1, 1.0)
+    assert times.seconds_to_verify(1) == 1.0
+    assert 1.0 < times.seconds_to_verify(4) < 2.0
+    times.verified(4, 2.5)
+    assert times.seconds_to_verify(4) == 2.5
+    assert times.seconds_to_verify(3) == pytest.approx(2.0)
+    assert times.seconds_to_verify(8) == pytest.approx(4.5)
+
+
+def test_a_slow_pass_with_a_draft_counts_less_than_a_fast_one() -> None:
+    times = StepTimeModel()
+    times.decoded(1, 1.0)
+    times.verified(4, 2.0)
+    times.verified(4, 12.0)
+    assert times.seconds_to_verify(4) == pytest.approx(3.0)
+    times.verified(4, 1.0)
+    assert times.seconds_to_verify(4) == pytest.approx(2.0)
+
+
+def test_a_pass_with_a_draft_is_no_measure_of_decoding() -> None:
+    times = StepTimeModel()
+    times.decoded(1, 1.0)
+    times.verified(4, 3.0)
+    times.begin_round()
+    assert times.seconds_to_step(1) == 1.0
+    assert times.seconds_to_decode(10) == 10.0

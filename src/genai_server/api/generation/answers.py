@@ -145,9 +145,18 @@ class RunningAnswer:
 
     @property
     def usage(self) -> Usage:
-        """Tokens used up to now; `cached` is known only at the end."""
-        watch = self._stopwatch
-        return Usage(watch.input_tokens, watch.output_tokens, self._stream.num_cached, self._text.num_reasoning)
+        """Tokens used up to now. What was cached and drafted is known only at the end."""
+        watch, stream = self._stopwatch, self._stream
+        # The engine may have been further than the stop string that ended the answer.
+        accepted = min(stream.num_accepted, watch.output_tokens)
+        return Usage(
+            watch.input_tokens,
+            watch.output_tokens,
+            stream.num_cached,
+            self._text.num_reasoning,
+            accepted,
+            stream.num_drafted - accepted,
+        )
 
     @property
     def num_profiled(self) -> int:
@@ -200,6 +209,8 @@ def usage_of(answers: Sequence[RunningAnswer], num_per_prompt: int) -> Usage:
         completion=sum(usage.completion for usage in usages),
         cached=sum(usage.cached for usage in usages[::num_per_prompt]),
         reasoning=sum(usage.reasoning for usage in usages),
+        accepted=sum(usage.accepted for usage in usages),
+        rejected=sum(usage.rejected for usage in usages),
     )
 
 

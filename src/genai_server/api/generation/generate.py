@@ -11,7 +11,7 @@ from msgspec import structs
 
 from genai_server.api.generation.answers import Generation, RunningAnswer
 from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec, plain_output_spec
-from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prompts
+from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prediction, encode_prompts
 from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.services import Services
 from genai_server.engine_client.stream import TokenStream
@@ -40,6 +40,7 @@ async def generate(services: Services, body: Body, context: RequestContext, *, i
 
 async def _generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool) -> Generation:
     services.drain.require_open()
+    leniency = context.leniency
 
     # Choose: the model, which may have to be loaded first, and the engine.
     chosen = services.models.choose(body.model)
@@ -57,19 +58,24 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     engine.require_capacity(num_answers, param=multiplier)
 
     # Render and encode; resolve all defaults.
-    prompts = await encode_prompts(body, codec)
+    prompts = await encode_prompts(body, codec, leniency)
+    prediction = await encode_prediction(body, codec, services.settings.max_length)
+    caps = leniency is not None and leniency.caps
+    policy = Policy(services.settings.max_length, services.settings.exact, caps)
     requests = [
         to_generation_request(
             body,
             prompt,
             model,
             request_id=context.request_id,
-            policy=Policy(services.settings.max_length, services.settings.exact),
+            policy=policy,
             cache_salt=context.cache_salt(body.cache_salt),
             progress=is_streamed,
         )
         for prompt in prompts
     ]
+    if leniency is not None and caps and body.max_tokens is not None and body.max_tokens > requests[0].max_tokens:
+        leniency.reduce("max_tokens", requests[0].max_tokens)
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
     engine.require_capacity(num_answers, lengths, param=multiplier)
 
@@ -106,6 +112,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
                     timeout=context.deadline.seconds_left,
                     adapter=chosen.adapter,
                     unique_id=context.unique_id,
+                    prediction=prediction,
                 )
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from genai_server.answer_parts import ScoredToken
+from genai_server.api.leniency import Leniency
 from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.chat import ChatParameters, Tool
 from genai_server.openai_api.schemas.completions import CompletionRequest
@@ -35,10 +36,12 @@ class EchoedPrompt:
         return found
 
 
-async def encode_prompts(body: ChatParameters | CompletionRequest, codec: TextCodec) -> list[list[int]]:
+async def encode_prompts(
+    body: ChatParameters | CompletionRequest, codec: TextCodec, leniency: Leniency | None
+) -> list[list[int]]:
     """The token ids of each prompt; a chat has one. Raises InvalidField and NoChatTemplate."""
     if isinstance(body, ChatParameters):
-        return [await encode_chat(body, codec)]
+        return [await encode_chat(body, codec, leniency)]
     encoded = []
     for given in body.prompts:
         if isinstance(given, str):
@@ -48,7 +51,7 @@ async def encode_prompts(body: ChatParameters | CompletionRequest, codec: TextCo
     return encoded
 
 
-async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
+async def encode_chat(body: ChatParameters, codec: TextCodec, leniency: Leniency | None) -> list[int]:
     """The token ids of a chat's prompt. Raises InvalidField, and before all else NoChatTemplate."""
     codec.writer.require_template()
 
@@ -57,7 +60,24 @@ async def encode_chat(body: ChatParameters, codec: TextCodec) -> list[int]:
         return messages, [tool.model_dump(exclude_none=True) for tool in offered_tools(body, codec)]
 
     messages, tools = await asyncio.to_thread(plain)
-    return await codec.encode_chat(messages, tools, _template_variables(body, codec))
+    return await codec.encode_chat(messages, tools, _template_variables(body, codec, leniency))
+
+
+async def encode_prediction(body: ChatParameters | CompletionRequest, codec: TextCodec, max_length: int) -> list[int]:
+    """The token ids, at most `max_length`, of what the answer is expected to be; none without a prediction.
+
+    Raises InvalidField.
+    """
+    if not isinstance(body, ChatParameters) or body.prediction is None:
+        return []
+    text = body.prediction.text
+    tokens = await codec.encode_text(text, add_special=False, parse_special=False, param="prediction")
+    if len(tokens) > max_length:
+        raise InvalidField(
+            f"prediction may have at most {max_length} tokens (GENAI_MAX_LENGTH), given {len(tokens)}",
+            param="prediction",
+        )
+    return tokens
 
 
 def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
@@ -99,8 +119,8 @@ def echoed_prompts(
     return found
 
 
-def _template_variables(body: ChatParameters, codec: TextCodec) -> dict[str, Any]:
-    """The variables for the chat template. Raises InvalidField for a reasoning effort without effect."""
+def _template_variables(body: ChatParameters, codec: TextCodec, leniency: Leniency | None) -> dict[str, Any]:
+    """The variables for the chat template. Raises InvalidField for an effort without effect, unless lenient."""
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
     if effort is None:
@@ -109,6 +129,8 @@ def _template_variables(body: ChatParameters, codec: TextCodec) -> dict[str, Any
         variables.setdefault("reasoning_effort", effort)
     elif codec.writer.reads("enable_thinking"):
         variables.setdefault("enable_thinking", effort != "none")
+    elif effort != "none" and leniency is not None:
+        leniency.leave_out("reasoning_effort")
     elif effort != "none":
         raise InvalidField(
             f"reasoning_effort {quoted(effort)} has no effect with this model: its chat template knows no reasoning",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request
 from starlette.types import Receive
 
+from genai_server.api.leniency import Leniency, TheLeniency
 from genai_server.api.services import TheServices
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.errors import InvalidField, ServerStopping
@@ -65,6 +66,8 @@ class RequestContext:
     record: RequestRecord
     # Digest of the API key: requests with different digests share no prefix cache. None where all share one.
     own_cache: bytes | None = None
+    # What is left out of the body; None where that is strict.
+    leniency: Leniency | None = None
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
@@ -93,7 +96,7 @@ class RequestContext:
             leaving.cancel()
 
 
-async def context(request: Request, services: TheServices) -> RequestContext:
+async def context(request: Request, services: TheServices, leniency: TheLeniency) -> RequestContext:
     """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
     deadline = Deadline(services.settings.request_timeout, services.clock)
     given = request.headers.get(HEADER)
@@ -105,7 +108,9 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         deadline.tighten(seconds, param=HEADER)
     own_cache = None if services.settings.shared_prefix_cache else request.state.access.digest
     state = request.state
-    return RequestContext(state.request_id, state.unique_id, deadline, request.receive, state.record, own_cache)
+    return RequestContext(
+        state.request_id, state.unique_id, deadline, request.receive, state.record, own_cache, leniency
+    )
 
 
 async def _disconnected(receive: Receive) -> None:

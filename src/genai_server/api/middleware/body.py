@@ -14,6 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.api.errors import error_response, from_findings, malformed
+from genai_server.api.leniency import LeaveOut, Leniency
+from genai_server.config import Settings
 from genai_server.errors import (
     BodiesTooLarge,
     BodyTooLarge,
@@ -224,6 +226,31 @@ class BodyRoute(APIRoute):
         return checked
 
 
+def lenient_route(leave_out: LeaveOut, *, caps: bool = False) -> type[BodyRoute]:
+    """A BodyRoute that takes out of its bodies what `leave_out` does, and whose responses name it.
+
+    With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does neither.
+    """
+
+    class LenientRoute(BodyRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def lenient(request: Request) -> Response:
+                settings: Settings = request.app.state.services.settings
+                if settings.strict:
+                    return await handle(request)
+                leniency = Leniency(leave_out, caps=caps and settings.cap_max_tokens)
+                request.state.leniency = leniency
+                response = await handle(request)
+                response.headers.update(leniency.report())
+                return response
+
+            return lenient
+
+    return LenientRoute
+
+
 class _CheckedRequest(Request):
     def __init__(self, request: Request, adapter: TypeAdapter[Any]) -> None:
         super().__init__(request.scope, request.receive)
@@ -233,14 +260,17 @@ class _CheckedRequest(Request):
         """The validated body. Raises RequestError."""
         text = await self.body()
         aside: Aside = self.state.aside
-        return await aside.do(lambda: _read(text, self._adapter), num_bytes=len(text))
+        leniency: Leniency | None = getattr(self.state, "leniency", None)
+        return await aside.do(lambda: _read(text, self._adapter, leniency), num_bytes=len(text))
 
 
-def _read(text: bytes, adapter: TypeAdapter[Any]) -> Any:
+def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency | None) -> Any:
     try:
         body = json.loads(text)
     except ValueError as error:
         raise malformed(error) from None
+    if leniency is not None:
+        leniency.apply(body)
     try:
         return adapter.validate_python(body)
     except ValidationError as error:

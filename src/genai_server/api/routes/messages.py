@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
+from genai_server.anthropic_api.lenient import leave_out
 from genai_server.anthropic_api.message import MessageBuilder
 from genai_server.anthropic_api.schemas import CountTokensRequest, ErrorResponse, MessagesRequest
 from genai_server.anthropic_api.translate import Translation
@@ -15,13 +16,14 @@ from genai_server.api.generation.generate import generate
 from genai_server.api.generation.prompts import encode_chat
 from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import STREAMS, EventStream
-from genai_server.api.middleware.body import BodyRoute
+from genai_server.api.leniency import Leniency, TheLeniency
+from genai_server.api.middleware.body import lenient_route
 from genai_server.api.services import TheServices
 from genai_server.errors import RequestError
 from genai_server.openai_api.schemas.base import JsonObject
 
 router = APIRouter(
-    route_class=BodyRoute,
+    route_class=lenient_route(leave_out, caps=True),
     tags=["anthropic"],
     responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
 )
@@ -36,12 +38,12 @@ async def create_message(
 ) -> Response:
     """Anthropic's message, in one piece or as a stream of events."""
     translation = await asyncio.to_thread(Translation, body)
-    with _in_words_of(translation):
+    with _in_words_of(translation, context.leniency):
         generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
     build = MessageBuilder(
         f"msg_{context.request_id.removeprefix('req-')}",
         generation.model,
-        body.max_tokens,
+        (context.leniency and context.leniency.cap) or body.max_tokens,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
     )
     if body.stream:
@@ -54,12 +56,12 @@ async def create_message(
 
 @router.post("/v1/messages/count_tokens")
 @router.post("/messages/count_tokens", include_in_schema=False)
-async def count_tokens(body: CountTokensRequest, services: TheServices) -> dict[str, int]:
+async def count_tokens(body: CountTokensRequest, services: TheServices, leniency: TheLeniency) -> dict[str, int]:
     """The number of tokens of a message's prompt; needs no engine."""
     codec = (await services.served(body.model)).codec
     translation = await asyncio.to_thread(Translation, body)
-    with _in_words_of(translation):
-        return {"input_tokens": len(await encode_chat(translation.chat, codec))}
+    with _in_words_of(translation, leniency):
+        return {"input_tokens": len(await encode_chat(translation.chat, codec, leniency))}
 
 
 async def _events(generation: Generation, build: MessageBuilder) -> AsyncGenerator[JsonObject]:
@@ -73,8 +75,10 @@ async def _events(generation: Generation, build: MessageBuilder) -> AsyncGenerat
 
 
 @contextmanager
-def _in_words_of(translation: Translation) -> Iterator[None]:
-    """Let errors name the fields of the body that was translated."""
+def _in_words_of(translation: Translation, leniency: Leniency | None) -> Iterator[None]:
+    """Let errors, and what is left out, name the fields of the body that was translated."""
+    if leniency is not None:
+        leniency.outer_name = translation.outer_name
     try:
         yield
     except RequestError as error:

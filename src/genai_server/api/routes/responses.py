@@ -16,13 +16,15 @@ from genai_server.api.generation.request_context import RequestContext, TheReque
 from genai_server.api.generation.response_store import KeptResponse
 from genai_server.api.generation.running_response import RunningResponse
 from genai_server.api.generation.sse import STREAMS, EventStream
+from genai_server.api.leniency import Leniency, TheLeniency
 from genai_server.api.middleware.auth import TheHolder
-from genai_server.api.middleware.body import BodyRoute
+from genai_server.api.middleware.body import lenient_route
 from genai_server.api.services import Services, TheServices
 from genai_server.errors import InvalidField, PreviousNotFound, RequestError, ResponseNotFound
+from genai_server.openai_api.lenient import leave_out
 from genai_server.openai_api.response_builder import ResponseBuilder
 from genai_server.openai_api.response_items import given_items, referenced_ids
-from genai_server.openai_api.responses import new_response, outer_error, to_chat
+from genai_server.openai_api.responses import namespaces, new_response, outer_error, outer_name, to_chat
 from genai_server.openai_api.schemas.base import ErrorResponse, JsonObject
 from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.responses import (
@@ -35,7 +37,9 @@ from genai_server.openai_api.schemas.responses import (
 from genai_server.quoted_values import quoted
 
 router = APIRouter(
-    route_class=BodyRoute, tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
+    route_class=lenient_route(leave_out),
+    tags=["openai"],
+    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
 )
 
 
@@ -60,12 +64,14 @@ async def create_response(
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
 @router.post("/responses/input_tokens", include_in_schema=False)
-async def count_input_tokens(body: ResponsesRequest, services: TheServices, owner: TheHolder) -> InputTokens:
+async def count_input_tokens(
+    body: ResponsesRequest, services: TheServices, owner: TheHolder, leniency: TheLeniency
+) -> InputTokens:
     """The number of tokens of this response's prompt; needs no engine, and keeps nothing."""
     codec = (await services.served(body.model)).codec
     _, chat = await _conversation(body, services, owner)
-    with _in_words_of_the_client():
-        return InputTokens(input_tokens=len(await encode_chat(chat, codec)))
+    with _in_words_of_the_client(leniency):
+        return InputTokens(input_tokens=len(await encode_chat(chat, codec, leniency)))
 
 
 @router.get("/v1/responses/{response_id}")
@@ -121,7 +127,7 @@ async def _start(
     if body.store and not store.is_on:
         raise InvalidField("store must not be true: this server keeps no responses", param="store")
     items, chat = await _conversation(body, services, owner)
-    with _in_words_of_the_client():
+    with _in_words_of_the_client(context.leniency):
         generation = await generate(services, chat, context, is_streamed=bool(body.stream))
     is_stored = store.is_on and body.store is not False
     begun = new_response(
@@ -131,7 +137,9 @@ async def _start(
         created=int(time.time()),
         is_stored=is_stored,
     )
-    build = ResponseBuilder(begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []))
+    build = ResponseBuilder(
+        begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []), namespaces=namespaces(body)
+    )
     return RunningResponse(
         generation,
         build,
@@ -143,8 +151,10 @@ async def _start(
 
 
 @contextmanager
-def _in_words_of_the_client() -> Iterator[None]:
-    """Let errors name the fields of the body, not those of the chat that it becomes."""
+def _in_words_of_the_client(leniency: Leniency | None) -> Iterator[None]:
+    """Let errors, and what is left out, name the fields of the body, not those of the chat that it becomes."""
+    if leniency is not None:
+        leniency.outer_name = outer_name
     try:
         yield
     except RequestError as error:

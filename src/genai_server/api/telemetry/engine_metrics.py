@@ -98,6 +98,8 @@ class EngineMetrics(Collector):
 
     def _capacity(self, labels: Labels) -> int:
         engine = self._engines[labels]
+        if engine.batching.kv_tokens:
+            return engine.batching.kv_tokens
         most = self._settings.max_length
         return self._num_slots(engine) * (min(most, engine.model.context_length) if engine.model else most)
 
@@ -118,6 +120,8 @@ _COUNTERS = (
     ("generation_tokens", "Tokens of answers.", "generation_tokens"),
     ("prefix_cache_queries", "Tokens of prompts that were looked for in the cache.", "cache_queries"),
     ("prefix_cache_hits", "Tokens of these that were there.", "cache_hits"),
+    ("spec_decode_num_draft_tokens", "Tokens that were drafted.", "drafted"),
+    ("spec_decode_num_accepted_tokens", "Tokens of these that answers have.", "accepted"),
     ("request_terminated", "Sequences that an admin's terminate_session has ended.", "terminated"),
     ("profile_sessions", "Sessions of profiles that have begun.", "profile_sessions"),
 )

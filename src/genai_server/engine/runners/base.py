@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.generation import GenerationRequest, ModelInfo
 
@@ -37,7 +38,7 @@ class Row:
     sequence: int
     # The tokens to read.
     tokens: Sequence[int]
-    # True for the single newest token of an answer; False for tokens of a prompt or tokens read again.
+    # True for the newest token of an answer, which a draft may follow; False for a prompt's or tokens read again.
     decodes: bool
     # Whether the logits after each token are wanted, or only those after the last one.
     positions: bool = False
@@ -76,6 +77,9 @@ class Runner(Protocol):
 
     def forward(self, rows: Sequence[Row]) -> list[Scores]:
         """Run a pass of at most `max_rows` decoding rows, or of one other row. Where `Batch.mixes`, it may have both.
+
+        Where `Batch.verifies`, a decoding row alone may have a draft. Its scores are the logits after each token. The
+        draft does not count as read, except for what is given to `Batch.accept` before the next pass.
 
         Pending scores mean that the row's tokens were not read, and must be given again. The next pass may overwrite
         the arrays. Raises Interrupted, and Terminated if the pass has one sequence.
@@ -161,8 +165,18 @@ class Batch(Runner, Protocol):
         ...
 
     @property
+    def verifies(self) -> bool:
+        """Whether a lone row may have a draft."""
+        ...
+
+    @property
     def int8_from(self) -> int | None:
         """Passes of at least this many tokens may have 8-bit weights; None if no pass has."""
+        ...
+
+    @property
+    def memory(self) -> KvMemory:
+        """The memory that its sequences share."""
         ...
 
     @property
@@ -177,6 +191,10 @@ class Batch(Runner, Protocol):
 
     def check(self, request: GenerationRequest) -> None:
         """Raises InvalidField for a field of a request which this runner does not support."""
+        ...
+
+    def accept(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Count the first tokens of the draft as read that the sequence's last pass had."""
         ...
 
     def adopt(

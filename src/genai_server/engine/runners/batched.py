@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.session_options import node_shares
@@ -39,6 +40,8 @@ class BatchLimits:
     num_slots: int
     # Tokens of each sequence.
     max_length: int
+    # What the slots share.
+    memory: KvMemory = UNSHARED
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class BatchedRunner:
         self._mixed_int8 = None if more.mixed_int8 is None else MixedSession(graph, more.mixed_int8)
         self._model = model
         self._exact: set[int] = set()
-        self._max_rows = limits.num_slots
+        self._limits = limits
         # Run options of the prompt pass in progress. A decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
@@ -111,7 +114,7 @@ class BatchedRunner:
         # Rounded up to whole groups: exact rows may need padding rows. Rows beyond the slots keep nothing.
         num_rows = limits.num_slots + -limits.num_slots % row_group + row_group * self._splits_even_rows
         self._take_memory(num_rows, limits.max_length)
-        self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group)
+        self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group, memory=limits.memory)
 
     @property
     def lone_row_is_exact(self) -> bool:
@@ -129,7 +132,11 @@ class BatchedRunner:
 
     @property
     def max_rows(self) -> int:
-        return self._max_rows
+        return self._limits.num_slots
+
+    @property
+    def memory(self) -> KvMemory:
+        return self._limits.memory
 
     def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
         if how.exact:
@@ -155,16 +162,24 @@ class BatchedRunner:
         """Whether a step may decode and read a chunk of a prompt."""
         return self._mixed is not None
 
+    @property
+    def verifies(self) -> bool:
+        """Whether a lone row may have a draft. A device would have to copy all logits of each of its tokens."""
+        return not self._graph.gives_last_logits_only and not self._own.offers_best
+
     def forward(self, rows: Sequence[Row]) -> list[Scores]:
         decoding, reading = [row for row in rows if row.decodes], [row for row in rows if not row.decodes]
         ids, tokens = [row.sequence for row in decoding], [row.tokens[0] for row in decoding]
+        if len(rows) == 1 and decoding and len(rows[0].tokens) > 1:
+            return [self._verify(rows[0])]
         if not reading:
             return self.advance(ids, tokens, (row.num_choices for row in rows))
         (row,) = reading
-        if decoding:
+        end = len(self.slots.slots[self.slots.index(row.sequence)].tokens) + len(row.tokens)
+        if decoding and end < self._limits.max_length:  # a padding row could write nothing behind a longer chunk
             return self._advance_and_read(ids, tokens, row)
-        logits = self.prefill(row.sequence, row.tokens, positions=row.positions)
-        return [Scores(np.atleast_2d(logits))]
+        read = Scores(np.atleast_2d(self.prefill(row.sequence, row.tokens, positions=row.positions)))
+        return [*(self.advance(ids, tokens, (row.num_choices for row in decoding)) if decoding else ()), read]
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         if positions and self._graph.gives_last_logits_only and len(tokens) > 1:
@@ -172,12 +187,25 @@ class BatchedRunner:
         index = self.slots.index(sequence)
         length = len(self.slots.slots[index].tokens) + len(tokens)
         on = self._session_for(len(tokens), [sequence])
+        self.slots.reserve(sequence, len(tokens))
         logits = self._run(np.array([tokens], np.int64), index, np.array([length]), all_positions=positions, on=on)
         # Only multi-token chunks with the model's own weights count as prefilled. A single token runs the decode
         # kernel; neither that kernel nor other weights are bitwise equal.
         self.slots.append(sequence, list(tokens), prefilled=len(tokens) > 1 and on is self._own)
         wanted: Logits = logits[0] if positions else logits[0, -1]
         return wanted
+
+    def _verify(self, row: Row) -> Scores:
+        """Read the newest token of a sequence and a draft. The weights are the model's own, as when decoding."""
+        index = self.slots.index(row.sequence)
+        length = len(self.slots.slots[index].tokens) + len(row.tokens)
+        self.slots.reserve(row.sequence, len(row.tokens))
+        logits = self._run(np.array([row.tokens], np.int64), index, np.array([length]), all_positions=True)
+        self.slots.append(row.sequence, [row.tokens[0]], prefilled=False)
+        return Scores(logits[0])
+
+    def accept(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.slots.append(sequence, list(tokens), prefilled=False)
 
     def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
         return np.concatenate(self._decode(sequences, tokens))
@@ -213,6 +241,9 @@ class BatchedRunner:
         mixed = (self._mixed_int8 if has_int8 else None) or self._mixed
         logits = np.empty((1, len(indices) + 1, self._model.vocab_size), self._graph.logits_type)
         before = len(self.slots.slots[slot].tokens)
+        self.slots.reserve(chunk.sequence, len(chunk.tokens))
+        if slot < len(ids):
+            lengths[slot] += len(chunk.tokens)  # the padding row writes behind the chunk
         binding = mixed.bind(ids, lengths, slot, chunk.tokens, before, indices, logits)
         self._execute(mixed.session, binding, may_interrupt=False)
         self._append(sequences, tokens)
@@ -233,8 +264,8 @@ class BatchedRunner:
         Returns the input ids [rows, 1], the rows' lengths after the pass [rows], and the sequences' row indices.
         """
         for sequence in sequences:
-            if self.slots.index(sequence) >= self.slots.num_decoding:
-                self.slots.start_decoding(sequence)
+            self.slots.start_decoding(sequence)
+        self.slots.close_holes()
         lengths = self._lengths(exact=not self._exact.isdisjoint(sequences))
         ids = np.zeros((len(lengths), 1), np.int64)
         indices = [self.slots.index(sequence) for sequence in sequences]
@@ -242,17 +273,19 @@ class BatchedRunner:
         return ids, lengths, indices
 
     def _lengths(self, *, exact: bool) -> NDArray[np.int64]:
-        """The lengths of the decoding rows after the pass [rows], and of the padding rows that exact ones need.
+        """The lengths of the pass's rows after it [rows]. Exact rows have padding rows behind them.
 
-        Rows without a request write a token past their cached length; it is never read.
+        Rows without a request write a token past their cached length; it is never read. In a slot of the greatest
+        length they write over the last token, which no prompt reuses: it has at least two tokens more.
         """
-        num_decoding, group = self.slots.num_decoding, self.slots.row_group
-        rows = num_decoding + (-num_decoding % group if exact else 0)
-        after = [len(slot.tokens) + 1 for slot in self.slots.slots[: rows + group]]
+        num_rows, group = self.slots.num_rows, self.slots.row_group
+        rows = num_rows + (-num_rows % group if exact else 0)
+        most = self._limits.max_length
+        after = [min(len(slot.tokens) + 1, most) for slot in self.slots.slots[: rows + group]]
         lengths = np.array(after + [1] * (rows + group - len(after)))
         if not exact or not self._splits_even_rows or any(lengths[:rows] != lengths[0]):
             return lengths[:rows]
-        rows += group if rows == num_decoding else 0
+        rows += group if rows == num_rows else 0
         lengths[rows - 1] += lengths[rows - 1] == lengths[0]
         return lengths[:rows]
 
@@ -287,6 +320,7 @@ class BatchedRunner:
         if exact:
             self._exact.add(sequence)
         self.slots.acquire(sequence, read, reuse=False, salt=salt)
+        self.slots.reserve(sequence, len(read))
         index = self.slots.index(sequence)
         for name, values in past.items():
             self._buffers.write(index, name, values[:, :, : len(read)])

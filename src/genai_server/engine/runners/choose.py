@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from genai_server.engine.host.memory import free_memory
+from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.model.files import session_profile
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
@@ -25,7 +26,7 @@ from genai_server.options.table import Reach
 
 if TYPE_CHECKING:
     from genai_server.engine.model.graph import DecoderGraph
-    from genai_server.engine.runners.batched import BatchedRunner, MoreSessions
+    from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, MoreSessions
 
 log = logging.getLogger(__name__)
 # The share of the free memory that 8-bit weights may take if the settings leave the choice to the engine.
@@ -85,7 +86,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     GENAI_KV_CACHE_BYTES is too small for a single request, because Generators would not keep to that limit.
     """
     from genai_server.engine.model.session import open_session
-    from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+    from genai_server.engine.runners.batched import BatchedRunner
     from genai_server.engine.runners.buffers import buffers_on
 
     settings = spec.settings
@@ -99,23 +100,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
             f"its rope changes for a whole batch as soon as one row has more than {graph.switches_at} tokens, and "
             f"GENAI_MAX_LENGTH allows {max_length}"
         )
-    slot_bytes = graph.bytes_per_token * graph.slot_length(max_length)
-    allowed = settings.kv_cache_bytes or free_memory() // 2
-    # A device's memory is allocated at once, with one additional row for swaps.
-    spare_rows = 0 if _on_cpu(spec) else 1
-    num_slots = min(settings.max_batch_size, allowed // slot_bytes - spare_rows)
-    source = "GENAI_KV_CACHE_BYTES" if settings.kv_cache_bytes else "half of the memory that is free"
-    need = f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {slot_bytes} bytes"
-    if num_slots < 1 and settings.kv_cache_bytes:
-        least = (1 + spare_rows) * slot_bytes
-        raise ConfigurationError(f"GENAI_KV_CACHE_BYTES={allowed}: at least {least} are needed for a request: {need}")
-    need += f", {source} is {allowed}"
-    if num_slots < 1:
-        raise DoesNotFit(need)
-    if num_slots < settings.max_batch_size:
-        log.warning(
-            "%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, settings.max_batch_size, need
-        )
+    limits = _limits(spec, graph, max_length)
     prefix = _session_profile(spec)
     session = open_session(
         graph,
@@ -130,13 +115,50 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
             graph,
             session,
             model,
-            BatchLimits(num_slots, max_length),
+            limits,
             more=_more_sessions(spec, graph, model_dir),
             run_entries=spec.options.run,
             make_buffers=buffers_on(spec.device, spec.options),
         )
     except RunnerFailed as error:
         raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
+
+
+def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchLimits":
+    """How many sequences of at most `max_length` tokens run at once, and which memory they share.
+
+    Raises DoesNotFit or ConfigurationError if there is too little memory for one.
+    """
+    from genai_server.engine.runners.batched import BatchLimits
+    from genai_server.engine.runners.cpu_buffers import can_reserve, page_tokens
+
+    settings = spec.settings
+    most = settings.max_batch_size
+    # A device's memory is allocated at once, with one additional row for swaps.
+    spare_pages = 0 if _on_cpu(spec) else 1
+    shares = _on_cpu(spec) and can_reserve(graph, most, max_length)
+    tokens = page_tokens(graph) if shares else graph.slot_length(max_length)
+    page_bytes = graph.bytes_per_token * tokens
+    allowed = settings.kv_cache_bytes or free_memory() // 2
+    shared = max_length // tokens  # pages of the longest sequence beside its slot's own
+    num_pages = allowed // page_bytes - spare_pages
+    num_slots = min(most, num_pages - shared)
+    source = "GENAI_KV_CACHE_BYTES" if settings.kv_cache_bytes else "half of the memory that is free"
+    need = f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {(1 + shared) * page_bytes} bytes"
+    if num_slots < 1 and settings.kv_cache_bytes:
+        least = (1 + shared + spare_pages) * page_bytes
+        raise ConfigurationError(f"GENAI_KV_CACHE_BYTES={allowed}: at least {least} are needed for a request: {need}")
+    need += f", {source} is {allowed}"
+    if num_slots < 1:
+        raise DoesNotFit(need)
+    if not shared:
+        if num_slots < most:
+            log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, most, need)
+        return BatchLimits(num_slots, max_length)
+    memory = KvMemory(tokens, num_pages - num_slots)
+    if (longest := memory.num_pages // shared) < most:
+        log.info("%d of the longest requests run at once, and up to %d shorter ones: %s", longest, num_slots, need)
+    return BatchLimits(num_slots, max_length, memory)
 
 
 def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> "MoreSessions":

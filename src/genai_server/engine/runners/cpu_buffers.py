@@ -1,6 +1,7 @@
 """CPU memory for the keys and values of a batch."""
 
 import contextlib
+import math
 import mmap
 import sys
 from typing import Any
@@ -10,20 +11,38 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
 
+# Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
-def lazy_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """An array whose memory is allocated page by page as it is written.
+
+def page_tokens(graph: DecoderGraph) -> int:
+    """Tokens whose keys and values are whole pages of memory in each layer and head."""
+    size = graph.head_size * np.dtype(graph.cache_type).itemsize
+    return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, size)
+
+
+def _reserve(size: int) -> mmap.mmap | None:
+    """Address space whose memory is allocated page by page as it is written; None if the system cannot do it.
 
     numpy would ask Linux for huge pages. Clearing one or two for each layer made the first use of a slot take 0.2 s.
     """
-    array = np.zeros(shape, dtype)
-    if sys.platform == "linux":
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-        array = np.frombuffer(memory, dtype).reshape(shape)
-    return array
+    if sys.platform != "linux":
+        return None
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
+
+
+def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
+    """Whether address space for so many rows can be had, and whether the system takes single pages back."""
+    if sys.platform != "linux":
+        return False
+    try:
+        CpuBuffers(graph, num_rows, max_length)
+    except OSError:  # a limit of the process's address space, or a system that promises no more than it has
+        return False
+    return True
 
 
 class CpuBuffers:
@@ -34,9 +53,28 @@ class CpuBuffers:
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
-        shape = (num_rows, graph.num_kv_heads, graph.slot_length(max_length), graph.head_size)
+        length = graph.slot_length(max_length)
+        length += -length % page_tokens(graph)  # so that the heads of a row share no page
+        shape = (num_rows, graph.num_kv_heads, length, graph.head_size)
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
-        self._arrays = [lazy_zeros(shape, graph.cache_type) for _ in self._names]
+        size = math.prod(shape) * np.dtype(graph.cache_type).itemsize
+        self._memories = [_reserve(size) for _ in self._names]
+        self._arrays: list[NDArray[Any]] = [
+            np.zeros(shape, graph.cache_type)
+            if memory is None
+            else np.frombuffer(memory, graph.cache_type).reshape(shape)
+            for memory in self._memories
+        ]
+
+    def give_back(self, slot: int, first: int) -> None:
+        for memory, array in zip(self._memories, self._arrays, strict=True):
+            if memory is None:
+                continue
+            row, head, token, _ = array.strides
+            for number in range(array.shape[1]):
+                start, end = first * token, head
+                if start < end:
+                    memory.madvise(mmap.MADV_DONTNEED, slot * row + number * head + start, end - start)
 
     def copy(self, source: int, target: int, length: int) -> None:
         for array in self._arrays:

@@ -67,6 +67,9 @@ class DeviceBuffers:
         self.copy(other, one, length)
         self.copy(self._spare, other, length)
 
+    def give_back(self, slot: int, first: int) -> None:
+        """Does nothing: all memory stays allocated."""
+
     def bind(self, binding: Any, first: int, rows: int, part: str = "") -> None:
         """Bind the slots `first` to `first + rows` as past and as present, whose names begin with `part`."""
         for (past, present), value in zip(self._names, self._values, strict=True):

@@ -1,16 +1,28 @@
 """KV cache slots: which sequence has which row of the key-value buffers, and which prefixes idle rows keep.
 
-A slot is one row of every layer's buffer. One forward pass covers a contiguous range of slots, so slots are kept in
-this order: decoding sequences, sequences whose prompt is still being read, idle slots. Idle slots keep the tokens of
-finished sequences as cached prefixes. This module only does the bookkeeping; the buffers move the data.
+A slot is one row of every layer's buffer. A pass decodes the rows up to the last decoding sequence. Holes among these
+are padding rows: idle slots, and sequences whose prompt is being read. A new sequence takes a hole, so its tokens need
+no copy. A row is moved only after the holes have cost more than that. Idle slots keep the tokens of finished sequences
+as cached prefixes. This module only does the bookkeeping; the buffers move the data.
+
+Where memory is limited, a row takes pages as tokens are added. It keeps them until another row needs memory. Given back
+are then, in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, and cached
+prefixes by their last use.
 """
 
+import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
+
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 
 # An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is
 # cheaper than copying the prefix.
 _LITTLE = 16
+# A padding row costs a pass more than copying the keys and values of this many tokens. But a copy delays all streams at
+# once, and a hole is often closed by the next sequence.
+_TOKENS_OF_A_ROW = 32
 
 
 class Buffers(Protocol):
@@ -22,6 +34,10 @@ class Buffers(Protocol):
 
     def swap(self, one: int, other: int, length: int) -> None:
         """Exchange the keys and values of the first `length` tokens of two slots."""
+        ...
+
+    def give_back(self, slot: int, first: int) -> None:
+        """Give a slot's memory from token `first` on back to the system. `first` begins a page."""
         ...
 
 
@@ -39,14 +55,18 @@ class Slot:
     salt: str | None = None
     # The running sequence that has the slot; None for an idle slot.
     sequence: int | None = None
-    # Orders idle slots by their time of release; 0 for a slot that was never released or was emptied.
-    released: int = 0
+    # Whether the sequence's prompt has been read.
+    decodes: bool = False
+    # Tokens behind these that the next pass may write.
+    num_coming: int = 0
+    # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
+    used: int = 0
 
 
 class KvSlots:
     """The slots over one set of buffers."""
 
-    def __init__(self, num_slots: int, buffers: Buffers, *, row_group: int = 1) -> None:
+    def __init__(self, num_slots: int, buffers: Buffers, *, row_group: int = 1, memory: KvMemory = UNSHARED) -> None:
         self.slots = [Slot(index) for index in range(num_slots)]
         # Kernels process rows in groups of this size. Rows left over at a pass's end are not bitwise equal.
         self.row_group = row_group
@@ -54,11 +74,19 @@ class KvSlots:
         self.num_decoding = 0
         self._buffers = buffers
         self._running: dict[int, Slot] = {}
-        self._num_released = 0
+        self._num_uses = 0
+        self._num_padded = 0.0  # padding rows of the passes since the last move
+        self._memory = memory
+        self._pages = [0] * num_slots  # the shared pages that each row has
 
     def has(self, sequence: int) -> bool:
         """Whether a running sequence has this id."""
         return sequence in self._running
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of a pass that decodes all decoding sequences."""
+        return next((slot.index + 1 for slot in reversed(self.slots) if slot.decodes), 0)
 
     def index(self, sequence: int) -> int:
         """The slot of a running sequence."""
@@ -84,28 +112,29 @@ class KvSlots:
         reused in whole groups, so that the rest of the prompt is grouped as if all of it were read.
 
         An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, so is one of which the
-        common prefix is at least half. Otherwise the prefix is copied to an empty slot, or to the one released longest
-        ago, and stays cached in both.
+        common prefix is at least half, and if memory is short, any. Otherwise the prefix is copied to an empty slot, or
+        to the first one to be evicted, and stays cached in both.
         """
         source, length = self._longest_past(prompt, salt, exact=exact) if reuse else (None, 0)
-        target = self.num_running
-        idle = sorted(self.slots[target:], key=lambda slot: (bool(slot.tokens), slot.released))
+        idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._cached()
         taken = next((slot for slot in idle if slot is not source), idle[0])
-        if source is not None and source.sequence is None:
+        if source is not None:
             beyond = len(source.tokens) - length
-            if beyond <= _LITTLE or (taken.tokens and beyond <= length):
+            is_little = beyond <= _LITTLE or (taken.tokens and beyond <= length)
+            if source.sequence is None and (is_little or not self._may_copy(source, length)):
                 taken = source
-        if taken is not source:
-            taken.tokens = []
-        self._exchange(taken.index, target)
-        if source is not None and taken is not source:
-            self._buffers.copy(source.index, target, length)
-            taken.tokens, taken.num_prefilled = source.tokens[:length], source.num_prefilled
-        taken.tokens = taken.tokens[:length]
-        taken.num_prefilled = min(taken.num_prefilled, length)
+        taken.tokens = taken.tokens[:length] if taken is source else []
+        taken.num_prefilled = min(taken.num_prefilled, len(taken.tokens))
         taken.sequence, taken.salt = sequence, salt
         self._running[sequence] = taken
         self.num_running += 1
+        last = self.num_running + self.num_running // 8
+        if taken.index > last:  # its pass would have many padding rows
+            before = [slot for slot in self.slots[: last + 1] if slot.sequence is None and slot is not source]
+            if before and self._fits(taken, hole := min(before, key=_price)):
+                self._exchange(taken, hole)
+        if source is not None and taken is not source:
+            self._copy(source, taken, length)
         return length
 
     def match_again(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
@@ -115,11 +144,16 @@ class KvSlots:
         """
         slot = self._running[sequence]
         source, length = self._longest_past(prompt, slot.salt, exact=exact)
-        if source is None or source is slot or length <= len(slot.tokens):
+        if source is None or source is slot or length <= len(slot.tokens) or not self._may_copy(source, length):
             return len(slot.tokens)
-        self._buffers.copy(source.index, slot.index, length)
-        slot.tokens, slot.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
+        self._copy(source, slot, length)
         return length
+
+    def reserve(self, sequence: int, num_tokens: int) -> None:
+        """Take memory for tokens that the next pass adds to a sequence. For a single one there always is."""
+        slot = self._running[sequence]
+        slot.num_coming = num_tokens
+        self._take_pages(slot)
 
     def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
         """Record that the keys and values of these tokens were added to the sequence's slot.
@@ -130,34 +164,104 @@ class KvSlots:
         if prefilled and slot.num_prefilled == len(slot.tokens):
             slot.num_prefilled += self._whole_groups(len(tokens))
         slot.tokens += tokens
+        slot.num_coming = 0
+        self._take_pages(slot)
 
     def start_decoding(self, sequence: int) -> None:
-        """Move a sequence whose prompt has been read to the decoding ones."""
-        self._exchange(self.index(sequence), self.num_decoding)
-        self.num_decoding += 1
+        """Count a sequence whose prompt has been read as a decoding one."""
+        slot = self._running[sequence]
+        self.num_decoding += not slot.decodes
+        slot.decodes = True
+
+    def close_holes(self) -> None:
+        """Move the last decoding sequences into holes that have cost more than that. Called before each decoding pass.
+
+        The cheapest hole is taken: its slot's tokens go the other way.
+        """
+        num_rows = self.num_rows
+        self._num_padded = self._num_padded + num_rows - self.num_decoding if num_rows > self.num_decoding else 0.0
+        while num_rows > self.num_decoding:
+            last, hole = self.slots[num_rows - 1], min(self.slots[:num_rows], key=_price)
+            price = (len(last.tokens) + len(hole.tokens)) / _TOKENS_OF_A_ROW
+            if price > self._num_padded or not self._evict_for(last, hole):
+                return
+            self._exchange(last, hole)
+            self._num_padded -= price
+            num_rows = self.num_rows
 
     def release(self, sequence: int) -> None:
-        """Make an ended sequence's slot idle; its tokens stay cached until the slot is needed.
-
-        Slots of running sequences move up, so that they stay contiguous.
-        """
+        """Make an ended sequence's slot idle; its tokens stay cached until the slot or its memory is needed."""
         slot = self._running.pop(sequence)
-        index = slot.index
-        self._num_released += 1
-        slot.sequence, slot.released = None, self._num_released
-        if index < self.num_decoding:
-            self.num_decoding -= 1
-            self._exchange(index, self.num_decoding)
-            index = self.num_decoding
         self.num_running -= 1
-        self._exchange(index, self.num_running)
+        self.num_decoding -= slot.decodes
+        slot.sequence, slot.decodes, slot.num_coming = None, False, 0
+        self._use(slot)
 
     def forget(self) -> int:
         """Empty the idle slots; returns how many had tokens."""
-        idle = [slot for slot in self.slots[self.num_running :] if slot.tokens]
+        idle = [slot for slot in self.slots if slot.sequence is None and slot.tokens]
         for slot in idle:
-            slot.tokens, slot.num_prefilled, slot.released = [], 0, 0
+            _empty(slot)
         return len(idle)
+
+    def _cached(self) -> list[Slot]:
+        """The idle slots with cached prefixes, in the order of eviction."""
+        # In alphabetical order, tokens which others begin with come right before one of these.
+        kept = sorted((slot for slot in self.slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
+        repeated = {one.index for one, other in pairwise(kept) if _begins_with(other, one)}
+        idle = [slot for slot in kept if slot.sequence is None]
+        return sorted(idle, key=lambda slot: (slot.index not in repeated, slot.used))
+
+    def _use(self, slot: Slot) -> None:
+        self._num_uses += 1
+        slot.used = self._num_uses
+
+    def _copy(self, source: Slot, target: Slot, length: int) -> None:
+        """Copy the first tokens of one slot into another."""
+        self._use(source)
+        target.tokens, target.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
+        self._take_pages(target, source)
+        self._buffers.copy(source.index, target.index, length)
+
+    def _may_copy(self, source: Slot, length: int) -> bool:
+        """Whether a copy fits beside its source and the running sequences' tokens."""
+        return self._memory.pages(length) <= self._free_pages(source)
+
+    def _free_pages(self, *keep: Slot) -> int:
+        """Pages that neither the running sequences' tokens nor those of some other slots need."""
+        kept = {slot.index: slot for slot in (*self._running.values(), *keep)}
+        return self._memory.num_pages - sum(map(self._needed_pages, kept.values()))
+
+    def _needed_pages(self, slot: Slot) -> int:
+        return self._memory.pages(len(slot.tokens) + slot.num_coming)
+
+    def _take_pages(self, slot: Slot, *keep: Slot) -> None:
+        """Count the pages that a slot's tokens need."""
+        needed = self._needed_pages(slot)
+        if (missing := needed - self._pages[slot.index]) > 0:
+            self._make_room(missing, *keep)
+            self._pages[slot.index] = needed
+
+    def _make_room(self, num_pages: int, *keep: Slot) -> None:
+        """Give pages back until so many are free, but nothing of what lies in running slots and in some others."""
+        most = self._memory.num_pages - num_pages
+        for slot in self.slots:
+            if sum(self._pages) <= most:
+                return
+            self._trim(slot)
+        for slot in self._cached():
+            if sum(self._pages) <= most:
+                return
+            if slot not in keep:
+                _empty(slot)
+                self._trim(slot)
+
+    def _trim(self, slot: Slot) -> None:
+        """Give back the pages behind a slot's tokens."""
+        needed = self._needed_pages(slot)
+        if needed < self._pages[slot.index]:
+            self._pages[slot.index] = needed
+            self._buffers.give_back(slot.index, (needed + 1) * self._memory.page_tokens)
 
     def _longest_past(self, prompt: list[int], salt: str | None, *, exact: bool) -> tuple[Slot | None, int]:
         """The slot of this salt with the longest common prefix, and how many of its tokens may be reused.
@@ -166,7 +270,7 @@ class KvSlots:
         """
         most = len(prompt) - 2
         best: tuple[Slot | None, int] = (None, 0)
-        for slot in self.slots[self.num_running :] + self.slots[: self.num_running]:
+        for slot in sorted(self.slots, key=lambda slot: slot.sequence is not None):
             if slot.salt != salt:
                 continue
             usable = slot.tokens[: slot.num_prefilled] if exact else slot.tokens
@@ -180,18 +284,52 @@ class KvSlots:
     def _whole_groups(self, num_tokens: int) -> int:
         return num_tokens // self.row_group * self.row_group
 
-    def _exchange(self, one: int, other: int) -> None:
-        if one == other:
-            return
-        first, second = self.slots[one], self.slots[other]
+    def _fits(self, first: Slot, second: Slot) -> bool:
+        """Whether two slots can exchange rows without an eviction."""
+        all_needed = sum(map(self._needed_pages, self.slots))
+        return all_needed + self._needed_pages(first) + self._needed_pages(second) <= self._memory.num_pages
+
+    def _evict_for(self, last: Slot, hole: Slot) -> bool:
+        """Evict cached prefixes, until a decoding sequence can be moved into a hole; False if it never can."""
+        one, other = self._needed_pages(last), self._needed_pages(hole)
+        if one + (0 if hole.sequence is None else other) > self._free_pages():
+            return False
+        if not self._fits(last, hole):
+            for slot in self._cached():
+                _empty(slot)
+                if self._fits(last, hole):
+                    break
+        return True
+
+    def _exchange(self, first: Slot, second: Slot) -> None:
+        """Exchange the rows of two slots, which must fit."""
+        one, other = self._needed_pages(first), self._needed_pages(second)
+        self._make_room(one + other, first, second)
+        row, target = first.index, second.index
+        self._pages[row], self._pages[target] = max(self._pages[row], other), max(self._pages[target], one)
         if not second.tokens:
-            self._buffers.copy(one, other, len(first.tokens))
+            self._buffers.copy(row, target, len(first.tokens))
         elif not first.tokens:
-            self._buffers.copy(other, one, len(second.tokens))
+            self._buffers.copy(target, row, len(second.tokens))
         else:
-            self._buffers.swap(one, other, max(len(first.tokens), len(second.tokens)))
-        self.slots[one], self.slots[other] = second, first
-        second.index, first.index = one, other
+            self._buffers.swap(row, target, max(len(first.tokens), len(second.tokens)))
+        self.slots[row], self.slots[target] = second, first
+        first.index, second.index = target, row
+
+
+def _price(slot: Slot) -> float:
+    """The tokens to move from a slot for a decoding sequence; infinite if it has one."""
+    return math.inf if slot.decodes else len(slot.tokens)
+
+
+def _empty(slot: Slot) -> None:
+    slot.tokens, slot.num_prefilled, slot.used = [], 0, 0
+
+
+def _begins_with(slot: Slot, other: Slot) -> bool:
+    """Whether a slot can serve every prompt that the other can."""
+    same = slot.salt == other.salt and slot.num_prefilled >= other.num_prefilled
+    return same and slot.tokens[: len(other.tokens)] == other.tokens
 
 
 def _common_length(one: list[int], other: list[int]) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_memory import UNSHARED
 from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits, Scores
@@ -70,6 +71,8 @@ class OgEngineRunner:
     takes_past = False
     mixes = False  # the library does so by itself
     int8_from = None
+    memory = UNSHARED
+    verifies = False
     present_names: tuple[str, ...] = ()
 
     def __init__(self, generator: OgGeneratorRunner, max_rows: int) -> None:
@@ -177,6 +180,9 @@ class OgEngineRunner:
     def forget(self) -> int:
         """Does nothing: the library's own cached prefixes are out of reach."""
         return 0
+
+    def accept(self, sequence: int, tokens: Sequence[int]) -> None:
+        raise RunnerFailed("onnxruntime-genai's own batch takes no drafts")
 
     def adopt(
         self,

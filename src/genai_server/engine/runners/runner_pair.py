@@ -6,8 +6,10 @@ sequence's tokens again. On the way back, its keys and values are copied into a 
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Several
 from types import MappingProxyType
 
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Row, Runner
 from genai_server.engine.runners.scores import Scores
@@ -58,7 +60,13 @@ class RunnerPair:
             self._nodes,
             self.batched.mixes,
             self.batched.int8_from,
+            self.memory.num_tokens(self.batched.max_rows),
         )
+
+    @property
+    def memory(self) -> KvMemory:
+        """The memory that the batch's sequences share."""
+        return UNSHARED if self.batched is None else self.batched.memory
 
     def forget(self) -> int:
         """Drop all cached prefixes of ended sequences; returns how many slots had one."""
@@ -73,6 +81,11 @@ class RunnerPair:
     def mixes(self) -> bool:
         """Whether a pass may decode and read a chunk of a prompt."""
         return self.batched is not None and self.batched.mixes
+
+    @property
+    def verifies(self) -> bool:
+        """Whether a pass of a lone sequence may read a draft."""
+        return self.batched is not None and self.batched.verifies
 
     def match_again(self, sequence: Sequence) -> int:
         """Look for a longer cached prefix of an unread prompt; returns how many more tokens it has."""
@@ -119,8 +132,14 @@ class RunnerPair:
         rows = [_row(read) for read in step.reads]
         scores = self._runner(step.reads[0].sequence).forward(rows)
         for read, row, found in zip(step.reads, rows, scores, strict=True):
-            read.sequence.num_read += 0 if found.is_pending else len(row.tokens)
+            read.sequence.num_read += 0 if found.is_pending else len(row.tokens) - len(read.draft)
         return scores
+
+    def accept(self, sequence: Sequence, tokens: Several[int]) -> None:
+        """Count the first tokens of the draft as read that the sequence's last pass had."""
+        assert self.batched is not None
+        self.batched.accept(sequence.id, tokens)
+        sequence.num_read += len(tokens)
 
     def to_generator(self, sequence: Sequence) -> None:
         """Move a sequence to the generator, where runtime options work. Its tokens are read again, in chunks."""
@@ -191,5 +210,6 @@ class RunnerPair:
 
 def _row(read: Read) -> Row:
     sequence = read.sequence
-    tokens = sequence.tokens[sequence.num_read : sequence.num_read + read.num_tokens]
+    num_own = read.num_tokens - len(read.draft)
+    tokens = [*sequence.tokens[sequence.num_read : sequence.num_read + num_own], *read.draft]
     return Row(sequence.id, tokens, read.decodes, sequence.wants_positions, num_choices(sequence))

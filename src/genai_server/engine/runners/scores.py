@@ -38,6 +38,10 @@ class Scores:
         last: Logits = self.logits[-1]
         return last
 
+    def at(self, position: int) -> "Scores":
+        """The scores after one of the tokens, where `logits` has all tokens of the vocabulary."""
+        return Scores(self.logits[position : position + 1])
+
     def chosen(self) -> int | None:
         """The token that the runner chose; None if it gives logits. Raises RunnerFailed with the failure."""
         if self.failure:

@@ -7,16 +7,21 @@ from the measured times of passes (engine/scheduling/step_time.py).
 
 The prompt with the fewest tokens left is read first, so that short prompts do not wait for long ones. Waiting counts
 like tokens that have been read, so every prompt has its turn.
+
+A sequence runs only if the batch's memory holds all running sequences at their full lengths. The first waiting sequence
+for which there is no memory lets no other pass, so that long requests have their turn.
 """
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.scheduling.queue_wait import queue_wait
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import QueueFull
+from genai_server.errors import InvalidField, QueueFull
 from genai_server.messages.figures import Capacity
 
 # ONNX Runtime's attention on CPUs processes a chunk in blocks. Measured: 64 tokens with a head size of 32, 128 with 64.
@@ -33,10 +38,12 @@ _SECONDS_PER_PRIORITY = 30.0
 
 @dataclass(frozen=True)
 class Read:
-    """What a step reads of one sequence: its next `num_tokens` unread tokens."""
+    """What a step reads of one sequence: its next `num_tokens` unread tokens, of which the last may be drafted."""
 
     sequence: Sequence
     num_tokens: int
+    # Tokens that may follow those of the sequence.
+    draft: Several[int] = ()
     # Whether the sequence was decoding when the step was made. Kept here, because the pass changes the sequence.
     decodes: bool = field(init=False)
 
@@ -90,6 +97,10 @@ class StepPolicy:
     mixes: bool = False
     # Target seconds of a step beside running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
     itl_target: float = 0.0
+    # Must hold the keys and values of all running sequences.
+    memory: KvMemory = UNSHARED
+    # Whether a step of a lone sequence may read a draft.
+    speculates: bool = False
 
 
 DEFAULT_POLICY = StepPolicy()
@@ -130,6 +141,7 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
         self._policy = policy
+        self._memory = policy.memory
         # Called before a prompt's first chunk is chosen: other sequences may have read the same beginning meanwhile.
         self.before_first_chunk: Callable[[Sequence], None] = lambda sequence: None
         self._step_times = StepTimeModel()
@@ -141,12 +153,22 @@ class Scheduler:
         return not self.running and all(s.state is SequenceState.WAITING_FOR_GRAMMAR for s in self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises QueueFull at the limit of requests or of waiting tokens."""
-        self._require_capacity(len(sequence.request.prompt))
+        """Queue a sequence. Raises QueueFull at the limit of requests or of waiting tokens.
+
+        Raises InvalidField if the memory does not hold the sequence alone.
+        """
+        if self._pages(sequence) > self._memory.num_pages:
+            most = self._memory.num_tokens(1) - 1
+            raise InvalidField(
+                f"prompt and answer together may have {most} tokens (GENAI_KV_CACHE_BYTES), "
+                f"given {sequence.max_length}",
+                param="max_tokens",
+            )
+        self._require_capacity(sequence)
         self.waiting.append(sequence)
         self.waiting.sort(key=lambda waiting: waiting.request.priority)
 
-    def _require_capacity(self, num_tokens: int) -> None:
+    def _require_capacity(self, sequence: Sequence) -> None:
         present = len(self.running) + len(self.waiting)
         if self.room() == 0:
             raise QueueFull(
@@ -154,11 +176,13 @@ class Scheduler:
                 f"and GENAI_MAX_QUEUE lets {self._max_waiting} wait",
                 retry_after=self.queue_wait(),
             )
-        excess = num_tokens - self._room_tokens()
-        if present >= self._max_running and excess > 0:
+        num_tokens = _num_prompt_tokens(self._late([*self.waiting, sequence]))
+        excess = num_tokens - self._max_waiting_tokens
+        if excess > 0:
             raise QueueFull(
-                f"the prompts of the requests that wait for this device would have {self._max_waiting_tokens + excess} "
-                f"tokens with this one's {num_tokens}: GENAI_MAX_QUEUE_TOKENS lets {self._max_waiting_tokens} wait",
+                f"the prompts of the requests that wait for this device would have {num_tokens} "
+                f"tokens with this one's {len(sequence.request.prompt)}: "
+                f"GENAI_MAX_QUEUE_TOKENS lets {self._max_waiting_tokens} wait",
                 retry_after=self.queue_wait(int(excess)),
             )
 
@@ -173,19 +197,35 @@ class Scheduler:
         return max(0, self._max_running + self._max_waiting - len(self.running) - len(self.waiting))
 
     def room_tokens(self) -> int | None:
-        """How many tokens the prompt of one more sequence may have; None without a limit, or if it would not wait."""
-        if self._max_waiting_tokens == math.inf or len(self.running) + len(self.waiting) < self._max_running:
+        """How many tokens the prompt of one more sequence may have; None without a limit, or if it might not wait."""
+        late = self._late(self.waiting)
+        if self._max_waiting_tokens == math.inf or (
+            not late and len(self.running) + len(self.waiting) < self._max_running
+        ):
             return None
-        return max(0, int(self._room_tokens()))
+        return max(0, int(self._max_waiting_tokens - _num_prompt_tokens(late)))
 
     def queue_wait(self, num_tokens: int = 0) -> int:
         """Estimated seconds until a full queue has room for one more sequence with `num_tokens` of prompt."""
-        return queue_wait(self.running, self.waiting, self._step_times, num_tokens)
+        return queue_wait(self.running, self.waiting, self._step_times, num_tokens, self._memory)
 
-    def _room_tokens(self) -> float:
-        """How many more tokens may wait. Sequences which the next step admits do not count."""
-        late = self.waiting[self._max_running - len(self.running) :]
-        return self._max_waiting_tokens - sum(len(sequence.request.prompt) for sequence in late)
+    def _late(self, waiting: list[Sequence]) -> list[Sequence]:
+        """Those of the waiting sequences which the next step does not admit."""
+        places, pages = self._max_running - len(self.running), self._free_pages()
+        for number, sequence in enumerate(waiting):
+            places -= 1
+            pages -= self._pages(sequence)
+            if places < 0 or pages < 0:
+                return waiting[number:]
+        return []
+
+    def _pages(self, sequence: Sequence) -> int:
+        """Pages of memory that a sequence can come to need."""
+        return self._memory.pages(sequence.max_length)
+
+    def _free_pages(self) -> int:
+        """Pages that no running sequence can come to need."""
+        return self._memory.num_pages - sum(map(self._pages, self.running))
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting or running sequence."""
@@ -196,16 +236,21 @@ class Scheduler:
         """Move waiting sequences to the running ones while there is room; returns those moved.
 
         A sequence that waits for its grammar is passed over, and keeps its place. A sequence with the same prompt as
-        one being read waits for that, and then reuses its keys and values.
+        one being read waits for that, and then reuses its keys and values. One for which there is no memory is not
+        passed over.
         """
         admitted: list[Sequence] = []
         if not self.waiting or len(self.running) == self._max_running:
             return admitted
+        pages = self._free_pages()
         for sequence in sorted(self.waiting, key=_priority):
             if len(self.running) == self._max_running:
                 break
             is_ready = sequence.state is SequenceState.WAITING
             if is_ready and not any(other.gives_prompt(sequence) for other in self.running):
+                pages -= self._pages(sequence)
+                if pages < 0:
+                    break
                 sequence.state = SequenceState.RUNNING
                 admitted.append(sequence)
                 self.running.append(sequence)
@@ -227,7 +272,9 @@ class Scheduler:
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a pass took."""
         num_rows = step.num_decoding
-        if step.decodes:
+        if step.decodes and step.num_tokens > num_rows:
+            self._step_times.verified(step.num_tokens, seconds)
+        elif step.decodes:
             self._step_times.decoded(num_rows, seconds)
         elif num_rows:
             self._step_times.mixed(num_rows, step.num_tokens - num_rows, seconds)
@@ -241,13 +288,24 @@ class Scheduler:
         if batch:
             reading = self._next_prompt()
             chunk = [self._next_chunk(reading, batch)] if reading is not None and self._may_mix(reading, batch) else []
-            yield Step([*(Read(sequence, 1) for sequence in batch), *chunk])
+            yield Step([*(self._next_tokens(sequence) for sequence in batch), *chunk])
         for sequence in [sequence for sequence in self.running if not sequence.batched]:
             if sequence in self.running and not sequence.batched and sequence.is_decoding:
                 yield Step([Read(sequence, 1)])
         reading = self._next_prompt()
         if reading is not None and not self._may_mix(reading, [s for s in batch if s in self.running]):
             yield Step([self._next_chunk(reading)])
+
+    def _next_tokens(self, sequence: Sequence) -> Read:
+        """The newest token of a sequence of the batch. If it runs alone, a draft may follow.
+
+        An exact sequence has none, because several tokens are not bitwise equal to single ones.
+        """
+        is_able = self._policy.speculates and not sequence.by_library and not sequence.request.exact
+        if not is_able or len(self.running) > 1:
+            return Read(sequence, 1)
+        draft = sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, self._step_times.seconds_to_verify)
+        return Read(sequence, 1 + len(draft), draft)
 
     def _may_mix(self, reading: Sequence, batch: list[Sequence]) -> bool:
         """Whether a batch's pass may read the prompt's chunk, too. It is not bitwise equal to two passes."""
@@ -293,6 +351,10 @@ class Scheduler:
             return (chunk == left or chunk % group == 0) and chunk % _QUERY_BLOCK != 1 and left - chunk != 1
 
         return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)
+
+
+def _num_prompt_tokens(sequences: list[Sequence]) -> int:
+    return sum(len(sequence.request.prompt) for sequence in sequences)
 
 
 def _priority(sequence: Sequence) -> float:

@@ -13,6 +13,10 @@ PROMPT_SHARE = 3.0
 LEAST_CHUNK = 16
 # Weight of the newest measurement in the moving averages.
 _WEIGHT = 0.3
+# The same for passes of a lone sequence, if it is faster or slower than the average: slow ones are often disturbed.
+_WEIGHT_FASTER, _WEIGHT_SLOWER = 0.5, 0.1
+# What a further token of such a pass costs before any is measured, as a share of a single one's pass.
+_SHARE_PER_TOKEN = 0.2
 
 
 class StepTimeModel:
@@ -23,6 +27,7 @@ class StepTimeModel:
         self._per_round: float | None = None  # seconds of decoding in a round
         self._per_token: float | None = None  # seconds for a token of a prompt
         self._by_rows: dict[int, float] = {}  # seconds of a decode pass, by its number of rows
+        self._lone: dict[int, float] = {}  # seconds of a lone sequence's pass, by its tokens: the newest and a draft
         self._answer: float | None = None  # tokens of an answer
 
     def begin_round(self) -> None:
@@ -35,6 +40,8 @@ class StepTimeModel:
         """Learn how long a decode pass took."""
         self._decoding += seconds
         self._by_rows[num_rows] = _mean(self._by_rows.get(num_rows), seconds)
+        if num_rows == 1:
+            self.verified(1, seconds)
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
         """Learn how long a pass took which read `num_tokens` of a prompt."""
@@ -45,6 +52,28 @@ class StepTimeModel:
         decoding = min(seconds, self.seconds_to_step(num_rows) or seconds * num_rows / (num_rows + num_tokens))
         self._decoding += decoding
         self.prefilled(num_tokens, seconds - decoding)
+
+    def verified(self, num_tokens: int, seconds: float) -> None:
+        """Learn how long a pass took which read the newest token of a lone sequence and a draft."""
+        before = self._lone.get(num_tokens, seconds)
+        weight = _WEIGHT_FASTER if seconds < before else _WEIGHT_SLOWER
+        self._lone[num_tokens] = before + weight * (seconds - before)
+
+    def seconds_to_verify(self, num_tokens: int) -> float:
+        """Seconds of such a pass over `num_tokens`, estimated from other numbers of tokens; 0 before a pass of one."""
+        if (single := self._lone.get(1)) is None:
+            return 0.0
+        if num_tokens in self._lone:
+            return self._lone[num_tokens]
+        before = max(number for number in self._lone if number < num_tokens)
+        after = min((number for number in self._lone if number > num_tokens), default=None)
+        if after is not None:
+            slope = (self._lone[after] - self._lone[before]) / (after - before)
+        elif before > 1:
+            slope = (self._lone[before] - single) / (before - 1)
+        else:
+            slope = _SHARE_PER_TOKEN * single
+        return self._lone[before] + slope * (num_tokens - before)
 
     def seconds_to_step(self, num_rows: int) -> float:
         """Seconds to decode `num_rows` rows, from the nearest number of rows measured; 0 before any measurement."""

@@ -149,6 +149,18 @@ Messages = Annotated[list[ChatMessage], elements(MOST_MESSAGES, least=1)]
 Tools = Annotated[list[Tool], elements(MOST_TOOLS)]
 
 
+class Prediction(Wire):
+    """What much of the answer is expected to be."""
+
+    type: Literal["content"]
+    content: Text | TextParts
+
+    @property
+    def text(self) -> str:
+        """The expected text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatParameters(GenerationFields):
     """What all chat endpoints take."""
 
@@ -162,6 +174,7 @@ class ChatParameters(GenerationFields):
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the chat template.")
     reasoning_effort: ReasoningEffort | None = None
+    prediction: Prediction | None = Field(None, description="Makes an answer faster that has much of it.")
     max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens.")
     store: Any = Field(None, description="Has no effect here: nothing is kept.")
     # OpenAI's that this server cannot honour: nothing but null.
@@ -169,7 +182,6 @@ class ChatParameters(GenerationFields):
     modalities: Annotated[list[Literal["text"]], elements(8)] | None = None
     functions: None = None
     function_call: None = None
-    prediction: None = None
     verbosity: Literal["medium"] | None = Field(None, description="Nothing but OpenAI's default.")
     web_search_options: None = None
 

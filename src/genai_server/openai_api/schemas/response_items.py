@@ -77,6 +77,7 @@ class FunctionCallItem(Item):
     call_id: NonEmptyText
     name: FunctionName
     arguments: Text
+    namespace: FunctionName | None = Field(None, description="Of the function.")
     caller: DirectCaller | None = None
 
 

@@ -38,6 +38,7 @@ class FunctionTool(Wire):
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
+    namespace: FunctionName | None = Field(None, description="Calls of the function have it, too.")
 
 
 class NamedFunction(Wire):

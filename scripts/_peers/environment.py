@@ -1,0 +1,62 @@
+"""A peer's folder below the work folder: a virtual environment, and what is built or exported with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_LOG = "build.log"
+_LAST = 300
+
+
+class PeerUnavailable(Exception):
+    """A peer cannot be built or served here; the message is the reason."""
+
+
+class Environment:
+    """A virtual environment at `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def python(self) -> Path:
+        """The interpreter."""
+        return self.folder / "bin" / "python"
+
+    def install(self, requirements: Sequence[str], *options: str) -> None:
+        """Install what is not yet installed."""
+        stamp = self.folder / "installed"
+        wanted = "\n".join([*requirements, *options, ""])
+        done = stamp.read_text(encoding="utf-8") if stamp.exists() else ""
+        if wanted in done:
+            return
+        if not self.python.exists():
+            venv.create(self.folder, with_pip=True)
+        self.run([str(self.python), "-m", "pip", "install", *options, *requirements])
+        stamp.write_text(done + wanted, encoding="utf-8")
+
+    def uninstall(self, *packages: str) -> None:
+        """Remove packages that others require, but which do not work here."""
+        self.run([str(self.python), "-m", "pip", "uninstall", "--yes", *packages])
+
+    def run(self, command: Sequence[str | Path], more: Mapping[str, str] | None = None) -> None:
+        """Run a command, politely, with its output in the folder's log. Raises PeerUnavailable if it fails."""
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PATH": f"{self.python.parent}:{os.environ['PATH']}"}
+        log = self.folder / _LOG
+        words = [str(word) for word in command]
+        print(f"{self.folder.name}: {' '.join(words)}"[:_LAST], file=sys.stderr, flush=True)
+        with log.open("ab") as file:
+            try:
+                code = subprocess.run(
+                    ["nice", *words], env=environment | dict(more or {}), stdout=file, stderr=file, check=False
+                ).returncode
+            except OSError as error:
+                raise PeerUnavailable(f"{words[0]}: {error.strerror}") from None
+        if code:
+            said = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            raise PeerUnavailable(f"{Path(words[0]).name} ended with status {code}: {said[-_LAST:]} ({log})")

@@ -1,0 +1,39 @@
+"""genai-server as this checkout has it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx
+
+from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model
+
+
+def prepare(folder: Path, model: Model) -> Launch:
+    """Nothing is built; packed weights are kept in the folder."""
+    settings = {"model-dir": model.onnx.absolute(), "max-length": MAX_LENGTH, "max-batch-size": SLOTS}
+    settings |= {
+        "threads": THREADS,
+        "cache-dir": folder.absolute() / "cache",
+        "profile-dir": folder.absolute() / "profiles",
+        # Random weights repeat themselves, which drafts would exploit; the other servers have none.
+        "speculation": "off",
+    }
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    return Launch(
+        command=lambda port: [sys.executable, "-m", "genai_server", "serve", f"--port={port}", *options],
+        version=f"genai-server {version('genai-server')}, onnxruntime {version('onnxruntime')}",
+        weights=f"int{_bits(model.onnx)}",
+        ready_path="/readyz",
+    )
+
+
+def _bits(directory: Path) -> int:
+    """Bits of a weight of the model's matrices, 32 if they are not quantized."""
+    graph = onnx.load(directory / "model.onnx", load_external_data=False).graph
+    matrices = (node for node in graph.node if node.op_type == "MatMulNBits")
+    return max(
+        (attribute.i for node in matrices for attribute in node.attribute if attribute.name == "bits"), default=32
+    )

@@ -1,0 +1,95 @@
+"""llama.cpp's server, built from the sources that come with `llama-cpp-python`."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from pathlib import Path
+
+from .environment import Environment, PeerUnavailable
+from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model, checkpoint_of
+
+_PACKAGE = "llama-cpp-python==0.3.36"
+_TOOLS = ["cmake", "ninja", "torch==2.13.0", "transformers==5.5.*", "sentencepiece", "gguf"]
+# No page for browsers, which the build would fetch, and no TLS. GCC 12 removes what sets the sizes of AMX's tiles as
+# unused, and the server would end with an illegal instruction.
+_OPTIONS = [
+    "-DCMAKE_CXX_FLAGS=-fno-dse -fno-tree-dse",
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+]
+# The converter knows published vocabularies by their hash. This one is split as Qwen2's, but for the words.
+_CONVERT = (
+    "import runpy, sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; import conversion.base as base; "
+    "base.TextModel.get_vocab_base_pre = lambda self, tokenizer: 'qwen2'; "
+    "runpy.run_module('convert_hf_to_gguf', run_name='__main__')"
+)
+
+
+def prepare(folder: Path, model: Model) -> Launch:
+    """Build server and quantizer, convert the checkpoint. Matrices have 4 bits, the output's, too, as in the others."""
+    environment = Environment(folder)
+    environment.install(_TOOLS)
+    sources = _sources(environment) / "vendor" / "llama.cpp"
+    build = folder / "build"
+    server, quantize = build / "bin" / "llama-server", build / "bin" / "llama-quantize"
+    if not (server.exists() and quantize.exists()):
+        environment.run(["cmake", "-G", "Ninja", "-S", sources, "-B", build, *_OPTIONS])
+        environment.run(["ninja", "-C", build, f"-j{THREADS}", server.name, quantize.name])
+    weights = folder / "model-q4_0.gguf"
+    if not weights.exists():
+        whole = folder / "model-bf16.gguf"
+        convert: list[str | Path] = [environment.python, "-c", _CONVERT, sources, sources / "gguf-py"]
+        environment.run([*convert, checkpoint_of(model), "--outfile", whole, "--outtype", "bf16"])
+        unfinished = weights.with_suffix(".part")
+        environment.run([quantize, "--pure", whole, unfinished, "Q4_0"])
+        unfinished.rename(weights)
+    return Launch(
+        command=lambda port: [str(server), "--port", str(port), *_serving(weights)],
+        version=_version(server),
+        weights="Q4_0",
+    )
+
+
+def _sources(environment: Environment) -> Path:
+    """The unpacked source distribution."""
+    sources = environment.folder / "source"
+    if not sources.exists():
+        fetch: list[str | Path] = [
+            environment.python,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-binary",
+            "llama-cpp-python",
+            _PACKAGE,
+        ]
+        environment.run([*fetch, "--dest", environment.folder])
+        (archive,) = environment.folder.glob("llama_cpp_python-*.tar.gz")
+        unpacked = environment.folder / "unpacked"
+        with tarfile.open(archive) as file:
+            file.extractall(unpacked, filter="data")
+        (top,) = unpacked.iterdir()
+        top.rename(sources)
+    return sources
+
+
+def _serving(weights: Path) -> list[str]:
+    """A slot for each client, with keys and values of its own. Prompts are cached by default."""
+    slots = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * MAX_LENGTH), "--no-kv-unified"]
+    return ["--model", str(weights), "--threads", str(THREADS), *slots, "--no-ui"]
+
+
+def _version(server: Path) -> str:
+    done = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
+    for line in (done.stdout + done.stderr).splitlines():
+        if line.startswith("version:"):
+            return "llama.cpp " + line.removeprefix("version:").strip()
+    raise PeerUnavailable(f"{server} --version ended with status {done.returncode}")

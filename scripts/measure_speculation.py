@@ -1,0 +1,126 @@
+"""Measure what drafts of next tokens (GENAI_SPECULATION) do to the speed of a stream that runs alone.
+
+Three answers: a greedy one of few different tokens, which soon repeats itself; a greedy one with a `prediction` that is
+right but for every tenth token; and one at temperature 1.5, which repeats nothing. Each round has every answer without
+drafts and with them, one right after the other. Run it with `.venv`'s interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from _models.engine_spec import engine_spec
+from _models.table import table
+
+from genai_server.engine.ipc.mailbox import Connected
+from genai_server.engine.loop import EngineLoop
+from genai_server.engine.process import IDLE_CHUNK
+from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.scheduler import Scheduler, StepPolicy
+from genai_server.generation import GenerationRequest, Sampling
+from genai_server.messages.protocol import Finished, Submit, ToApi, Tokens
+
+PROMPT = 64
+# So many different tokens has the answer that repeats itself.
+FEW = 16
+API = 1
+HEAD = ["answer", "off, tokens/s", "auto, tokens/s", "auto / off", "drafted", "accepted"]
+
+
+class Engine:
+    """An engine's loop in this process; each has its own scheduler, which learns what passes cost."""
+
+    def __init__(self, runners: RunnerPair, folder: Path, *, speculates: bool) -> None:
+        policy = StepPolicy(runners.mixes, speculates=speculates)
+        scheduler = Scheduler(
+            max_running=1, max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK, policy=policy
+        )
+        options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
+        guidance = Guidance(None, runners.model.vocab_size)
+        self._sent: list[ToApi] = []
+        self._keys = count()
+        self._loop = EngineLoop(runners, scheduler, options, guidance, lambda _, told: self._sent.extend(told))
+        self._loop.inbox.put((API, Connected()))
+
+    def answer(self, request: GenerationRequest) -> tuple[list[int], float, Finished]:
+        """The answer's tokens, the tokens per second after the first one, and its end."""
+        self._sent.clear()
+        self._loop.inbox.put((API, Submit(next(self._keys), request)))
+        first = 0.0
+        while not (ends := [told for told in self._sent if isinstance(told, Finished)]):
+            self._loop.run_one_step()
+            if not first and any(isinstance(told, Tokens) for told in self._sent):
+                first = time.perf_counter()
+        seconds = time.perf_counter() - first
+        tokens = [token for told in self._sent if isinstance(told, Tokens) for token in told.tokens]
+        return tokens, (len(tokens) - 1) / seconds, ends[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
+    parser.add_argument("--tokens", type=int, default=256, help="of each answer (256)")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the median is told (5)")
+    parser.add_argument("--cache", type=Path, help="keeps packed weights (a temporary folder)")
+    parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        spec = engine_spec(arguments.model_dir, 1, PROMPT + arguments.tokens, arguments.cache or Path(folder) / "cache")
+        runners = load_runners(spec)
+        if not runners.verifies:
+            parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
+        off, auto = (Engine(runners, Path(folder), speculates=speculates) for speculates in (False, True))
+        print(table([HEAD, *rows(off, auto, runners.model.vocab_size, arguments)], markdown=arguments.markdown))
+
+
+def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespace) -> Iterator[list[str]]:
+    """A row of the table for each kind of answer."""
+    chance = random.Random(5)
+    prompt = chance.choices(range(min(100, vocab_size // 2), vocab_size), k=PROMPT)
+
+    def request(sampling: Sampling, prediction: list[int]) -> GenerationRequest:
+        return GenerationRequest(
+            "measured",
+            prompt,
+            arguments.tokens,
+            PROMPT + arguments.tokens,
+            sampling,
+            ignore_eos=True,
+            cache_prompt=False,
+            prediction=prediction,
+        )
+
+    tokens, *_ = off.answer(request(Sampling(), []))
+    prediction = [chance.randrange(vocab_size) if n % 10 == 9 else token for n, token in enumerate(tokens)]
+    asked = {
+        "greedy, repeats itself": request(Sampling(logit_bias=dict.fromkeys(prompt[:FEW], 100.0)), []),
+        "greedy, nine tenths predicted": request(Sampling(), prediction),
+        "temperature 1.5": request(Sampling(1.5, seed=1), []),
+    }
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
+    drafts: dict[str, Finished] = {}
+    for _ in range(arguments.rounds):
+        for name, each in asked.items():
+            _, slow, _ = off.answer(each)
+            _, fast, drafts[name] = auto.answer(each)
+            found[name].append((slow, fast))
+    for name, pairs in found.items():
+        slow, fast = (median(values) for values in zip(*pairs, strict=True))
+        ratio = median(fast / slow for slow, fast in pairs)
+        end = drafts[name]
+        yield [name, f"{slow:.1f}", f"{fast:.1f}", f"{ratio:.2f}", str(end.num_drafted), str(end.num_accepted)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What the Messages API takes, unless it is strict, although it has no effect here."""
+
+import re
+from typing import Any
+
+from genai_server.openai_api.raw_body import objects_at, remove, replace_media
+
+# Fields that cannot change an answer of this server's models, or whose only effect is a saving.
+WITHOUT_EFFECT = (
+    "container",
+    "context_management",
+    "inference_geo",
+    "mcp_servers",
+    "speed",
+    "tools[].defer_loading",
+)
+# Tools that Anthropic's servers run, or whose results are images. A version follows the name.
+SERVER_TOOLS = re.compile(r"(code_execution|computer|mcp_toolset|tool_search_tool_\w+|web_fetch|web_search)(_\d{8})?")
+MEDIA = {"document": "document", "image": "image"}
+_PLACES_OF_MEDIA = ("messages[].content[]", "messages[].content[].content[]")
+
+
+def leave_out(body: Any) -> list[str]:
+    """Take all this out of a body; returns the places."""
+    found = [place for path in WITHOUT_EFFECT for place in remove(body, path)]
+    for path in _PLACES_OF_MEDIA:
+        found += replace_media(body, path, MEDIA, "text")
+    return found + _tools(body) + _effort(body)
+
+
+def _tools(body: Any) -> list[str]:
+    found = {
+        place: tool
+        for place, tool in objects_at(body, "tools[]")
+        if isinstance(tool.get("type"), str) and SERVER_TOOLS.fullmatch(tool["type"])
+    }
+    if found:
+        dropped = [id(tool) for tool in found.values()]
+        body["tools"] = [tool for tool in body["tools"] if id(tool) not in dropped]
+    return [f"{place} ({tool['type']})" for place, tool in found.items()]
+
+
+def _effort(body: Any) -> list[str]:
+    """A model that is told not to think makes no effort."""
+    thinks = not any(thinking.get("type") == "disabled" for _, thinking in objects_at(body, "thinking"))
+    return [] if thinks else list(remove(body, "output_config.effort"))

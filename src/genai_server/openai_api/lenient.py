@@ -1,0 +1,69 @@
+"""What the Responses API takes, unless it is strict, although it has no effect here."""
+
+from typing import Any
+
+from genai_server.openai_api.raw_body import objects_at, remove, replace_media
+from genai_server.openai_api.schemas.base import JsonObject
+
+# Fields that cannot change an answer of this server's models, or whose only effect is a saving.
+WITHOUT_EFFECT = (
+    "client_metadata",
+    "context_management",
+    "stream_options.reasoning_summary_delivery",
+    "tools[].defer_loading",
+    "tools[].tools[].defer_loading",
+)
+# The same of fields with some of their values: these models have one style, and reasoning is given as it is.
+VALUES = {
+    "text.verbosity": ("low", "high"),
+    "reasoning.summary": ("concise", "detailed"),
+    "reasoning.generate_summary": ("concise", "detailed"),
+}
+# Tools that OpenAI's servers run, or whose results are images.
+SERVER_TOOLS = (
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+)
+MEDIA = {"input_file": "file", "input_image": "image"}
+_PLACES_OF_MEDIA = ("input[].content[]", "input[].output[]")
+
+
+def leave_out(body: Any) -> list[str]:
+    """Take all this out of a body, and put the functions of namespaces among its tools; returns the places."""
+    found = [place for path in WITHOUT_EFFECT for place in remove(body, path)]
+    for path, values in VALUES.items():
+        parent, _, field = path.rpartition(".")
+        if any(value.get(field) in values for _, value in objects_at(body, parent)):
+            found += remove(body, path)
+    for path in _PLACES_OF_MEDIA:
+        found += replace_media(body, path, MEDIA, "input_text")
+    return found + _tools(body)
+
+
+def _tools(body: Any) -> list[str]:
+    tools = dict(objects_at(body, "tools[]"))
+    dropped = {place: tool for place, tool in tools.items() if tool.get("type") in SERVER_TOOLS}
+    if dropped or any(tool.get("type") == "namespace" for tool in tools.values()):
+        gone = [id(tool) for tool in dropped.values()]
+        body["tools"] = [one for tool in body["tools"] if id(tool) not in gone for one in _flattened(tool)]
+    return [f"{place} ({tool['type']})" for place, tool in dropped.items()]
+
+
+def _flattened(tool: Any) -> list[Any]:
+    """The functions of a namespace, each with the namespace's name; another tool as it is."""
+    if not isinstance(tool, dict) or tool.get("type") != "namespace" or not isinstance(tool.get("tools"), list):
+        return [tool]
+    return [_within(tool.get("name"), function) for function in tool["tools"]]
+
+
+def _within(namespace: Any, function: Any) -> JsonObject | Any:
+    return {**function, "namespace": namespace} if isinstance(function, dict) else function

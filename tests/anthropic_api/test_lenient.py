@@ -1,0 +1,66 @@
+"""What is taken out of the bodies of the Messages API, and what is left to be refused."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from genai_server.anthropic_api.lenient import leave_out
+
+TOOL = {"name": "add", "input_schema": {"type": "object"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only]"}
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "names"),
+    [
+        ({"context_management": {"edits": []}}, {}, ["context_management"]),
+        ({"context_management": None}, {}, []),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, {"tools": [TOOL]}, ["tools[0].defer_loading"]),
+        (
+            {"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}]},
+            {"tools": [TOOL]},
+            ["tools[1] (web_search_20250305)"],
+        ),
+        (
+            {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
+            {"thinking": {"type": "disabled"}, "output_config": {}},
+            ["output_config.effort"],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            {"messages": [{"role": "user", "content": [NO_IMAGE]}]},
+            ["messages[0].content[0] (image)"],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [IMAGE]}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [NO_IMAGE]}]}]},
+            ["messages[0].content[0].content[0] (image)"],
+        ),
+    ],
+    ids=["field", "null", "field of a tool", "server tool", "effort without thinking", "image", "image of a result"],
+)
+def test_what_has_no_effect_is_taken_out_and_named(
+    given: dict[str, Any], left: dict[str, Any], names: list[str]
+) -> None:
+    body = deepcopy(given)
+    assert (leave_out(body), body) == (names, left)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"unknown": 1},
+        {"output_config": {"effort": "high"}, "thinking": {"type": "enabled"}},
+        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+        {"tools": [{"type": "custom", **TOOL}]},
+        {"tools": 5, "messages": [3, {"content": "x"}, {"content": [None, {"type": ["image"]}]}], "thinking": "off"},
+        [],
+        None,
+    ],
+)
+def test_all_else_stays(body: Any) -> None:
+    before = repr(body)
+    assert leave_out(body) == []
+    assert repr(body) == before

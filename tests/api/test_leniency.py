@@ -1,0 +1,139 @@
+"""What lenient endpoints leave out of requests instead of refusing them, over real sockets."""
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from genai_server.api.leniency import HEADER, Leniency
+from tests.running_server import SCRIPTED, RunningServer
+from tests.server_here import run_here
+
+WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+CALL = 'say <tool_call>{"name": "math__add", "arguments": {"a": 1}}</tool_call>'
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with run_here(tmp_path_factory.mktemp("strict"), *SCRIPTED, settings={"GENAI_STRICT": "true"}) as server:
+        yield server
+
+
+def _message(server: RunningServer, *, path: str = "/v1/messages", content: Any = "say hi", **fields: Any) -> Any:
+    body = {"max_tokens": 50, "messages": [{"role": "user", "content": content}], **fields}
+    return server.client.post(path, json=body)
+
+
+def _response(server: RunningServer, **fields: Any) -> httpx.Response:
+    return server.client.post("/v1/responses", json={"input": "say hi", **fields})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_names_what_was_left_out(scripted: RunningServer, stream: bool) -> None:
+    fields: Any = {"context_management": {"edits": []}, "tools": [WEB_SEARCH], "stream": stream}
+    response = _message(scripted, **fields)
+    assert (response.status_code, response.headers[HEADER]) == (
+        200,
+        "context_management, tools[0] (web_search_20250305)",
+    )
+    assert "hi" in response.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_names_what_was_left_out(scripted: RunningServer, stream: bool) -> None:
+    response = _response(scripted, client_metadata={"a": "b"}, tools=[{"type": "web_search"}], stream=stream)
+    assert (response.status_code, response.headers[HEADER]) == (200, "client_metadata, tools[0] (web_search)")
+    assert "hi" in response.text
+
+
+def test_without_anything_left_out_there_is_no_header(scripted: RunningServer) -> None:
+    assert HEADER not in _message(scripted).headers
+    assert HEADER not in _response(scripted).headers
+
+
+def test_with_strict_the_same_is_refused(strict: RunningServer) -> None:
+    for response in (
+        _message(strict, context_management={}),
+        _message(strict, max_tokens=32_000),
+        _message(strict, content=[IMAGE]),
+        _message(strict, tools=[WEB_SEARCH]),
+        _response(strict, client_metadata={}),
+        _response(strict, tools=[{"type": "namespace", "name": "math", "tools": [FUNCTION]}]),
+    ):
+        assert response.status_code == 400
+        assert HEADER not in response.headers
+
+
+def test_other_endpoints_are_strict(scripted: RunningServer) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "client_metadata": {}}
+    assert scripted.client.post("/v1/chat/completions", json=body).status_code == 400
+
+
+def test_a_tool_that_is_left_out_cannot_be_forced(scripted: RunningServer) -> None:
+    response = _message(scripted, tools=[WEB_SEARCH], tool_choice={"type": "any"})
+    assert (response.status_code, "tool_choice" in response.text) == (400, True)
+
+
+def test_an_effort_has_no_effect_with_a_model_that_does_not_reason(demo: RunningServer) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        fields = {} if path.endswith("tokens") else {"max_tokens": 1}
+        body = {"messages": [{"role": "user", "content": "x"}], "output_config": {"effort": "high"}, **fields}
+        response = demo.client.post(path, json=body)
+        assert (response.status_code, response.headers[HEADER]) == (200, "output_config.effort")
+    response = _response(demo, reasoning={"effort": "high"}, max_output_tokens=1)
+    assert (response.status_code, response.headers[HEADER]) == (200, "reasoning.effort")
+
+
+def test_a_limit_above_what_fits_is_capped(scripted: RunningServer) -> None:
+    whole = _message(scripted, max_tokens=32_000)
+    assert (whole.json()["stop_reason"], whole.headers[HEADER]) == ("end_turn", "max_tokens (capped to 1992)")
+    cut = _message(scripted, content="x" * 1990, max_tokens=32_000)
+    assert (cut.json()["stop_reason"], cut.json()["usage"]["output_tokens"]) == ("max_tokens", 8)
+
+
+def test_an_image_becomes_a_text(scripted: RunningServer) -> None:
+    response = _message(scripted, content=[{"type": "text", "text": "x"}, IMAGE])
+    assert response.json()["content"][0]["text"] == "[image left out: this model reads text only]"
+    assert response.headers[HEADER] == "messages[0].content[1] (image)"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_function_in_a_namespace_has_both_names(scripted: RunningServer, stream: bool) -> None:
+    tools = [{"type": "namespace", "name": "math", "tools": [FUNCTION]}, FUNCTION]
+    response = _response(scripted, input=CALL, tools=tools, stream=stream)
+    assert '"namespace":"math"' in response.text
+    assert '"name":"add"' in response.text
+    assert "math__add" not in response.text.replace(CALL, "")
+
+
+def test_a_call_of_a_function_in_a_namespace_can_be_sent_back(scripted: RunningServer) -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "add", "namespace": "math", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "say 2"}
+    response = _response(scripted, input=[{"role": "user", "content": "x"}, call, result])
+    assert response.json()["output"][0]["content"][0]["text"] == "2"
+
+
+def _named(index: int, body: list[str]) -> list[str]:
+    return [f"a_name[{index}].x", *body]
+
+
+def test_each_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for index in range(3):
+            leniency = Leniency(partial(_named, index))
+            leniency.apply(["a_second_name"])
+            leniency.report()
+    assert [record.args for record in caplog.records] == [("a_name[0].x",), ("a_second_name",)]
+
+
+def test_a_long_header_is_cut_after_a_name() -> None:
+    leniency = Leniency(lambda body: [f"messages[{index}] (image)" for index in range(500)])
+    leniency.apply({})
+    value = leniency.report()[HEADER]
+    assert len(value) < 2100
+    assert value.endswith(" (image), ...")

@@ -1,0 +1,53 @@
+"""Memory of keys and values on a CPU: allocated as it is written, and given back."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
+from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
+from tests.resident import resident_bytes
+from tests.running_server import DEMO
+
+ROWS = 4
+MAX_LENGTH = 1000
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory by pages is Linux's")
+
+
+@pytest.fixture
+def graph() -> DecoderGraph:
+    return read_decoder_graph(DEMO)
+
+
+@pytest.fixture
+def buffers(graph: DecoderGraph) -> CpuBuffers:
+    return CpuBuffers(graph, ROWS, MAX_LENGTH)
+
+
+def fill(buffers: CpuBuffers, graph: DecoderGraph, slot: int, num_tokens: int) -> None:
+    for name in graph.present_names:
+        buffers.write(slot, name, np.ones((1, graph.num_kv_heads, num_tokens, graph.head_size), np.float32))
+
+
+def test_memory_is_taken_as_it_is_written(buffers: CpuBuffers, graph: DecoderGraph) -> None:
+    before = resident_bytes(buffers)
+    fill(buffers, graph, 1, 5 * page_tokens(graph))
+    assert resident_bytes(buffers) - before == 5 * page_tokens(graph) * graph.bytes_per_token
+    fill(buffers, graph, 2, 5 * page_tokens(graph) + 1)
+    assert resident_bytes(buffers) - before == 11 * page_tokens(graph) * graph.bytes_per_token
+
+
+def test_a_slots_memory_is_given_back_from_a_token_on(buffers: CpuBuffers, graph: DecoderGraph) -> None:
+    before, tokens = resident_bytes(buffers), page_tokens(graph)
+    for slot in range(ROWS):
+        fill(buffers, graph, slot, MAX_LENGTH)
+    full = resident_bytes(buffers) - before
+    buffers.give_back(1, 3 * tokens)
+    given = (-(-MAX_LENGTH // tokens) - 3) * tokens * graph.bytes_per_token
+    assert resident_bytes(buffers) - before == full - given
+    for array in buffers._arrays:
+        assert (array[1, :, : 3 * tokens] == 1).all()
+        assert (array[1, :, 3 * tokens : MAX_LENGTH] == 0).all()
+        assert (array[[0, 2, 3], :, :MAX_LENGTH] == 1).all()

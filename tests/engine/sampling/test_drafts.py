@@ -1,0 +1,128 @@
+"""What is drafted after which text, and how much of it."""
+
+import random
+
+import pytest
+
+from genai_server.engine.sampling.drafts import LENGTHS, Drafter
+
+# The tokens of a prompt that repeat nothing.
+PROMPT = list(range(100, 120))
+
+
+def _free(num_tokens: int) -> float:
+    """Passes of any length take the same time."""
+    return 1.0
+
+
+def _by_token(num_tokens: int) -> float:
+    """Each token of a pass takes as long as the first."""
+    return float(num_tokens)
+
+
+def _draft(prompt: list[int], answer: list[int], *, prediction: list[int] | None = None, most: int = 15) -> list[int]:
+    return Drafter(prompt, prediction or []).draft([*prompt, *answer], most, _free)
+
+
+@pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 1]])
+def test_a_text_that_repeats_nothing_gives_no_draft(tokens: list[int]) -> None:
+    assert _draft(PROMPT, tokens) == []
+    assert _draft([7], tokens) == []
+
+
+def test_what_followed_the_same_two_tokens_is_drafted() -> None:
+    assert _draft(PROMPT, [1, 103, 104]) == PROMPT[5:20]
+    assert _draft(PROMPT, [1, 103, 104], most=4) == PROMPT[5:8]
+
+
+def test_one_equal_token_is_no_match() -> None:
+    assert _draft(PROMPT, [1, 103]) == []
+
+
+def test_the_longest_match_is_followed_and_of_equal_ones_the_last() -> None:
+    prompt = [1, 2, 3, 7, 2, 3, 8, 2, 3, 9, 50]
+    assert _draft(prompt, [1, 2, 3], most=1) == [7]
+    assert _draft(prompt, [60, 2, 3], most=1) == [9]
+
+
+def test_the_answer_itself_is_a_source() -> None:
+    assert _draft(PROMPT, [5, 6, 7, 8, 9, 5, 6], most=3) == [7, 8, 9]
+
+
+def test_a_loop_is_drafted_further_than_it_has_come() -> None:
+    assert _draft(PROMPT, [1, 2, 3, 1, 2, 3, 1], most=7) == [2, 3, 1, 2, 3, 1, 2]
+
+
+def test_a_prediction_is_drafted_from_its_first_token_on_and_no_further_than_its_end() -> None:
+    drafter = Drafter(PROMPT, [1, 2, 3, 4])
+    assert drafter.draft(PROMPT, 15, _free) == [1, 2, 3, 4]
+    assert drafter.draft([*PROMPT, 1], 15, _free) == [2, 3, 4]
+    assert drafter.draft([*PROMPT, 1, 2, 3, 4], 15, _free) == []
+
+
+def test_a_prediction_is_found_again_after_what_differs() -> None:
+    prediction = list(range(1, 30))
+    assert _draft(PROMPT, [1, 2, 3, 60, 61, 6, 7], prediction=prediction, most=3) == [8, 9, 10]
+
+
+def test_drafts_are_the_same_whether_tokens_come_one_by_one_or_together() -> None:
+    chance = random.Random(3)
+    prompt, answer = chance.choices(range(5), k=40), chance.choices(range(5), k=200)
+    one_by_one = Drafter(prompt, [])
+    for number in range(len(answer)):
+        together = Drafter(prompt, [])
+        tokens = [*prompt, *answer[:number]]
+        assert one_by_one.draft(tokens, 3, _free) == together.draft(tokens, 3, _free)
+
+
+def test_nothing_is_drafted_before_the_time_of_a_single_token_is_known() -> None:
+    assert Drafter(PROMPT, [1, 2]).draft(PROMPT, 15, lambda num_tokens: 0.0) == []
+
+
+def test_no_more_is_drafted_than_the_answer_may_have() -> None:
+    for most in range(17):
+        assert len(_draft(PROMPT, [1, 102, 103], most=most)) <= min(most, LENGTHS[-1])
+    assert _draft(PROMPT, [1, 102, 103], most=0) == []
+    assert _draft(PROMPT, [1, 102, 103], most=-1) == []
+
+
+def _answer(drafter: Drafter, wanted: list[int], seconds: float) -> tuple[int, int]:
+    """Tokens drafted and accepted for an answer; a further token of a pass takes so many times as long as the first."""
+    tokens, drafted, accepted = list(PROMPT), 0, 0
+    while wanted:
+        draft = drafter.draft(tokens, len(wanted) - 1, lambda number: 1 + seconds * (number - 1))
+        right = next((n for n, pair in enumerate(zip(draft, wanted, strict=False)) if pair[0] != pair[1]), len(draft))
+        if draft:
+            drafter.count(len(draft), right)
+        tokens += wanted[: right + 1]
+        wanted = wanted[right + 1 :]
+        drafted, accepted = drafted + len(draft), accepted + right
+    return drafted, accepted
+
+
+def test_a_text_that_repeats_its_prompt_is_nearly_all_drafted() -> None:
+    wanted = PROMPT * 10
+    drafted, accepted = _answer(Drafter(PROMPT, []), wanted, 0.2)
+    assert accepted > 0.8 * len(wanted)
+    assert drafted < 1.1 * accepted
+
+
+def test_a_text_whose_drafts_are_wrong_has_fewer_and_fewer() -> None:
+    chance = random.Random(4)
+    wanted = [token for _ in range(500) for token in (1, 2, chance.randrange(10, 10**6))]
+    drafted, accepted = _answer(Drafter(PROMPT, []), wanted, 0.3)
+    assert drafted < 0.02 * len(wanted)
+    assert accepted <= drafted
+
+
+def test_drafts_that_are_right_again_are_made_again() -> None:
+    chance = random.Random(4)
+    wrong = [token for _ in range(60) for token in (1, 2, chance.randrange(10, 10**6))]
+    _, accepted = _answer(Drafter(PROMPT, []), wrong + PROMPT * 20, 0.2)
+    assert accepted > 0.6 * 20 * len(PROMPT)
+
+
+def test_where_a_pass_takes_as_long_as_its_tokens_there_are_next_to_no_drafts() -> None:
+    drafted, _ = _answer(Drafter(PROMPT, []), PROMPT * 20, 1.0)
+    assert drafted < 0.2 * 20 * len(PROMPT)
+    assert Drafter(PROMPT, []).draft([*PROMPT, 1, 102, 103], 15, _by_token) != []  # tried once

@@ -1,0 +1,148 @@
+"""Memory that running requests share by need, on the demo model: how many run at once, and what they really take."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from genai_server.config import Settings, engine_settings
+from genai_server.engine import process
+from genai_server.engine.ipc.mailbox import Connected
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
+from genai_server.engine.loop import EngineLoop
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.runners import choose
+from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.generation import GenerationRequest
+from genai_server.messages.launch import EngineSpec
+from genai_server.messages.protocol import Finished, Submit, ToApi, Tokens
+from tests.resident import resident_bytes
+from tests.running_server import DEMO
+from tests.tokens import text
+
+MAX_LENGTH = 1024
+SLOTS = 16
+API = 1
+
+GRAPH = read_decoder_graph(DEMO)
+# Of four requests of full length.
+LIMIT = 4 * GRAPH.bytes_per_token * (MAX_LENGTH + page_tokens(GRAPH))
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
+
+
+def test_a_slot_has_a_page_of_its_own_and_shares_the_others() -> None:
+    memory = KvMemory(16, 10)
+    assert [memory.pages(tokens) for tokens in (0, 15, 16, 160)] == [0, 0, 1, 10]
+    assert memory.num_tokens(4) == 14 * 16
+
+
+def test_where_nothing_is_shared_any_sequence_has_memory() -> None:
+    assert UNSHARED.pages(10**9) == UNSHARED.num_pages == UNSHARED.num_tokens(4) == 0
+
+
+class Device:
+    """An engine's loop on the demo model, with so much memory for keys and values."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = msgspec.structs.replace(
+            engine_settings(Settings.model_validate({})),
+            max_length=MAX_LENGTH,
+            max_batch_size=SLOTS,
+            kv_cache_bytes=LIMIT,
+            cache_dir="",
+        )
+        spec = EngineSpec("cpu", str(DEMO), settings)
+        self.batched = choose.load_batched(spec, DEMO, check_model_directory(DEMO))
+        generator: Any = self.batched  # no request of these runs on it
+        runners = RunnerPair(generator, self.batched)
+        self.scheduler = process.make_scheduler(spec, runners.batching.num_slots, memory=runners.memory)
+        self.sent: list[ToApi] = []
+        self.most_resident = 0
+        self.most_running = 0
+        options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=9, max_bytes=10**6))
+        self.loop = EngineLoop(
+            runners,
+            self.scheduler,
+            options,
+            model_guidance(DEMO, runners.model),
+            lambda _, messages: self.sent.extend(messages),
+        )
+        self.loop.inbox.put((API, Connected()))
+        self._num_asked = 0
+
+    def ask(self, num_prompt: int, max_tokens: int) -> int:
+        """Submit a request whose prompt is like no other's; returns its key."""
+        self._num_asked += 1
+        prompt = text(num_prompt, self._num_asked)
+        request = GenerationRequest(str(self._num_asked), prompt, max_tokens, MAX_LENGTH, ignore_eos=True)
+        self.loop.inbox.put((API, Submit(self._num_asked, request)))
+        return self._num_asked
+
+    def run(self) -> None:
+        """Run until all have ended."""
+        buffers = self.batched._buffers
+        assert isinstance(buffers, CpuBuffers)
+        while not (self.loop.inbox.empty() and self.scheduler.is_idle):
+            self.loop.run_one_step()
+            self.most_running = max(self.most_running, len(self.scheduler.running))
+            self.most_resident = max(self.most_resident, resident_bytes(buffers))
+
+    def answer(self, key: int) -> list[int]:
+        """The tokens of an answer that has ended."""
+        assert sum(isinstance(m, Finished) and m.key == key for m in self.sent) == 1
+        return [token for m in self.sent if isinstance(m, Tokens) and m.key == key for token in m.tokens]
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+@needs_linux
+def test_sixteen_short_requests_run_at_once_in_the_memory_of_four_long_ones(device: Device) -> None:
+    keys = [device.ask(100, 40) for _ in range(SLOTS)]
+    device.run()
+    assert device.most_running == SLOTS
+    assert {len(device.answer(key)) for key in keys} == {40}
+    assert device.most_resident <= LIMIT
+
+
+@needs_linux
+def test_long_requests_wait_for_memory_and_no_more_is_resident_than_allowed(device: Device) -> None:
+    """Cached prefixes of ended requests fill the memory meanwhile, and give way."""
+    for _ in range(SLOTS):
+        device.ask(200, 3)
+    device.run()
+    assert device.most_running == SLOTS
+    device.most_running = 0
+    for _ in range(5):
+        device.ask(900, MAX_LENGTH - 900)
+        device.ask(50, 3)
+    device.run()
+    assert 4 <= device.most_running <= 8
+    assert 0.8 * LIMIT < device.most_resident <= LIMIT
+
+
+@needs_linux
+def test_a_request_is_answered_alike_before_and_after_evictions(device: Device) -> None:
+    prompt = text(150, 1000)
+
+    def ask(key: int) -> list[int]:
+        request = GenerationRequest(str(key), prompt, 20, MAX_LENGTH, ignore_eos=True)
+        device.loop.inbox.put((API, Submit(key, request)))
+        device.run()
+        return device.answer(key)
+
+    first = ask(1001)
+    for _ in range(6):
+        device.ask(900, 9)
+    device.run()
+    assert ask(1002) == ask(1003) == first

@@ -1,0 +1,191 @@
+"""Answers whose tokens are drafted and checked together are those without drafts: on the demo model, in the batch.
+
+Whether drafts pay is decided as if passes of any length took the same time, so nothing here depends on the machine.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.errors import RunnerFailed
+from genai_server.generation import FinishReason, Sampling
+from genai_server.messages.admin import SetRuntimeOption
+from genai_server.messages.protocol import Cancel, Finished, Refused
+from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
+from tests.running_server import DEMO
+
+COUNT = "Count from 1 to 12."
+# Its answer has eleven times the same end.
+LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
+
+
+@pytest.fixture(scope="module")
+def runners(generator: OgGeneratorRunner, session: Any) -> RunnerPair:
+    limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
+    return RunnerPair(generator, BatchedRunner(read_decoder_graph(DEMO), session, generator.model, limits))
+
+
+@pytest.fixture(scope="module")
+def guidance(generator: OgGeneratorRunner) -> Guidance:
+    return model_guidance(DEMO, generator.model)
+
+
+@pytest.fixture(autouse=True)
+def passes_of_any_length_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepTimeModel, "seconds_to_verify", lambda times, num_tokens: 1.0)
+
+
+@pytest.fixture
+def plain(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(runners, guidance, tmp_path)
+
+
+@pytest.fixture
+def drafting(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(runners, guidance, tmp_path, speculates=True)
+
+
+def answer(device: DemoDevice, key: int, text: str = COUNT, **fields: Any) -> list[int]:
+    device.submit(key, text, **fields)
+    device.run(key)
+    return device.tokens(key)
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beyond its end": {"ignore_eos": True, "max_tokens": 200},
+    "sampled": {"sampling": Sampling(1.0, seed=3)},
+    "from few tokens": {"sampling": Sampling(1.2, top_k=20, top_p=0.95, min_p=0.01, seed=4)},
+    "with penalties": {"sampling": Sampling(0.8, seed=5, frequency_penalty=0.3, repetition_penalty=1.1)},
+    "with a bias": {"sampling": Sampling(logit_bias=dict.fromkeys(range(300, 308), 100.0)), "max_tokens": 100},
+    "with a least length": {"min_tokens": 50},
+    "with a grammar": {"grammar": LIST, "max_tokens": 150, "sampling": Sampling(1.0, seed=6)},
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize("predicted", [False, True])
+def test_an_answer_has_the_same_tokens_with_drafts(
+    plain: DemoDevice, drafting: DemoDevice, kind: str, *, predicted: bool
+) -> None:
+    fields = ASKED[kind]
+    wanted = answer(plain, 1, **fields)
+    found = answer(drafting, 1, **fields, prediction=wanted if predicted else [])
+    end = drafting.end(1)
+    assert found == wanted
+    assert end.reason == plain.reason(1)
+    assert 0 <= end.num_accepted <= end.num_drafted
+    if predicted:
+        assert end.num_accepted > len(wanted) / 2
+    assert (plain.end(1).num_drafted, plain.end(1).num_accepted) == (0, 0)
+
+
+@pytest.mark.parametrize("prediction", [[5], [7] * 40, list(range(300, 340))])
+def test_a_wrong_prediction_changes_nothing(plain: DemoDevice, drafting: DemoDevice, prediction: list[int]) -> None:
+    assert answer(drafting, 1, prediction=prediction) == answer(plain, 1)
+
+
+def test_an_answer_ends_at_its_limit_in_the_midst_of_a_draft(plain: DemoDevice, drafting: DemoDevice) -> None:
+    wanted = answer(plain, 1, max_tokens=24)
+    for limit in range(1, 24):
+        assert answer(drafting, limit, max_tokens=limit, prediction=wanted) == wanted[:limit]
+        assert drafting.reason(limit) == FinishReason.LENGTH
+
+
+def test_an_answer_ends_at_the_longest_length_in_the_midst_of_a_draft(plain: DemoDevice, drafting: DemoDevice) -> None:
+    wanted = answer(plain, 1)
+    length = len(prompt(COUNT)) + 20
+    assert answer(drafting, 1, max_length=length, prediction=wanted) == wanted[:20]
+
+
+def test_log_probabilities_come_with_each_token_of_a_draft(plain: DemoDevice, drafting: DemoDevice) -> None:
+    wanted = answer(plain, 1, top_logprobs=3)
+    assert answer(drafting, 1, top_logprobs=3, prediction=wanted) == wanted
+    assert drafting.end(1).num_accepted > 0
+    found = drafting.logprobs(1)
+    assert [each.token for each in found] == wanted
+    np.testing.assert_allclose(
+        [each.logprob for each in found], [each.logprob for each in plain.logprobs(1)], atol=0.05
+    )
+
+
+def test_what_was_accepted_is_kept_as_a_cached_prefix_and_nothing_else(
+    runners: RunnerPair, drafting: DemoDevice
+) -> None:
+    assert isinstance(runners.batched, BatchedRunner)
+    drafting.submit(1, COUNT, prediction=answer(drafting, 2)[:20] + [9] * 20)
+    while len(drafting.tokens(1)) < 20:
+        drafting.step()
+        if drafting.scheduler.running:
+            (sequence,) = drafting.scheduler.running
+            slot = runners.batched.slots.slots[runners.batched.slots.index(sequence.id)]
+            assert slot.tokens == sequence.tokens[: sequence.num_read]
+    drafting.run(1)
+
+
+def test_an_exact_answer_has_no_drafts(drafting: DemoDevice) -> None:
+    wanted = answer(drafting, 1)
+    assert answer(drafting, 2, exact=True, prediction=wanted) == wanted
+    assert drafting.end(2).num_drafted == 0
+
+
+def test_answers_beside_each_other_have_no_drafts(drafting: DemoDevice) -> None:
+    wanted = answer(drafting, 1)
+    fields: dict[str, Any] = {"max_tokens": len(wanted), "prediction": wanted}
+    for key in (2, 3):
+        drafting.submit(key, COUNT, **fields)
+    drafting.run(2, 3)
+    assert drafting.tokens(2) == drafting.tokens(3) == wanted
+    assert drafting.end(2).num_drafted == 0
+
+
+def test_a_profiled_answer_has_no_drafts(drafting: DemoDevice) -> None:
+    wanted = answer(drafting, 1)
+    drafting.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
+    assert answer(drafting, 2, prediction=wanted) == wanted
+    assert drafting.end(2).num_drafted == 0
+
+
+def test_a_cancelled_answer_gets_nothing_after_its_draft(drafting: DemoDevice) -> None:
+    wanted = answer(drafting, 1)
+    drafting.submit(2, COUNT, prediction=wanted)
+    while not drafting.tokens(2):
+        drafting.step()
+    drafting.step()
+    before = drafting.tokens(2)
+    assert before == wanted[: len(before)]
+    drafting.inbox.put((API, Cancel(2)))
+    answer(drafting, 3)
+    assert drafting.tokens(2) == before
+    assert not any(isinstance(told, Finished) and told.key == 2 for told in drafting.sent)
+
+
+def test_a_predicted_token_that_the_model_does_not_have_is_refused(runners: RunnerPair, drafting: DemoDevice) -> None:
+    drafting.submit(1, COUNT, prediction=[runners.model.vocab_size])
+    drafting.step()
+    (refused,) = [told for told in drafting.sent if isinstance(told, Refused)]
+    assert refused.error.param == "prediction"
+
+
+def test_a_failed_pass_with_a_draft_ends_its_answer_only(
+    runners: RunnerPair, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = answer(drafting, 1)
+
+    def fail(*given: Any) -> None:
+        raise RunnerFailed("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchedRunner, "_verify", fail)
+        drafting.submit(2, COUNT, prediction=wanted)
+        drafting.run(2)
+    assert answer(drafting, 3, prediction=wanted) == wanted
