@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from genai_server.api.generation.answers import Generation, RunningAnswer
 from genai_server.api.generation.prompts import EchoedPrompt
 from genai_server.api.routes.choices import chunks
@@ -36,11 +38,16 @@ def _generation(
     return Generation("r", "m", [answer], 1, Sampling())
 
 
+def _read(chunk: Any) -> Any:
+    """A chunk as an object, however it was made."""
+    return msgspec.json.decode(chunk) if isinstance(chunk, bytes) else chunk
+
+
 def _chat(tokens: bytes, **fields: Any) -> list[Any]:
     async def run() -> list[Any]:
         body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **fields})
         build = ChatCompletionBuilder("id", "m", 1, has_usage=body.has_last_usage or body.has_running_usage)
-        return [chunk async for chunk in chunks(_generation(tokens), build, body)]
+        return [_read(chunk) async for chunk in chunks(_generation(tokens), build, body)]
 
     return asyncio.run(run())
 
@@ -50,7 +57,7 @@ def _completion(tokens: bytes, prompt_logprobs: Sequence[TokenLogprob] = (), **f
         body = CompletionRequest.model_validate({"prompt": "ab", **fields})
         build = CompletionBuilder("id", "m", 1, has_logprobs=bool(prompt_logprobs))
         generation = _generation(tokens, echo=ECHO if body.echo else None, prompt_logprobs=prompt_logprobs)
-        return [chunk async for chunk in chunks(generation, build, body)]
+        return [_read(chunk) async for chunk in chunks(generation, build, body)]
 
     return asyncio.run(run())
 
