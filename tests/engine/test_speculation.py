@@ -16,6 +16,7 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.generation import FinishReason, Sampling
 from genai_server.messages.admin import SetRuntimeOption
@@ -75,8 +76,10 @@ ASKED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ASKED)
 @pytest.mark.parametrize("predicted", [False, True])
 def test_an_answer_has_the_same_tokens_with_drafts(
-    plain: DemoDevice, drafting: DemoDevice, kind: str, *, predicted: bool
+    plain: DemoDevice, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch, kind: str, *, predicted: bool
 ) -> None:
+    # The seed is for the comparison; with one there are no drafts.
+    monkeypatch.setattr(Sequence, "may_draft", True)
     fields = ASKED[kind]
     wanted = answer(plain, 1, **fields)
     found = answer(drafting, 1, **fields, prediction=wanted if predicted else [])
@@ -132,9 +135,10 @@ def test_what_was_accepted_is_kept_as_a_cached_prefix_and_nothing_else(
     drafting.run(1)
 
 
-def test_an_exact_answer_has_no_drafts(drafting: DemoDevice) -> None:
-    wanted = answer(drafting, 1)
-    assert answer(drafting, 2, exact=True, prediction=wanted) == wanted
+@pytest.mark.parametrize("fields", [{"exact": True}, {"sampling": Sampling(seed=1)}])
+def test_answers_that_are_to_be_the_same_again_have_no_drafts(drafting: DemoDevice, fields: dict[str, Any]) -> None:
+    wanted = answer(drafting, 1, **fields)
+    assert answer(drafting, 2, **fields, prediction=wanted) == wanted
     assert drafting.end(2).num_drafted == 0
 
 

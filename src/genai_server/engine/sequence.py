@@ -104,6 +104,15 @@ class Sequence:
         return self.by_library or (self.num_unread <= 1 and self.num_produced > 0)
 
     @property
+    def may_draft(self) -> bool:
+        """Whether a draft may follow its newest token.
+
+        Several tokens are not bitwise equal to single ones, and a draft's length depends on measured times. So exact
+        sequences have no drafts, and neither have those with a seed, which is given to have the same tokens again.
+        """
+        return not self.by_library and not self.request.exact and self.request.sampling.seed is None
+
+    @property
     def wants_positions(self) -> bool:
         """Whether logits after each prompt token are still wanted, for the prompt's log probabilities."""
         return self.request.prompt_logprobs and self.num_scored < len(self.request.prompt)

@@ -297,12 +297,8 @@ class Scheduler:
             yield Step([self._next_chunk(reading)])
 
     def _next_tokens(self, sequence: Sequence) -> Read:
-        """The newest token of a sequence of the batch. If it runs alone, a draft may follow.
-
-        An exact sequence has none, because several tokens are not bitwise equal to single ones.
-        """
-        is_able = self._policy.speculates and not sequence.by_library and not sequence.request.exact
-        if not is_able or len(self.running) > 1:
+        """The newest token of a sequence of the batch. If it runs alone, a draft may follow."""
+        if not self._policy.speculates or not sequence.may_draft or len(self.running) > 1:
             return Read(sequence, 1)
         draft = sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, self._step_times.seconds_to_verify)
         return Read(sequence, 1 + len(draft), draft)
