@@ -13,6 +13,7 @@ from tests.api.admin.test_requests import listed
 from tests.running_server import DEMO, RunningServer, wait_until
 from tests.server_here import run_here
 
+# A seed keeps drafts from shortening its time.
 LONG = "Count from 1 to 200."
 
 
@@ -94,7 +95,7 @@ def test_a_seed_makes_sampling_reproducible(server: RunningServer) -> None:
 
 def test_terminate_ends_a_running_answer_and_recovery_needs_no_reload(server: RunningServer) -> None:
     pid = server.device("cpu")["pid"]
-    with server.stream(LONG, ignore_eos=True, max_tokens=1900) as events:
+    with server.stream(LONG, ignore_eos=True, seed=1, max_tokens=1900) as events:
         reader = iter(events)
         for _ in range(5):
             next(reader)
@@ -113,7 +114,7 @@ def test_profiling_in_the_middle_of_a_generation_writes_exactly_the_files_of_tho
 ) -> None:
     folder = server.folder / "profiles" / "cpu"
     before = server.client.get("/v1/admin/runtime_options").json()["devices"]["cpu"]["profile_files"]
-    thread = threading.Thread(target=lambda: server.chat(LONG, ignore_eos=True, max_tokens=1900))
+    thread = threading.Thread(target=lambda: server.chat(LONG, ignore_eos=True, seed=1, max_tokens=1900))
     thread.start()
     wait_until(lambda: any(entry["output_tokens"] > 0 for entry in listed(server).values()))
     on = server.options(enable_profiling="slice").json()["devices"]["cpu"]
