@@ -26,23 +26,28 @@ def _reserve(size: int) -> mmap.mmap | None:
 
     numpy would ask Linux for huge pages. Clearing one or two for each layer made the first use of a slot take 0.2 s.
     """
-    if sys.platform != "linux":
-        return None
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    memory = None
+    if sys.platform == "linux":
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory
+
+
+def _give_back(memory: mmap.mmap, start: int, size: int) -> None:
+    if sys.platform == "linux":
+        memory.madvise(mmap.MADV_DONTNEED, start, size)
 
 
 def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
     """Whether address space for so many rows can be had, and whether the system takes single pages back."""
-    if sys.platform != "linux":
-        return False
-    try:
-        CpuBuffers(graph, num_rows, max_length)
-    except OSError:  # a limit of the process's address space, or a system that promises no more than it has
-        return False
-    return True
+    can = False
+    if sys.platform == "linux":
+        # A limit of the process's address space, or a system that promises no more than it has.
+        with contextlib.suppress(OSError):
+            CpuBuffers(graph, num_rows, max_length)
+            can = True
+    return can
 
 
 class CpuBuffers:
@@ -74,7 +79,7 @@ class CpuBuffers:
             for number in range(array.shape[1]):
                 start, end = first * token, head
                 if start < end:
-                    memory.madvise(mmap.MADV_DONTNEED, slot * row + number * head + start, end - start)
+                    _give_back(memory, slot * row + number * head + start, end - start)
 
     def copy(self, source: int, target: int, length: int) -> None:
         for array in self._arrays:
