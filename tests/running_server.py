@@ -49,11 +49,12 @@ def environment_without(module: str, folder: Path) -> dict[str, str]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Poll until the condition holds; fails when it does not in time."""
-    end = time.monotonic() + seconds
+    """Poll until the condition holds, the longer the less often; fails when it does not in time."""
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < end, f"still not so after {seconds} s"
-        time.sleep(0.02)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"still not so after {seconds} s"
+        time.sleep(min(0.1, 0.01 + waited / 10))
 
 
 def running_after(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:

@@ -16,7 +16,7 @@ from tests.crowd import Answer, Crowd, make_crowd
 from tests.running_server import DEMO
 from tests.stepped_engine import SLOTS, SteppedEngine
 
-REQUESTS = int(os.environ.get("CROWD_REQUESTS", "60"))
+REQUESTS = int(os.environ.get("CROWD_REQUESTS", "30"))
 # Of all answers, those that may depart where two tokens are as good but for rounding.
 MOST_DEPARTED = 0.02
 # The largest of many thousand differences, against that of a few hundred.

@@ -32,9 +32,12 @@ QUESTIONS = 60
 CLIENTS = 24
 SECONDS_TO_REST = 60.0
 # For closed connections to be seen by both sides, and for the API process to collect its garbage, which it does by the
-# clock (src/genai_server/gc_policy.py). An engine gives free memory back after two seconds without work.
+# clock (src/genai_server/gc_policy.py). A shorter soak allows so much growth that it need not wait for that.
 _SECONDS_TO_TIDY_UP = 12.0
+# An engine gives free memory back after two seconds without work.
 _SECONDS_FOR_AN_ENGINE = 4.0
+# Below so many seconds, caches are filled by what is asked only.
+_SHORT = 60.0
 _MOST_SECONDS_PER_PROFILING = 5.0
 # An engine that is killed before it counts as recovered is restarted later each time, and some day no more.
 _SECONDS_TO_RECOVER = 75.0
@@ -49,12 +52,16 @@ class Plan:
     warm_up: float
     with_kills: float
     without_kills: float
+    tidy_up: float
+    # Whether each slot is filled to its whole length before memory is looked at.
+    fills: bool
 
     @classmethod
     def of(cls, seconds: float) -> Plan:
         """The second part takes half of the time besides."""
-        warm_up = min(90.0, max(5.0, seconds / 5))
-        return cls(warm_up, seconds, seconds / 2)
+        warm_up = min(90.0, max(3.0, seconds / 5))
+        tidy_up = min(_SECONDS_TO_TIDY_UP, max(_SECONDS_FOR_AN_ENGINE, seconds / 5))
+        return cls(warm_up, seconds, seconds / 2, tidy_up, fills=seconds >= _SHORT)
 
     @property
     def between_kills(self) -> float:
@@ -101,7 +108,7 @@ class Soak:
         references = await ask_references(self._server.port, range(QUESTIONS))
         clients = Clients(self._server.port, references, self.found.books, self._chance)
         await self._warm_up(clients)
-        api, _ = await self._at_rest(_SECONDS_TO_TIDY_UP)
+        api, _ = await self._at_rest(self._plan.tidy_up)
         clients.deaths_expected = True
         await self._part(clients, self._plan.with_kills, self._kill_engines)
         await self._rest()
@@ -109,18 +116,19 @@ class Soak:
         await self._warm_up(clients)
         _, engine = await self._at_rest(_SECONDS_FOR_AN_ENGINE)
         await self._part(clients, self._plan.without_kills)
-        api_at_the_end, engine_at_the_end = await self._at_rest(_SECONDS_TO_TIDY_UP)
+        api_at_the_end, engine_at_the_end = await self._at_rest(self._plan.tidy_up)
         self.found.api, self.found.engine = (api, api_at_the_end), (engine, engine_at_the_end)
         self.found.seconds = time.monotonic() - started
         return self.found
 
     async def _warm_up(self, clients: Clients) -> None:
-        """Fill what fills up: each slot to its whole length, the caches and the pools of threads.
+        """Fill what fills up: each slot to its whole length, unless the plan is short, the caches and thread pools.
 
         Raises WrongAnswer if a slot is not filled.
         """
+        num_full = CLIENTS if self._plan.fills else 0
         answers = await asyncio.gather(
-            *(ask_json(self._server.port, "/v1/chat", full_length(index)) for index in range(CLIENTS))
+            *(ask_json(self._server.port, "/v1/chat", full_length(index)) for index in range(num_full))
         )
         for answer in answers:
             if (ended := read_answer(answer.status, bytes(answer.body), streamed=False)).reason != "length":

@@ -17,7 +17,7 @@ from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
 
 EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "")
-CHANCE = ["--max-examples", EXAMPLES or "4"]
+CHANCE = ["--max-examples", EXAMPLES or "2"]
 # Other names of an endpoint, and those that take the body of another.
 ALIKE = r"^/(tokenize|detokenize|apply-template|v1/chat/stream|v1/responses/input_tokens|v1/messages/count_tokens)$"
 

@@ -1,5 +1,7 @@
 """The soak, wrong requests, hostile grammars and many connections, each in a short form; two run beside each other.
 
+The shortest follows the longest, because a worker keeps the test that it would run next.
+
 docs/measuring.md names the long forms. Bounds are wide where they depend on the machine: for memory, because caches
 still fill up in so short a time, and for /healthz, because whatever else runs here takes its cores.
 """
@@ -26,6 +28,11 @@ def test_under_full_load_and_kills_each_request_has_one_answer_and_nothing_is_le
     run("soak", "--minutes", "0.2", "--seed", "1", "--growth", "0.25")
 
 
+@pytest.mark.timeout(300)
+def test_two_hundred_connections_at_once_are_answered_or_refused_with_a_reason() -> None:
+    run("many_connections", "--connections", "200", "--health-limit", "5")
+
+
 @pytest.mark.timeout(400)
 def test_no_body_and_no_framing_meets_a_500_or_a_hang() -> None:
     run("fuzz", "--count", "1500", "--seed", "1", "--growth", "0.25")
@@ -34,8 +41,3 @@ def test_no_body_and_no_framing_meets_a_500_or_a_hang() -> None:
 @pytest.mark.timeout(400)
 def test_no_schema_expression_or_grammar_ends_the_server_or_an_engine() -> None:
     run("fuzz_grammars", "--count", "200", "--seed", "1")
-
-
-@pytest.mark.timeout(300)
-def test_two_hundred_connections_at_once_are_answered_or_refused_with_a_reason() -> None:
-    run("many_connections", "--connections", "200", "--health-limit", "5")

@@ -38,7 +38,7 @@ def test_calls_and_reasoning_stand_beside_the_content() -> None:
     message = read.choices[0].message
     assert message.content == "Hello"
     assert message.model_extra == {"reasoning_content": "so be it"}
-    assert [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []] == [  # type: ignore[union-attr]
+    assert [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []] == [
         ("call_1", "add", '{"a": 1}'),
         ("call_2", "sub", "{}"),
     ]

@@ -111,7 +111,7 @@ def test_a_whole_response_has_all_items_and_the_usage() -> None:
         ("call_1", "add", '{"a": 1}'),
         ("call_2", "sub", "{}"),
     ]
-    assert {item.status for item in (reasoning, message, add, sub)} == {"completed"}  # type: ignore[union-attr]
+    assert {item.status for item in (reasoning, message, add, sub)} == {"completed"}
     assert read.usage is not None
     assert read.usage.input_tokens_details.cached_tokens == 2
     assert read.usage.output_tokens_details.reasoning_tokens == 1
@@ -124,7 +124,7 @@ def test_an_answer_at_its_limit_is_incomplete_and_so_is_its_last_item() -> None:
     assert read.completed_at is None
     assert read.incomplete_details is not None
     assert read.incomplete_details.to_dict() == {"reason": "max_output_tokens"}
-    assert [item.status for item in read.output] == ["completed", "completed", "incomplete"]  # type: ignore[union-attr]
+    assert [item.status for item in read.output] == ["completed", "completed", "incomplete"]
 
 
 def test_a_terminated_answer_says_so_beside_openais_reason() -> None:

@@ -198,11 +198,11 @@ def test_the_real_clients_send_their_keys_and_know_the_errors(locked: RunningSer
         client.models.list()
     message = {"role": "user", "content": "say x"}
     with anthropic.Anthropic(base_url=locked.url, api_key=BOB) as speaker:
-        answer = speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])  # type: ignore[list-item]
-        assert answer.content[0].text == "x"  # type: ignore[union-attr]
+        answer = speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])
+        assert answer.content[0].text == "x"
     wrong = anthropic.Anthropic(base_url=locked.url, api_key="wrong")
     with wrong as speaker, pytest.raises(anthropic.AuthenticationError):
-        speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])  # type: ignore[list-item]
+        speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])
 
 
 def test_strangers_see_that_the_server_lives_and_works_but_nothing_of_it(locked: RunningServer) -> None:

@@ -179,7 +179,8 @@ def test_openais_client_tries_again_after_a_429(limited: RunningServer) -> None:
             )
             await refused.wait()
             await first.close()
-            return (await second).choices[0].message.content
+            content: str | None = (await second).choices[0].message.content
+            return content
 
     assert asyncio.run(ask()) == "again"
     assert attempts[0] == 200

@@ -249,7 +249,7 @@ def test_a_call_and_its_result_can_be_sent_back(demo: RunningServer) -> None:
 def test_the_clients_own_loop_runs_a_tool_and_tells_its_result(demo: RunningServer) -> None:
     called = []
 
-    @beta_tool
+    @beta_tool  # type: ignore[untyped-decorator]
     def get_weather(city: str) -> str:
         """Get the weather of a city."""
         called.append(city)

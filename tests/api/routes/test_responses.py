@@ -222,9 +222,9 @@ def test_a_response_is_kept_with_its_input(client: OpenAI) -> None:
     second = client.responses.create(model=MODEL, previous_response_id=first.id, input="say two")
     assert client.responses.retrieve(second.id).to_dict() == second.to_dict()
     items = client.responses.input_items.list(second.id, order="asc", limit=2)
-    assert [item.to_dict()["content"][0]["text"] for item in items] == ["say one", "one", "say two"]  # type: ignore[index]
+    assert [item.to_dict()["content"][0]["text"] for item in items] == ["say one", "one", "say two"]
     newest = client.responses.input_items.list(second.id)
-    assert [item.to_dict()["content"][0]["text"] for item in newest.data] == ["say two", "one", "say one"]  # type: ignore[index]
+    assert [item.to_dict()["content"][0]["text"] for item in newest.data] == ["say two", "one", "say one"]
 
 
 def test_input_items_come_in_pages(client: OpenAI, scripted: RunningServer) -> None:
