@@ -72,21 +72,25 @@ def test_nothing_tells_to_install_the_package_from_an_index(path: str) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone whose environment is there, with a Python that notes what it is asked to install."""
+    """A clone whose environment is there, with a Python and a uv that note what they are asked to install."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "install", tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
-    python.chmod(0o755)
+    commands = tmp_path / ".venv" / "bin"
+    commands.mkdir(parents=True)
+    pip_config = "global.index-url='https://example.org/simple'"
+    for name, more in (("python", f'[ "$4" != list ] || echo "{pip_config}"'), ("uv", "exit ${UV_STATUS:-0}")):
+        (commands / name).write_text(
+            f'#!/bin/sh\necho "{name} $UV_DEFAULT_INDEX $@" | grep -e --editable >>{tmp_path}/asked\n{more}\n'
+        )
+        (commands / name).chmod(0o755)
     (tmp_path / ".venv" / "device").write_text("cpu\n")
     return tmp_path
 
 
-def install(clone: Path, *extras: str, device: str = "") -> tuple[int, str]:
+def install(clone: Path, *extras: str, device: str = "", uv_status: int = 0) -> tuple[int, str]:
     """Exit status of the script, and what it says."""
-    environment = os.environ | {"PYTHON": sys.executable, "GENAI_EXTRA": device}
+    environment = os.environ | {"PYTHON": sys.executable, "GENAI_EXTRA": device, "UV_STATUS": str(uv_status)}
     done = subprocess.run(
         [clone / "scripts" / "install", *extras], env=environment, capture_output=True, text=True, check=False
     )
@@ -98,6 +102,14 @@ def test_the_script_installs_each_extra_once(clone: Path) -> None:
         assert install(clone, *extras)[0] == 0
     asked = (clone / "asked").read_text().splitlines()
     assert [line.rpartition(" ")[2] for line in asked] == [".[cpu]", ".[cpu,bench,otel]", ".[cpu,bench,hub]"]
+    assert all(line.startswith("uv https://example.org/simple pip install") for line in asked)
+
+
+def test_where_uv_fails_pip_installs(clone: Path) -> None:
+    assert install(clone, "otel", uv_status=2)[0] == 0
+    asked = (clone / "asked").read_text().splitlines()
+    assert [line.partition(" ")[0] for line in asked] == ["uv", "python"]
+    assert {line.rpartition(" ")[2] for line in asked} == {".[cpu,otel]"}
 
 
 @pytest.mark.parametrize(
