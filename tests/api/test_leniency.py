@@ -118,6 +118,17 @@ def test_a_call_of_a_function_in_a_namespace_can_be_sent_back(scripted: RunningS
     assert response.json()["output"][0]["content"][0]["text"] == "2"
 
 
+def test_a_full_name_that_is_too_long_is_refused_in_tools_and_in_calls(scripted: RunningServer) -> None:
+    long = {**FUNCTION, "name": "n" * 128}
+    call = {"type": "function_call", "call_id": "1", "name": "n" * 128, "namespace": "m" * 128, "arguments": "{}"}
+    for fields, param in (
+        ({"tools": [{"type": "namespace", "name": "m" * 128, "tools": [long]}]}, "tools[0].namespace"),
+        ({"input": [{"role": "user", "content": "x"}, call]}, "input[1].namespace"),
+    ):
+        response = _response(scripted, **fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 def _named(index: int, body: list[str]) -> list[str]:
     return [f"a_name[{index}].x", *body]
 

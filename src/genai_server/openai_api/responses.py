@@ -8,9 +8,10 @@ from typing import Any
 
 from genai_server.errors import GenaiServerError, InvalidField
 from genai_server.generation import Sampling
-from genai_server.openai_api.response_items import full_name, new_id, to_messages
+from genai_server.openai_api.response_items import new_id, to_messages
 from genai_server.openai_api.schemas.base import JsonObject, WithoutEffect
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, ChatMessage, ChatParameters
+from genai_server.openai_api.schemas.response_items import full_name
 from genai_server.openai_api.schemas.responses import (
     LOGPROBS,
     AllowedTools,

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, elements, field_error, members, missing_error
 from genai_server.openai_api.schemas.chat import MOST_TOOLS, FunctionName, ReasoningEffort
-from genai_server.openai_api.schemas.response_items import Input
+from genai_server.openai_api.schemas.response_items import Input, check_full_name
 from genai_server.openai_api.schemas.sampling import GenerationFields
 from genai_server.quoted_values import quoted
 
@@ -39,6 +39,11 @@ class FunctionTool(Wire):
     parameters: dict[str, Any] | None = None
     strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
     namespace: FunctionName | None = Field(None, description="Calls of the function have it, too.")
+
+    @model_validator(mode="after")
+    def _has_a_name_that_fits(self) -> Self:
+        check_full_name(self.name, self.namespace)
+        return self
 
 
 class NamedFunction(Wire):
