@@ -24,6 +24,11 @@ NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only
             ["tools[1] (web_search_20250305)"],
         ),
         (
+            {"tools": [{"type": "tool_search_tool_regex_20251119"}, {"type": "tool_search_tool_bm25"}]},
+            {"tools": []},
+            ["tools[0] (tool_search_tool_regex_20251119)", "tools[1] (tool_search_tool_bm25)"],
+        ),
+        (
             {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
             {"thinking": {"type": "disabled"}, "output_config": {}},
             ["output_config.effort"],
@@ -39,7 +44,16 @@ NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only
             ["messages[0].content[0].content[0] (image)"],
         ),
     ],
-    ids=["field", "null", "field of a tool", "server tool", "effort without thinking", "image", "image of a result"],
+    ids=[
+        "field",
+        "null",
+        "field of a tool",
+        "server tool",
+        "tool search",
+        "effort without thinking",
+        "image",
+        "image of a result",
+    ],
 )
 def test_what_has_no_effect_is_taken_out_and_named(
     given: dict[str, Any], left: dict[str, Any], names: list[str]
@@ -55,6 +69,7 @@ def test_what_has_no_effect_is_taken_out_and_named(
         {"output_config": {"effort": "high"}, "thinking": {"type": "enabled"}},
         {"tools": [{"type": "bash_20250124", "name": "bash"}]},
         {"tools": [{"type": "custom", **TOOL}]},
+        {"tools": [{"type": "tool_search_tool_other"}, {"type": "tool_search_tool_é"}]},
         {"tools": 5, "messages": [3, {"content": "x"}, {"content": [None, {"type": ["image"]}]}], "thinking": "off"},
         [],
         None,

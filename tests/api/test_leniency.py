@@ -129,6 +129,15 @@ def test_a_full_name_that_is_too_long_is_refused_in_tools_and_in_calls(scripted:
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["tool_search_tool_é", "tool_search_tool_x", "web_search_\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668"]
+)
+def test_what_only_looks_like_a_server_tool_is_refused(scripted: RunningServer, kind: str, stream: bool) -> None:
+    response = _message(scripted, tools=[{"type": kind, "name": "x"}], stream=stream)
+    assert (response.status_code, HEADER in response.headers) == (400, False)
+
+
 def _named(index: int, body: list[str]) -> list[str]:
     return [f"a_name[{index}].x", *body]
 
@@ -148,3 +157,10 @@ def test_a_long_header_is_cut_after_a_name() -> None:
     value = leniency.report()[HEADER]
     assert len(value) < 2100
     assert value.endswith(" (image), ...")
+
+
+def test_any_name_fits_the_header() -> None:
+    leniency = Leniency(lambda body: ["é" * 5000])
+    leniency.apply({})
+    value = leniency.report()[HEADER]
+    assert (value[:8], len(value) < 2100, value.isascii()) == ("\\xe9\\xe9", True, True)

@@ -15,7 +15,9 @@ WITHOUT_EFFECT = (
     "tools[].defer_loading",
 )
 # Tools that Anthropic's servers run, or whose results are images. A version follows the name.
-SERVER_TOOLS = re.compile(r"(code_execution|computer|mcp_toolset|tool_search_tool_\w+|web_fetch|web_search)(_\d{8})?")
+SERVER_TOOLS = re.compile(
+    r"(code_execution|computer|mcp_toolset|tool_search_tool_(bm25|regex)|web_fetch|web_search)(_\d{8})?", re.ASCII
+)
 MEDIA = {"document": "document", "image": "image"}
 _PLACES_OF_MEDIA = ("messages[].content[]", "messages[].content[].content[]")
 

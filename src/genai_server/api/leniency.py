@@ -54,11 +54,15 @@ class Leniency:
             if kind not in _logged:
                 _logged.add(kind)
                 log.info("left out of a request: %s (GENAI_STRICT=true refuses such requests)", name)
-        return {HEADER: _shortened(", ".join(dict.fromkeys(self._left_out)))} if self._left_out else {}
+        text = ", ".join(dict.fromkeys(self._left_out))
+        return {HEADER: _shortened(text.encode("ascii", "backslashreplace").decode())} if text else {}
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS].rpartition(", ")[0] + ", ..."
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    start = text[:_MOST_CHARACTERS]
+    return f"{start.rpartition(', ')[0] or start}, ..."
 
 
 async def leniency(request: Request) -> Leniency | None:
