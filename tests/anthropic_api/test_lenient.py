@@ -63,6 +63,57 @@ def test_what_has_no_effect_is_taken_out_and_named(
 
 
 @pytest.mark.parametrize(
+    ("document", "text", "names"),
+    [
+        ({"source": {"type": "text", "media_type": "text/plain", "data": "a"}}, "a", []),
+        ({"source": {"type": "text", "data": "a"}, "title": "T", "context": "C"}, "T\nC\na", []),
+        ({"source": {"type": "text", "data": "a"}, "citations": {"enabled": True}}, "a", ["citations"]),
+        ({"source": {"type": "content", "content": "a"}, "title": None}, "a", []),
+        (
+            {"source": {"type": "content", "content": [{"type": "text", "text": "a"}, IMAGE]}},
+            f"a\n{NO_IMAGE['text']}",
+            ["source.content[1] (image)"],
+        ),
+    ],
+)
+def test_a_document_of_plain_text_becomes_its_text(document: dict[str, Any], text: str, names: list[str]) -> None:
+    body = {
+        "messages": [
+            {"role": "user", "content": [{"type": "document", **deepcopy(document)}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "content": [{"type": "document", **deepcopy(document)}]}],
+            },
+        ]
+    }
+    places = ("messages[0].content[0]", "messages[1].content[0].content[0]")
+    assert leave_out(body) == [f"{place}.{name}" for place in places for name in names]
+    whole = {"type": "text", "text": text}
+    assert [message["content"] for message in body["messages"]] == [
+        [whole],
+        [{"type": "tool_result", "content": [whole]}],
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "base64", "media_type": "application/pdf", "data": "AA=="},
+        {"type": "url", "url": "https://example.com/a.pdf"},
+        {"type": "file", "file_id": "f"},
+        {"type": "content", "content": [{"type": "search_result"}]},
+        {"type": "text", "data": 5},
+        None,
+    ],
+)
+def test_other_documents_are_left_out(source: Any) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
+    assert leave_out(body) == ["messages[0].content[0] (document)"]
+    told = [{"type": "text", "text": "[document left out: this model reads text only]"}]
+    assert body["messages"] == [{"role": "user", "content": told}]
+
+
+@pytest.mark.parametrize(
     "body",
     [
         {"unknown": 1},
