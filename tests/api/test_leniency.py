@@ -93,7 +93,8 @@ def test_a_limit_above_what_fits_is_capped(scripted: RunningServer) -> None:
     whole = _message(scripted, max_tokens=32_000)
     assert (whole.json()["stop_reason"], whole.headers[HEADER]) == ("end_turn", "max_tokens (capped to 1992)")
     cut = _message(scripted, content="x" * 1990, max_tokens=32_000)
-    assert (cut.json()["stop_reason"], cut.json()["usage"]["output_tokens"]) == ("max_tokens", 8)
+    ended = (cut.json()["stop_reason"], cut.json()["usage"]["output_tokens"])
+    assert ended == ("model_context_window_exceeded", 8)
 
 
 def test_an_image_becomes_a_text(scripted: RunningServer) -> None:

@@ -27,8 +27,6 @@ class Leniency:
     def __init__(self, leave_out: LeaveOut, *, caps: bool = False) -> None:
         # Whether the answer's limit is reduced to what fits.
         self.caps = caps
-        # The reduced limit, in tokens; None where the client's holds.
-        self.cap: int | None = None
         # The client's name for a field of the chat that its body becomes.
         self.outer_name: Callable[[str], str] = str
         self._leave_out = leave_out
@@ -44,7 +42,6 @@ class Leniency:
 
     def reduce(self, field: str, tokens: int) -> None:
         """Note the limit of the answer that holds instead of the client's."""
-        self.cap = tokens
         self._left_out.append(f"{self.outer_name(field)} (capped to {tokens})")
 
     def report(self) -> dict[str, str]:

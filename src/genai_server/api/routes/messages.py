@@ -43,7 +43,7 @@ async def create_message(
     build = MessageBuilder(
         f"msg_{context.request_id.removeprefix('req-')}",
         generation.model,
-        (context.leniency and context.leniency.cap) or body.max_tokens,
+        body.max_tokens,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
     )
     if body.stream:
