@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from _models.arguments import numbers
 from _models.table import table
 from _peers import genai, llama_cpp, openvino_peer, vllm_peer
 from _peers.environment import PeerUnavailable
@@ -72,8 +73,8 @@ def main() -> None:
         metavar="DIR",
         help="where the other servers are built (default: %(default)s)",
     )
-    parser.add_argument("--prompts", type=_numbers, metavar="N,N…", help="tokens (default: 64,512,2000)")
-    parser.add_argument("--clients", type=_numbers, metavar="N,N…", help="at once (default: 1,4,8,16)")
+    parser.add_argument("--prompts", type=numbers, metavar="N,N…", help="tokens (default: 64,512,2000)")
+    parser.add_argument("--clients", type=numbers, metavar="N,N…", help="at once (default: 1,4,8,16)")
     parser.add_argument("--rounds", type=int, metavar="N", help="default: 3")
     parser.add_argument("--output-tokens", type=int, metavar="N", help="of each answer (default: 64)")
     parser.add_argument("--build-only", action="store_true", help="build the servers and measure nothing")
@@ -150,10 +151,6 @@ def _processor() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 def _names(text: str) -> tuple[str, ...]:

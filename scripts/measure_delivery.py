@@ -16,6 +16,7 @@ from statistics import median
 
 import psutil
 from _load.server import HOST, Server, run_server
+from _models.arguments import numbers
 from _models.table import table
 
 HEAD = ["streams", "tokens each", "core-ms a token", "least", "most"]
@@ -76,10 +77,6 @@ def stream(port: int, text: str, tokens: int) -> None:
             last = (last + data)[-1000:]
     if b"data: [DONE]" not in last:
         raise RuntimeError(f"a stream has not ended: {last.decode(errors='replace')}")
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from _models.arguments import numbers
 from _models.steps import ProfiledSession, Step, TimedSession, decode_steps
 from _models.table import table
 
@@ -83,10 +84,6 @@ def shares(operators: dict[int, Counter[str]], steps: int) -> Iterator[list[str]
 def cell(seconds: float, total: float, steps: int) -> str:
     """Milliseconds a step, and the share."""
     return f"{1000 * seconds / steps:.2f} ({seconds / total:.0%})"
-
-
-def numbers(text: str) -> Sequence[int]:
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
@@ -33,13 +33,13 @@ def told_to_stop(server: RunningServer, script: str, number: int = signal.SIGTER
         yield reader
 
 
-def ask(server: RunningServer, method: str, path: str, **fields: object) -> httpx.Response:
+def ask(server: RunningServer, method: str, path: str, **fields: Any) -> httpx.Response:
     """On a connection of its own."""
-    return httpx.request(method, f"{server.url}{path}", timeout=30, **fields)  # type: ignore[arg-type]
+    return httpx.request(method, f"{server.url}{path}", timeout=30, **fields)
 
 
-def last(reader: Iterator[str]) -> dict[str, object]:
-    found: dict[str, object] = json.loads(list(reader)[-1])
+def last(reader: Iterator[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(list(reader)[-1])
     return found
 
 
@@ -47,8 +47,8 @@ class Unread(NamedTuple):
     """A server that was told to stop at once while a client does not read, and the last events of those that do."""
 
     server: RunningServer
-    ended: dict[str, object]
-    failed: dict[str, object]
+    ended: dict[str, Any]
+    failed: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_what_outlasts_the_drain_ends_with_an_error_and_the_status_is_3(own_fold
             wait_until(lambda: server.device("scripted")["waiting"] == 2)
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: ask(server, "GET", "/readyz").status_code == 503)
-            assert last(reader)["error"]["code"] == "server_stopping"  # type: ignore[index]
+            assert last(reader)["error"]["code"] == "server_stopping"
         for thread in threads:
             thread.join(10)
         # One of them was running, two were waiting.
@@ -148,7 +148,7 @@ def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
         with server.stream("delay 0.02; count 20") as short, told_to_stop(server, LONG) as reader:
             assert last(iter(short))["finish_reason"] == "stop"
             server.process.send_signal(signal.SIGTERM)
-            assert last(reader)["error"]["code"] == "server_stopping"  # type: ignore[index]
+            assert last(reader)["error"]["code"] == "server_stopping"
         assert server.process.wait(15) == 3
 
 
@@ -169,16 +169,16 @@ def test_signals_end_workers_that_hang_too(own_folder: Path) -> None:
 def test_without_time_to_drain_what_runs_ends_at_once_and_a_reader_who_does_not_read_in_seconds(
     unread: Unread,
 ) -> None:
-    assert unread.ended["error"]["code"] == "server_stopping"  # type: ignore[index]
+    assert unread.ended["error"]["code"] == "server_stopping"
     assert unread.failed["type"] == "response.failed"
-    assert unread.failed["response"]["error"]["type"] == "server_stopping"  # type: ignore[index]
+    assert unread.failed["response"]["error"]["type"] == "server_stopping"
     assert unread.server.process.wait(30) == 3
 
 
 def test_an_engine_that_dies_in_the_drain_does_not_hold_it_up(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600") as server:
         with told_to_stop(server, "delay 0.02; crash at 100; count 1000") as reader:
-            assert last(reader)["error"]["code"] == "engine_died"  # type: ignore[index]
+            assert last(reader)["error"]["code"] == "engine_died"
         assert server.process.wait(15) == 0
 
 

@@ -83,7 +83,16 @@ _TEXTS = [
     },
     {"prompt": [[72, 4], [73, 4]], "structured_outputs": {"regex": "[a-z]+"}, **_SHORT},
 ]
-_RESPONSES = [
+# The longest that fits beside a namespace of five letters.
+_LONG_NAME = "n" * 121
+_IMAGE = "data:image/png;base64,AA=="
+_NAMESPACE = {
+    "type": "namespace",
+    "name": "north",
+    "description": "Of the north.",
+    "tools": [{"type": "function", **_FUNCTION}, {"type": "function", **_FUNCTION, "name": _LONG_NAME}],
+}
+_RESPONSES: list[dict[str, Any]] = [
     {"input": "say hi", "max_output_tokens": 4},
     {"input": _HELLO, "instructions": "Be short.", "stream": True, "store": False, "max_output_tokens": 4},
     {
@@ -106,7 +115,34 @@ _RESPONSES = [
         "max_output_tokens": 4,
     },
     {"input": "say hi", "previous_response_id": "resp_x", "max_output_tokens": 4},
+    # What is left out, or has names of more parts: see openai_api/lenient.py.
+    {
+        "input": "say hi",
+        "tools": [_NAMESPACE, {"type": "web_search"}, {"type": "function", **_FUNCTION, "defer_loading": True}],
+        "tool_choice": {"type": "function", "name": "weather", "namespace": "north"},
+        "text": {"verbosity": "low"},
+        "client_metadata": {"a": "b"},
+        "max_output_tokens": 4,
+    },
+    {
+        "input": [
+            {"role": "user", "content": [{"type": "input_image", "image_url": _IMAGE}]},
+            {"type": "function_call", "call_id": "c1", "name": "weather", "namespace": "north", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_file", "file_id": "f"}]},
+        ],
+        "tools": [_NAMESPACE, {"type": "namespace", "name": "empty", "tools": []}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": _LONG_NAME}]},
+        "reasoning": {"effort": "high", "summary": "detailed"},
+        "max_output_tokens": 4,
+    },
 ]
+_ANTHROPIC_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+
+
+def _document(source: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "document", "source": source, "title": "A title", "citations": {"enabled": True}}
+
+
 _ANTHROPIC_TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
     {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}]},
@@ -124,6 +160,37 @@ _MESSAGES: list[dict[str, Any]] = [
         "tools": [_ANTHROPIC_TOOL],
         "tool_choice": {"type": "tool", "name": "weather"},
         "metadata": {"user_id": "u"},
+    },
+    # What is left out: see anthropic_api/lenient.py.
+    {
+        "model": MODEL,
+        "messages": _HELLO,
+        "max_tokens": 32_000,
+        "context_management": {"edits": []},
+        "output_config": {"effort": "high"},
+        "tools": [
+            {**_ANTHROPIC_TOOL, "name": "n" * 128, "defer_loading": True},
+            {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+            {"type": "tool_search_tool_bm25", "name": "tool_search_tool_bm25"},
+            {"type": "web_search_20250305", "name": "web_search"},
+        ],
+    },
+    {
+        "model": MODEL,
+        "messages": [
+            {"role": "user", "content": [_document({"type": "text", "media_type": "text/plain", "data": "say hi"})]},
+            *_ANTHROPIC_TURNS[1:2],
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [_ANTHROPIC_IMAGE]},
+                    _document({"type": "content", "content": [{"type": "text", "text": "say hi"}, _ANTHROPIC_IMAGE]}),
+                    _document({"type": "url", "url": "https://example.com/a.pdf"}),
+                ],
+            },
+        ],
+        "max_tokens": 4,
+        "stream": True,
     },
 ]
 _TEMPLATE: list[dict[str, Any]] = [

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,30 +64,60 @@ def clean_environment() -> dict[str, str]:
 @contextmanager
 def run_server(folder: Path, settings: Mapping[str, str], seconds_to_start: float = 60.0) -> Iterator[Server]:
     """Serve on a free port with these environment variables for settings; log, profiles and packed weights go to
-    `folder`. Raises RuntimeError, with the end of the log, if it does not start.
+    `folder`. Raises DoesNotStart.
     """
-    with socket.create_server((HOST, 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environment = clean_environment()
     environment |= {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     environment |= {"HOST": HOST, "PORT": str(port), **settings}
-    log = folder / "server.log"
+    command = [sys.executable, "-m", "genai_server", "serve"]
+    is_up = Server(0, port).is_up
+    with running(command, environment, folder / "server.log", is_up, seconds_to_start, cwd=REPOSITORY) as pid:
+        yield Server(pid, port)
+
+
+def free_port() -> int:
+    """A port of loopback that nothing listens on."""
+    with socket.create_server((HOST, 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+class DoesNotStart(RuntimeError):
+    """A server does not start; the message has the end of its log."""
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    is_up: Callable[[], bool],
+    seconds_to_start: float,
+    *,
+    cwd: Path | None = None,
+) -> Iterator[int]:
+    """Run a server, wait until it is up, and give its process id. At the end all its processes end.
+
+    Raises DoesNotStart.
+    """
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "genai_server", "serve"], cwd=REPOSITORY, env=environment, stdout=file, stderr=file
-        )
+        # A session of its own, so that its other processes end with it.
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=file, stderr=file, start_new_session=True)
     try:
-        server = Server(process.pid, port)
         end = time.monotonic() + seconds_to_start
-        while not server.is_up():
+        while not is_up():
             if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the server does not start:\n{log.read_text(encoding='utf-8')[-2000:]}")
+                said = log.read_text(encoding="utf-8", errors="replace")
+                raise DoesNotStart(f"the server does not start:\n{said[-2000:]}")
             time.sleep(0.1)
-        yield server
+        yield process.pid
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
             process.wait(_SECONDS_TO_STOP)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

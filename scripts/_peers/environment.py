@@ -58,5 +58,10 @@ class Environment:
             except OSError as error:
                 raise PeerUnavailable(f"{words[0]}: {error.strerror}") from None
         if code:
-            said = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            raise PeerUnavailable(f"{Path(words[0]).name} ended with status {code}: {said[-_LAST:]} ({log})")
+            raise PeerUnavailable(f"{Path(words[0]).name} ended with status {code}: {end_of(log)}")
+
+
+def end_of(log: Path) -> str:
+    """The last line of a log, cut if it is long, and the log's place."""
+    line = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+    return f"{line[-_LAST:]} ({log})"

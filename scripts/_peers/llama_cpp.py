@@ -24,12 +24,7 @@ _OPTIONS = [
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
 ]
-# The converter knows published vocabularies by their hash. This one is split as Qwen2's, but for the words.
-_CONVERT = (
-    "import runpy, sys; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]; import conversion.base as base; "
-    "base.TextModel.get_vocab_base_pre = lambda self, tokenizer: 'qwen2'; "
-    "runpy.run_module('convert_hf_to_gguf', run_name='__main__')"
-)
+_CONVERT = Path(__file__).with_name("llama_convert.py")
 
 
 def prepare(folder: Path, model: Model) -> Launch:
@@ -45,7 +40,7 @@ def prepare(folder: Path, model: Model) -> Launch:
     weights = folder / "model-q4_0.gguf"
     if not weights.exists():
         whole = folder / "model-bf16.gguf"
-        convert: list[str | Path] = [environment.python, "-c", _CONVERT, sources, sources / "gguf-py"]
+        convert: list[str | Path] = [environment.python, _CONVERT, sources, sources / "gguf-py"]
         environment.run([*convert, checkpoint_of(model), "--outfile", whole, "--outtype", "bf16"])
         unfinished = weights.with_suffix(".part")
         environment.run([quantize, "--pure", whole, unfinished, "Q4_0"])

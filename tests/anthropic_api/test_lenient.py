@@ -24,6 +24,11 @@ NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only
             ["tools[1] (web_search_20250305)"],
         ),
         (
+            {"tools": [{"type": "tool_search_tool_regex_20251119"}, {"type": "tool_search_tool_bm25"}]},
+            {"tools": []},
+            ["tools[0] (tool_search_tool_regex_20251119)", "tools[1] (tool_search_tool_bm25)"],
+        ),
+        (
             {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
             {"thinking": {"type": "disabled"}, "output_config": {}},
             ["output_config.effort"],
@@ -39,7 +44,16 @@ NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only
             ["messages[0].content[0].content[0] (image)"],
         ),
     ],
-    ids=["field", "null", "field of a tool", "server tool", "effort without thinking", "image", "image of a result"],
+    ids=[
+        "field",
+        "null",
+        "field of a tool",
+        "server tool",
+        "tool search",
+        "effort without thinking",
+        "image",
+        "image of a result",
+    ],
 )
 def test_what_has_no_effect_is_taken_out_and_named(
     given: dict[str, Any], left: dict[str, Any], names: list[str]
@@ -49,12 +63,64 @@ def test_what_has_no_effect_is_taken_out_and_named(
 
 
 @pytest.mark.parametrize(
+    ("document", "text", "names"),
+    [
+        ({"source": {"type": "text", "media_type": "text/plain", "data": "a"}}, "a", []),
+        ({"source": {"type": "text", "data": "a"}, "title": "T", "context": "C"}, "T\nC\na", []),
+        ({"source": {"type": "text", "data": "a"}, "citations": {"enabled": True}}, "a", ["citations"]),
+        ({"source": {"type": "content", "content": "a"}, "title": None}, "a", []),
+        (
+            {"source": {"type": "content", "content": [{"type": "text", "text": "a"}, IMAGE]}},
+            f"a\n{NO_IMAGE['text']}",
+            ["source.content[1] (image)"],
+        ),
+    ],
+)
+def test_a_document_of_plain_text_becomes_its_text(document: dict[str, Any], text: str, names: list[str]) -> None:
+    body = {
+        "messages": [
+            {"role": "user", "content": [{"type": "document", **deepcopy(document)}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "content": [{"type": "document", **deepcopy(document)}]}],
+            },
+        ]
+    }
+    places = ("messages[0].content[0]", "messages[1].content[0].content[0]")
+    assert leave_out(body) == [f"{place}.{name}" for place in places for name in names]
+    whole = {"type": "text", "text": text}
+    assert [message["content"] for message in body["messages"]] == [
+        [whole],
+        [{"type": "tool_result", "content": [whole]}],
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "base64", "media_type": "application/pdf", "data": "AA=="},
+        {"type": "url", "url": "https://example.com/a.pdf"},
+        {"type": "file", "file_id": "f"},
+        {"type": "content", "content": [{"type": "search_result"}]},
+        {"type": "text", "data": 5},
+        None,
+    ],
+)
+def test_other_documents_are_left_out(source: Any) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
+    assert leave_out(body) == ["messages[0].content[0] (document)"]
+    told = [{"type": "text", "text": "[document left out: this model reads text only]"}]
+    assert body["messages"] == [{"role": "user", "content": told}]
+
+
+@pytest.mark.parametrize(
     "body",
     [
         {"unknown": 1},
         {"output_config": {"effort": "high"}, "thinking": {"type": "enabled"}},
         {"tools": [{"type": "bash_20250124", "name": "bash"}]},
         {"tools": [{"type": "custom", **TOOL}]},
+        {"tools": [{"type": "tool_search_tool_other"}, {"type": "tool_search_tool_é"}]},
         {"tools": 5, "messages": [3, {"content": "x"}, {"content": [None, {"type": ["image"]}]}], "thinking": "off"},
         [],
         None,

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from genai_server.engine_client.stream import Batch, PromptProgress, TokenStream
+from genai_server.engine_client.stream import NewTokens, PromptProgress, TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.generation import FinishReason, Phases, TokenLogprob
 
@@ -32,16 +32,16 @@ def test_tokens_come_in_order_and_what_a_slow_reader_missed_comes_as_one() -> No
     async def scenario(stream: TokenStream) -> None:
         stream.deliver([1])
         stream.deliver([2, 3])
-        assert await anext(stream) == Batch([1, 2, 3])
+        assert await anext(stream) == NewTokens([1, 2, 3])
         stream.deliver([4])
-        assert await anext(stream) == Batch([4])
+        assert await anext(stream) == NewTokens([4])
 
     _run(scenario)
 
 
 def test_a_waiting_reader_gets_each_batch_as_it_comes() -> None:
     async def scenario(stream: TokenStream) -> None:
-        async def read() -> list[Batch]:
+        async def read() -> list[NewTokens]:
             return [batch async for batch in stream]
 
         reading = asyncio.create_task(read())
@@ -51,7 +51,7 @@ def test_a_waiting_reader_gets_each_batch_as_it_comes() -> None:
             stream.deliver(tokens)
         await _until_it_waits()
         stream.finish(FinishReason.STOP, PHASES)
-        assert await reading == [Batch([1]), Batch([2, 3])]
+        assert await reading == [NewTokens([1]), NewTokens([2, 3])]
 
     _run(scenario)
 
@@ -61,7 +61,7 @@ def test_a_batch_is_the_readers_own() -> None:
         batch = [1]
         stream.deliver(batch)
         batch.append(2)
-        assert await anext(stream) == Batch([1])
+        assert await anext(stream) == NewTokens([1])
 
     _run(scenario)
 
@@ -73,7 +73,7 @@ def test_a_reader_that_gave_up_waiting_loses_nothing() -> None:
         waiting.cancel()
         await _until_it_waits()
         stream.deliver([1])
-        assert await anext(stream) == Batch([1])
+        assert await anext(stream) == NewTokens([1])
 
     _run(scenario)
 
@@ -87,9 +87,9 @@ def test_log_probabilities_come_with_their_tokens() -> None:
     async def scenario(stream: TokenStream) -> None:
         stream.deliver([1], [one])
         stream.deliver([2], [two])
-        assert await anext(stream) == Batch([1, 2], [one, two])
+        assert await anext(stream) == NewTokens([1, 2], [one, two])
         stream.deliver([3], [three])
-        assert await anext(stream) == Batch([3], [three])
+        assert await anext(stream) == NewTokens([3], [three])
 
     _run(scenario)
 
@@ -101,7 +101,7 @@ def test_those_of_the_prompt_gather_beside_the_tokens() -> None:
         stream.deliver_prompt(read[:2])
         stream.deliver_prompt(read[2:])
         stream.deliver([1])
-        assert await anext(stream) == Batch([1])
+        assert await anext(stream) == NewTokens([1])
         assert stream.prompt_logprobs == read
 
     _run(scenario)
@@ -114,7 +114,7 @@ def test_the_end_comes_after_the_tokens_and_stays() -> None:
     async def scenario(stream: TokenStream) -> None:
         stream.deliver([1])
         stream.finish(FinishReason.LENGTH, PHASES)
-        assert [batch async for batch in stream] == [Batch([1])]
+        assert [batch async for batch in stream] == [NewTokens([1])]
         assert [batch async for batch in stream] == []
         assert (stream.reason, stream.phases, stream.is_ended) == (FinishReason.LENGTH, PHASES, True)
 
@@ -126,7 +126,7 @@ def test_an_error_comes_after_the_tokens_and_stays() -> None:
         stream.deliver([1])
         stream.fail(EngineDied("gone"))
         assert stream.is_ended
-        assert await anext(stream) == Batch([1])
+        assert await anext(stream) == NewTokens([1])
         for _ in range(2):
             with pytest.raises(EngineDied, match="gone"):
                 await anext(stream)
@@ -207,7 +207,7 @@ def test_who_was_accepted_and_failed_at_once_was_accepted() -> None:
         stream.deliver([1])
         stream.fail(EngineDied("gone"))
         await stream.accepted()
-        assert await anext(stream) == Batch([1])
+        assert await anext(stream) == NewTokens([1])
         with pytest.raises(EngineDied):
             await anext(stream)
 
@@ -234,6 +234,6 @@ def test_progress_comes_before_the_tokens_and_a_slow_reader_gets_the_last() -> N
         stream.deliver_progress(PromptProgress(16, 4))
         stream.deliver([1, 2])
         stream.finish(FinishReason.STOP, Phases())
-        assert [batch async for batch in stream] == [Batch([], progress=PromptProgress(16, 4)), Batch([1, 2])]
+        assert [batch async for batch in stream] == [NewTokens([], progress=PromptProgress(16, 4)), NewTokens([1, 2])]
 
     _run(scenario)

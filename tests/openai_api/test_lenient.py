@@ -43,9 +43,16 @@ def test_what_has_no_effect_is_taken_out_and_named(
 
 
 def test_the_functions_of_a_namespace_take_its_place_and_keep_its_name() -> None:
-    body = {"tools": [{"type": "namespace", "name": "math", "description": "d", "tools": [FUNCTION]}, FUNCTION]}
+    body = {"tools": [{"type": "namespace", "name": "math", "tools": [FUNCTION]}, FUNCTION]}
     assert leave_out(body) == []
     assert body == {"tools": [{**FUNCTION, "namespace": "math"}, FUNCTION]}
+
+
+def test_a_function_has_its_namespaces_description_before_its_own() -> None:
+    functions = [FUNCTION, {**FUNCTION, "description": "Adds."}, 5]
+    body: Any = {"tools": [{"type": "namespace", "name": "math", "description": "Numbers.", "tools": functions}]}
+    assert leave_out(body) == []
+    assert [tool["description"] for tool in body["tools"][:2]] == ["Numbers.", "Numbers.\nAdds."]
 
 
 @pytest.mark.parametrize(

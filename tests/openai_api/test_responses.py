@@ -68,6 +68,40 @@ def test_only_the_allowed_tools_are_told() -> None:
     assert chat.tool_choice == "required"
 
 
+ADDS = [{**TOOL, "namespace": "math"}, {**TOOL, "namespace": "ints"}]
+NAMED = {"type": "function", "name": "add"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "named", "told"),
+    [
+        (ADDS[:1], NAMED, "math__add"),
+        (ADDS, {**NAMED, "namespace": "ints"}, "ints__add"),
+        ([*ADDS, TOOL], {**NAMED, "namespace": "math"}, "math__add"),
+    ],
+)
+def test_a_function_of_a_namespace_can_be_chosen(tools: Any, named: Any, told: str) -> None:
+    forced = _chat(tools=tools, tool_choice=named).model_dump()
+    assert forced["tool_choice"] == {"type": "function", "function": {"name": told}}
+    allowed = _chat(tools=tools, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [named]})
+    assert [tool.function.name for tool in allowed.tools or []] == [told]
+
+
+@pytest.mark.parametrize(
+    ("tools", "named", "rule"),
+    [
+        (ADDS, NAMED, "2 of tools have this name: give its namespace"),
+        ([*ADDS[:1], TOOL], NAMED, "2 of tools have this name: give its namespace"),
+        (ADDS, {**NAMED, "namespace": "other"}, "is not among tools"),
+        (ADDS, {**NAMED, "name": "sub"}, "is not among tools"),
+    ],
+)
+def test_a_choice_that_is_not_one_function_is_refused(tools: Any, named: Any, rule: str) -> None:
+    for choice in (named, {"type": "allowed_tools", "mode": "auto", "tools": [named]}):
+        with pytest.raises(ValidationError, match=rule):
+            _chat(tools=tools, tool_choice=choice)
+
+
 @pytest.mark.parametrize("kind", ["text", "json_object"])
 def test_a_format_without_a_schema_is_told(kind: str) -> None:
     chat = _chat(text={"format": {"type": kind}}).model_dump(exclude_none=True)

@@ -58,12 +58,6 @@ def test_both_names_of_max_tokens_bound_the_answer(field: str) -> None:
     assert _request(**{field: 100}).max_tokens == 100
 
 
-def test_more_tokens_than_allowed_are_capped_to_what_fits_where_the_policy_says_so() -> None:
-    body = ChatCompletionRequest.model_validate({"messages": HELLO, "max_tokens": 41})
-    request = to_generation_request(body, [5] * 10, MODEL, request_id="r1", policy=Policy(40, caps=True))
-    assert request.max_tokens == 30
-
-
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_more_tokens_than_allowed_are_refused_by_field_limit_and_value(field: str) -> None:
     with pytest.raises(InvalidField, match=rf"^{field} .*\b40\b.*\b41\b") as caught:

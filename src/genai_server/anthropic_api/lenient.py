@@ -1,6 +1,7 @@
 """What the Messages API takes, unless it is strict, although it has no effect here."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from genai_server.openai_api.raw_body import objects_at, remove, replace_media
@@ -15,7 +16,9 @@ WITHOUT_EFFECT = (
     "tools[].defer_loading",
 )
 # Tools that Anthropic's servers run, or whose results are images. A version follows the name.
-SERVER_TOOLS = re.compile(r"(code_execution|computer|mcp_toolset|tool_search_tool_\w+|web_fetch|web_search)(_\d{8})?")
+SERVER_TOOLS = re.compile(
+    r"(code_execution|computer|mcp_toolset|tool_search_tool_(bm25|regex)|web_fetch|web_search)(_\d{8})?", re.ASCII
+)
 MEDIA = {"document": "document", "image": "image"}
 _PLACES_OF_MEDIA = ("messages[].content[]", "messages[].content[].content[]")
 
@@ -24,8 +27,32 @@ def leave_out(body: Any) -> list[str]:
     """Take all this out of a body; returns the places."""
     found = [place for path in WITHOUT_EFFECT for place in remove(body, path)]
     for path in _PLACES_OF_MEDIA:
+        found += replace_media(body, f"{path}.source.content[]", MEDIA, "text")
+        found += _documents_to_text(body, path)
         found += replace_media(body, path, MEDIA, "text")
     return found + _tools(body) + _effort(body)
+
+
+def _documents_to_text(body: Any, path: str) -> Iterator[str]:
+    """Make texts of the documents that are plain text; returns the places of what is left out of them."""
+    for place, block in objects_at(body, path):
+        text = _plain_text(block.get("source")) if block.get("type") == "document" else None
+        if text is None:
+            continue
+        about = [block[field] for field in ("title", "context") if isinstance(block.get(field), str)]
+        yield from (f"{place}.{field}" for field in remove(block, "citations"))
+        block.clear()
+        block.update(type="text", text="\n".join([*about, text]))
+
+
+def _plain_text(source: Any) -> str | None:
+    match source:
+        case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
+            return text
+        case {"type": "content", "content": list(blocks)}:
+            if all(isinstance(block, dict) and isinstance(block.get("text"), str) for block in blocks):
+                return "\n".join(block["text"] for block in blocks)
+    return None
 
 
 def _tools(body: Any) -> list[str]:

@@ -2,10 +2,13 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+
+from genai_server.errors import GenaiServerError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -22,30 +25,45 @@ _logged: set[str] = set()
 
 
 class Leniency:
-    """What is left out of one request."""
+    """What is left out of one request; nothing may be where it is treated strictly."""
 
-    def __init__(self, leave_out: LeaveOut, *, caps: bool = False) -> None:
-        # Whether the answer's limit is reduced to what fits.
-        self.caps = caps
-        # The reduced limit, in tokens; None where the client's holds.
-        self.cap: int | None = None
-        # The client's name for a field of the chat that its body becomes.
-        self.outer_name: Callable[[str], str] = str
+    def __init__(self, leave_out: LeaveOut | None = None, *, caps: bool = False) -> None:
+        # None for a strict request.
         self._leave_out = leave_out
+        # Whether the answer's limit is reduced to what fits.
+        self._caps = caps
+        # The client's name for a field of the chat that its body becomes.
+        self._outer_name: Callable[[str], str] = str
         self._left_out: list[str] = []
+
+    @contextmanager
+    def in_words(
+        self, outer_name: Callable[[str], str], outer_error: Callable[[RequestError], GenaiServerError]
+    ) -> Iterator[None]:
+        """Let errors, and what is left out, name the fields of the body, not those of the chat that it becomes."""
+        self._outer_name = outer_name
+        try:
+            yield
+        except RequestError as error:
+            raise outer_error(error) from None
 
     def apply(self, body: Any) -> None:
         """Take out of a body what has no effect."""
-        self._left_out += self._leave_out(body)
+        if self._leave_out is not None:
+            self._left_out += self._leave_out(body)
 
-    def leave_out(self, field: str) -> None:
-        """Note a field of the chat that has no effect."""
-        self._left_out.append(self.outer_name(field))
+    def leaves_out(self, field: str) -> bool:
+        """Whether a field of the chat that has no effect may be left out; if so, it is noted."""
+        if self._leave_out is None:
+            return False
+        self._left_out.append(self._outer_name(field))
+        return True
 
-    def reduce(self, field: str, tokens: int) -> None:
-        """Note the limit of the answer that holds instead of the client's."""
-        self.cap = tokens
-        self._left_out.append(f"{self.outer_name(field)} (capped to {tokens})")
+    def caps(self, field: str, tokens: int) -> bool:
+        """Whether `tokens` may replace a limit of the answer that is too high; if so, it is noted."""
+        if self._caps:
+            self._left_out.append(f"{self._outer_name(field)} (capped to {tokens})")
+        return self._caps
 
     def report(self) -> dict[str, str]:
         """The header that names all of it; empty if there is nothing. Each name is logged once in a process."""
@@ -54,18 +72,22 @@ class Leniency:
             if kind not in _logged:
                 _logged.add(kind)
                 log.info("left out of a request: %s (GENAI_STRICT=true refuses such requests)", name)
-        return {HEADER: _shortened(", ".join(dict.fromkeys(self._left_out)))} if self._left_out else {}
+        text = ", ".join(dict.fromkeys(self._left_out))
+        return {HEADER: _shortened(text.encode("ascii", "backslashreplace").decode())} if text else {}
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS].rpartition(", ")[0] + ", ..."
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    start = text[:_MOST_CHARACTERS]
+    return f"{start.rpartition(', ')[0] or start}, ..."
 
 
-async def leniency(request: Request) -> Leniency | None:
-    """The request's leniency; None where it is treated strictly."""
-    found: Leniency | None = getattr(request.state, "leniency", None)
+async def leniency(request: Request) -> Leniency:
+    """The request's leniency, which its BodyRoute has made."""
+    found: Leniency = request.state.leniency
     return found
 
 
 # The type of a route's parameter.
-TheLeniency = Annotated[Leniency | None, Depends(leniency)]
+TheLeniency = Annotated[Leniency, Depends(leniency)]

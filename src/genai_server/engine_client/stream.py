@@ -18,7 +18,7 @@ class PromptProgress(Struct, frozen=True):
     num_cached: int
 
 
-class Batch(Struct, frozen=True):
+class NewTokens(Struct, frozen=True):
     """The next tokens of an answer, or the progress of its prompt."""
 
     # Ids; empty where `progress` is given.
@@ -135,40 +135,40 @@ class TokenStream:
         while not self._accepted and self.reason is None:
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            await self._until_woken()
 
     def __aiter__(self) -> "TokenStream":
         return self
 
-    async def __anext__(self) -> Batch:
-        await self.arrival()
-        if (batch := self.take()) is None:
+    async def __anext__(self) -> NewTokens:
+        await self.wait()
+        if (new := self.take()) is None:
             raise StopAsyncIteration
-        return batch
+        return new
 
     @property
-    def has_news(self) -> bool:
-        """Whether `take` would return or raise something new."""
+    def has_items(self) -> bool:
+        """Whether `take` would return tokens, progress or the end, or raise."""
         return bool(self._tokens) or self._progress is not None or self.is_ended
 
-    async def arrival(self) -> None:
-        """Wait until there is news."""
-        while not self.has_news:
-            await self._wait()
+    async def wait(self) -> None:
+        """Wait until there are items."""
+        while not self.has_items:
+            await self._until_woken()
 
-    def take(self) -> Batch | None:
+    def take(self) -> NewTokens | None:
         """What has come since the last call; None at the end. Raises the error that ended the answer.
 
-        Must be called only when there is news.
+        Must be called only when there are items.
         """
         if self._progress is not None:
-            batch = Batch([], progress=self._progress)
+            new = NewTokens([], progress=self._progress)
             self._progress = None
-            return batch
+            return new
         if self._tokens:
-            batch = Batch(self._tokens, self._logprobs)
+            new = NewTokens(self._tokens, self._logprobs)
             self._tokens, self._logprobs = [], []
-            return batch
+            return new
         if self._error is not None:
             raise self._error
         return None
@@ -178,7 +178,7 @@ class TokenStream:
         if not self.is_ended:
             self._on_stop()
         while not self.is_ended:
-            await self._wait()
+            await self._until_woken()
         self._tokens, self._logprobs = [], []
 
     def close(self) -> None:
@@ -190,6 +190,6 @@ class TokenStream:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    async def _wait(self) -> None:
+    async def _until_woken(self) -> None:
         self._waiting = asyncio.get_running_loop().create_future()
         await self._waiting

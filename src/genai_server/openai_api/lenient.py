@@ -62,8 +62,13 @@ def _flattened(tool: Any) -> list[Any]:
     """The functions of a namespace, each with the namespace's name; another tool as it is."""
     if not isinstance(tool, dict) or tool.get("type") != "namespace" or not isinstance(tool.get("tools"), list):
         return [tool]
-    return [_within(tool.get("name"), function) for function in tool["tools"]]
+    return [_within(tool, function) for function in tool["tools"]]
 
 
-def _within(namespace: Any, function: Any) -> JsonObject | Any:
-    return {**function, "namespace": namespace} if isinstance(function, dict) else function
+def _within(namespace: JsonObject, function: Any) -> JsonObject | Any:
+    """A function of a namespace. The model is told what the namespace is for, too."""
+    if not isinstance(function, dict):
+        return function
+    found = {**function, "namespace": namespace.get("name")}
+    about = [one["description"] for one in (namespace, function) if isinstance(one.get("description"), str)]
+    return {**found, "description": "\n".join(about)} if isinstance(namespace.get("description"), str) else found

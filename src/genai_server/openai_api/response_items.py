@@ -18,6 +18,7 @@ from genai_server.openai_api.schemas.response_items import (
     MessageItem,
     ReasoningItem,
     Status,
+    full_name,
 )
 from genai_server.quoted_values import quoted
 
@@ -72,11 +73,6 @@ def function_call(
     called = {"call_id": call_id, "name": name, "arguments": arguments}
     within = {"namespace": namespace} if namespace else {}
     return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called, **within}
-
-
-def full_name(name: str, namespace: str | None) -> str:
-    """What the model calls a function, which in different namespaces may have the same name."""
-    return f"{namespace}__{name}" if namespace else name
 
 
 def referenced_ids(given: str | Sequence[InputItem]) -> set[str]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from genai_server.errors import GenaiServerError, InvalidField
 from genai_server.generation import Sampling
-from genai_server.openai_api.response_items import full_name, new_id, to_messages
+from genai_server.openai_api.response_items import new_id, to_messages
 from genai_server.openai_api.schemas.base import JsonObject, WithoutEffect
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, ChatMessage, ChatParameters
+from genai_server.openai_api.schemas.response_items import full_name
 from genai_server.openai_api.schemas.responses import (
     LOGPROBS,
     AllowedTools,
@@ -62,18 +63,18 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
 
 
 def _tools(body: ResponsesRequest) -> JsonObject:
-    tools, choice = body.tools or [], body.tool_choice
-    told: Any = choice
-    if isinstance(choice, AllowedTools):
-        allowed = {tool.name for tool in choice.tools}
-        tools, told = [tool for tool in tools if tool.name in allowed], choice.mode
-    elif isinstance(choice, NamedFunction):
-        told = {"type": "function", "function": {"name": choice.name}}
     functions = [
         tool.model_dump(exclude={"type", "namespace"}, exclude_none=True)
         | {"name": full_name(tool.name, tool.namespace)}
-        for tool in tools
+        for tool in body.tools or []
     ]
+    told: Any = body.tool_choice
+    chosen = body.chosen_names()
+    if isinstance(told, AllowedTools):
+        allowed = set(chosen)
+        functions, told = [function for function in functions if function["name"] in allowed], told.mode
+    elif isinstance(told, NamedFunction):
+        told = {"type": "function", "function": {"name": chosen[0]}}
     return {
         "tools": [{"type": "function", "function": function} for function in functions] or None,
         "tool_choice": told,

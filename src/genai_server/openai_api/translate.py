@@ -31,8 +31,6 @@ class Policy:
     max_length: int
     # Whether answers are exact where the request does not say.
     exact: bool = False
-    # Whether an answer's limit above `max_length` is reduced to what fits; else it is an error.
-    caps: bool = False
 
 
 def to_generation_request(
@@ -54,8 +52,7 @@ def to_generation_request(
     limit = min(policy.max_length, model.context_length)
     limited_by = "GENAI_MAX_LENGTH" if limit == policy.max_length else "the model's context"
     field, max_tokens = _answer_limit(body)
-    is_capped = policy.caps and max_tokens is not None and max_tokens > limit
-    if max_tokens is not None and max_tokens > limit and not is_capped:
+    if max_tokens is not None and max_tokens > limit:
         raise InvalidField(f"{field} must be at most {limit} ({limited_by}), given {max_tokens}", param=field)
     if not prompt:
         raise InvalidField(f"{it_makes} no tokens with this model", param=source)
@@ -68,8 +65,6 @@ def to_generation_request(
             limited_by=limited_by,
         )
     room = limit - len(prompt)
-    if is_capped:
-        max_tokens = room
     return GenerationRequest(
         request_id=request_id,
         prompt=prompt,

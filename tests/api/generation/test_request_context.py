@@ -8,6 +8,7 @@ import pytest
 from starlette.types import Message, Receive
 
 from genai_server.api.generation.request_context import ClientLeft, Deadline, RequestContext
+from genai_server.api.leniency import Leniency
 from genai_server.api.middleware.keys import hash_key
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.errors import InvalidField, ServerStopping
@@ -122,7 +123,8 @@ def test_the_prefix_cache_is_one_unless_keys_or_salts_part_it() -> None:
 
 
 def _context(receive: Receive, own_cache: bytes | None = None) -> RequestContext:
-    return RequestContext("r", "req-1", Deadline(600, HandClock()), receive, RequestRecord({}, "m", 0.0), own_cache)
+    record = RequestRecord({}, "m", 0.0)
+    return RequestContext("r", "req-1", Deadline(600, HandClock()), receive, record, Leniency(), own_cache)
 
 
 class Work:

@@ -291,7 +291,7 @@ def test_without_a_wish_or_a_stream_there_is_no_progress(scripted: RunningServer
 # predictions
 
 
-def test_a_predicted_answer_is_the_same_and_its_usage_says_what_was_right(demo: RunningServer) -> None:
+def test_a_predicted_answer_is_the_same(demo: RunningServer) -> None:
     with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
         plain = _chat(client, "What is the capital of Italy?", temperature=0)
         content = plain.choices[0].message.content or ""
@@ -299,12 +299,6 @@ def test_a_predicted_answer_is_the_same_and_its_usage_says_what_was_right(demo: 
             client, "What is the capital of Italy?", temperature=0, prediction={"type": "content", "content": content}
         )
     assert predicted.choices[0].message.content == content
-    assert predicted.usage is not None
-    details = predicted.usage.completion_tokens_details
-    assert details is not None
-    assert details.accepted_prediction_tokens is not None
-    assert details.rejected_prediction_tokens is not None
-    assert 0 <= details.accepted_prediction_tokens <= predicted.usage.completion_tokens
 
 
 def test_a_prediction_has_no_effect_where_nothing_is_drafted(client: OpenAI) -> None:

@@ -23,7 +23,12 @@ ECHO = EchoedPrompt("ab", [b"a", b"b"])
 
 
 def _generation(
-    tokens: bytes, *, echo: EchoedPrompt | None = None, prompt_logprobs: Sequence[TokenLogprob] = ()
+    tokens: bytes,
+    *,
+    echo: EchoedPrompt | None = None,
+    prompt_logprobs: Sequence[TokenLogprob] = (),
+    num_drafted: int = 0,
+    num_accepted: int = 0,
 ) -> Generation:
     """One ended answer to the prompt "ab" with these bytes as tokens."""
     stream, tokenizer = TokenStream(lambda: None), ByteTokenizer()
@@ -31,7 +36,7 @@ def _generation(
     stream.deliver_prompt(prompt_logprobs)
     scored = [TokenLogprob(token, -1.0) for token in tokens] if prompt_logprobs else []
     stream.deliver(tokens, scored)
-    stream.finish(FinishReason.STOP, Phases())
+    stream.finish(FinishReason.STOP, Phases(), num_drafted=num_drafted, num_accepted=num_accepted)
     offset = len(echo.text) if echo else 0
     text = AnswerText(tokenizer.decoder(), [], PlainParser(), tokenizer.token_bytes, offset=offset)
     answer = RunningAnswer(stream, text, Stopwatch(lambda: 0.0, 2), echo=echo)
@@ -43,11 +48,12 @@ def _read(chunk: Any) -> Any:
     return msgspec.json.decode(chunk) if isinstance(chunk, bytes) else chunk
 
 
-def _chat(tokens: bytes, **fields: Any) -> list[Any]:
+def _chat(tokens: bytes, *, num_drafted: int = 0, num_accepted: int = 0, **fields: Any) -> list[Any]:
     async def run() -> list[Any]:
         body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **fields})
         build = ChatCompletionBuilder("id", "m", 1, has_usage=body.has_last_usage or body.has_running_usage)
-        return [_read(chunk) async for chunk in chunks(_generation(tokens), build, body)]
+        generation = _generation(tokens, num_drafted=num_drafted, num_accepted=num_accepted)
+        return [_read(chunk) async for chunk in chunks(generation, build, body)]
 
     return asyncio.run(run())
 
@@ -80,6 +86,12 @@ def test_usage_and_metrics_come_last_where_they_are_wanted() -> None:
     assert {chunk["usage"] for chunk in told} == {None}
     assert (last["choices"], last["usage"]["total_tokens"], last["metrics"]["output_tokens"]) == ([], 4, 2)
     assert mark == "[DONE]"
+
+
+def test_usage_tells_accepted_and_rejected_drafts() -> None:
+    *_, last, _ = _chat(b"answer", num_drafted=9, num_accepted=5, stream=True, stream_options={"include_usage": True})
+    details = last["usage"]["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (5, 4)
 
 
 def test_a_completion_has_no_chunk_before_its_text() -> None:

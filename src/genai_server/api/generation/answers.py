@@ -11,7 +11,7 @@ from msgspec import Struct
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallStart, WholeAnswer
 from genai_server.api.generation.loop_share import LoopShare
 from genai_server.api.generation.prompts import EchoedPrompt
-from genai_server.engine_client.stream import Batch, PromptProgress, TokenStream
+from genai_server.engine_client.stream import NewTokens, PromptProgress, TokenStream
 from genai_server.generation import FinishReason, Phases, Sampling
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
@@ -70,14 +70,14 @@ class RunningAnswer:
         Raises GenerationFailed after the pieces before the failure, but never after a stop string.
         """
         share = LoopShare()
-        while (batch := await self._next_batch(share)) is not None:
-            if batch.progress is not None:
-                self._num_read = batch.progress.num_read
+        while (new := await self._next_tokens(share)) is not None:
+            if new.progress is not None:
+                self._num_read = new.progress.num_read
                 if self._tells_progress:
-                    yield Piece([], [], self._progress(batch.progress))
-            for index, token in enumerate(batch.tokens):
+                    yield Piece([], [], self._progress(new.progress))
+            for index, token in enumerate(new.tokens):
                 self._stopwatch.count(1)
-                parts, tokens = self._text.feed(token, batch.logprobs[index] if batch.logprobs else None)
+                parts, tokens = self._text.feed(token, new.logprobs[index] if new.logprobs else None)
                 if parts or tokens:
                     yield self._piece(parts, tokens) if self._echo is None else await self._echoed(parts, tokens)
                 if self._text.is_stopped:
@@ -93,12 +93,12 @@ class RunningAnswer:
         elif parts or tokens:
             yield self._piece(parts, tokens)
 
-    async def _next_batch(self, share: LoopShare) -> Batch | None:
+    async def _next_tokens(self, share: LoopShare) -> NewTokens | None:
         """What the engine sends next; None at the end."""
-        if self._stream.has_news:
+        if self._stream.has_items:
             await share.give_way()
         else:
-            await self._stream.arrival()
+            await self._stream.wait()
             share.renew()
         return self._stream.take()
 

@@ -40,7 +40,7 @@ async def generate(services: Services, body: Body, context: RequestContext, *, i
 
 async def _generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool) -> Generation:
     services.drain.require_open()
-    leniency = context.leniency
+    settings = services.settings
 
     # Choose: the model, which may have to be loaded first, and the engine.
     chosen = services.models.choose(body.model)
@@ -58,24 +58,23 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     engine.require_capacity(num_answers, param=multiplier)
 
     # Render and encode; resolve all defaults.
-    prompts = await encode_prompts(body, codec, leniency)
-    prediction = await encode_prediction(body, codec, services.settings.max_length)
-    caps = leniency is not None and leniency.caps
-    policy = Policy(services.settings.max_length, services.settings.exact, caps)
+    prompts = await encode_prompts(body, codec, context.leniency)
+    prediction = await encode_prediction(body, codec, settings.max_length)
+    limit = min(settings.max_length, model.context_length)
+    if (body.max_tokens or 0) > limit and context.leniency.caps("max_tokens", limit - len(prompts[0])):
+        body = body.model_copy(update={"max_tokens": None})
     requests = [
         to_generation_request(
             body,
             prompt,
             model,
             request_id=context.request_id,
-            policy=policy,
+            policy=Policy(settings.max_length, settings.exact),
             cache_salt=context.cache_salt(body.cache_salt),
             progress=is_streamed,
         )
         for prompt in prompts
     ]
-    if leniency is not None and caps and body.max_tokens is not None and body.max_tokens > requests[0].max_tokens:
-        leniency.reduce("max_tokens", requests[0].max_tokens)
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
     engine.require_capacity(num_answers, lengths, param=multiplier)
 

@@ -37,7 +37,7 @@ class EchoedPrompt:
 
 
 async def encode_prompts(
-    body: ChatParameters | CompletionRequest, codec: TextCodec, leniency: Leniency | None
+    body: ChatParameters | CompletionRequest, codec: TextCodec, leniency: Leniency
 ) -> list[list[int]]:
     """The token ids of each prompt; a chat has one. Raises InvalidField and NoChatTemplate."""
     if isinstance(body, ChatParameters):
@@ -51,7 +51,7 @@ async def encode_prompts(
     return encoded
 
 
-async def encode_chat(body: ChatParameters, codec: TextCodec, leniency: Leniency | None) -> list[int]:
+async def encode_chat(body: ChatParameters, codec: TextCodec, leniency: Leniency) -> list[int]:
     """The token ids of a chat's prompt. Raises InvalidField, and before all else NoChatTemplate."""
     codec.writer.require_template()
 
@@ -119,7 +119,7 @@ def echoed_prompts(
     return found
 
 
-def _template_variables(body: ChatParameters, codec: TextCodec, leniency: Leniency | None) -> dict[str, Any]:
+def _template_variables(body: ChatParameters, codec: TextCodec, leniency: Leniency) -> dict[str, Any]:
     """The variables for the chat template. Raises InvalidField for an effort without effect, unless lenient."""
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
@@ -129,9 +129,7 @@ def _template_variables(body: ChatParameters, codec: TextCodec, leniency: Lenien
         variables.setdefault("reasoning_effort", effort)
     elif codec.writer.reads("enable_thinking"):
         variables.setdefault("enable_thinking", effort != "none")
-    elif effort != "none" and leniency is not None:
-        leniency.leave_out("reasoning_effort")
-    elif effort != "none":
+    elif effort != "none" and not leniency.leaves_out("reasoning_effort"):
         raise InvalidField(
             f"reasoning_effort {quoted(effort)} has no effect with this model: its chat template knows no reasoning",
             param="reasoning_effort",

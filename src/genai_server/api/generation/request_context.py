@@ -64,10 +64,9 @@ class RequestContext:
     # Reports when the client disconnects.
     receive: Receive
     record: RequestRecord
+    leniency: Leniency
     # Digest of the API key: requests with different digests share no prefix cache. None where all share one.
     own_cache: bytes | None = None
-    # What is left out of the body; None where that is strict.
-    leniency: Leniency | None = None
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
@@ -109,7 +108,7 @@ async def context(request: Request, services: TheServices, leniency: TheLeniency
     own_cache = None if services.settings.shared_prefix_cache else request.state.access.digest
     state = request.state
     return RequestContext(
-        state.request_id, state.unique_id, deadline, request.receive, state.record, own_cache, leniency
+        state.request_id, state.unique_id, deadline, request.receive, state.record, leniency, own_cache
     )
 
 

@@ -209,10 +209,14 @@ def is_nested(brackets: bytes, *, by_more_than: int) -> bool:
 
 
 class BodyRoute(APIRoute):
-    """Gives FastAPI a body that is validated already.
+    """Gives FastAPI a body that is validated already. Responses name what was left out of it.
 
     Not for admin routes: the body is validated before the route's dependencies, which check the access.
     """
+
+    def leniency(self, request: Request) -> Leniency:
+        """Decides what may be left out of a request: nothing."""
+        return Leniency()
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -221,32 +225,24 @@ class BodyRoute(APIRoute):
         adapter: TypeAdapter[Any] = TypeAdapter(cast(type[Any], self.body_field.field_info.annotation))
 
         async def checked(request: Request) -> Response:
-            return await handle(_CheckedRequest(request, adapter))
+            leniency = request.state.leniency = self.leniency(request)
+            response = await handle(_CheckedRequest(request, adapter))
+            response.headers.update(leniency.report())
+            return response
 
         return checked
 
 
 def lenient_route(leave_out: LeaveOut, *, caps: bool = False) -> type[BodyRoute]:
-    """A BodyRoute that takes out of its bodies what `leave_out` does, and whose responses name it.
+    """A BodyRoute that takes out of its bodies what `leave_out` does.
 
     With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does neither.
     """
 
     class LenientRoute(BodyRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def lenient(request: Request) -> Response:
-                settings: Settings = request.app.state.services.settings
-                if settings.strict:
-                    return await handle(request)
-                leniency = Leniency(leave_out, caps=caps and settings.cap_max_tokens)
-                request.state.leniency = leniency
-                response = await handle(request)
-                response.headers.update(leniency.report())
-                return response
-
-            return lenient
+        def leniency(self, request: Request) -> Leniency:
+            settings: Settings = request.app.state.services.settings
+            return Leniency() if settings.strict else Leniency(leave_out, caps=caps and settings.cap_max_tokens)
 
     return LenientRoute
 
@@ -260,17 +256,16 @@ class _CheckedRequest(Request):
         """The validated body. Raises RequestError."""
         text = await self.body()
         aside: Aside = self.state.aside
-        leniency: Leniency | None = getattr(self.state, "leniency", None)
+        leniency: Leniency = self.state.leniency
         return await aside.do(lambda: _read(text, self._adapter, leniency), num_bytes=len(text))
 
 
-def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency | None) -> Any:
+def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:
     try:
         body = json.loads(text)
     except ValueError as error:
         raise malformed(error) from None
-    if leniency is not None:
-        leniency.apply(body)
+    leniency.apply(body)
     try:
         return adapter.validate_python(body)
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """Anthropic's /v1/messages and /v1/messages/count_tokens."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import closing
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
@@ -16,10 +16,9 @@ from genai_server.api.generation.generate import generate
 from genai_server.api.generation.prompts import encode_chat
 from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import STREAMS, EventStream
-from genai_server.api.leniency import Leniency, TheLeniency
+from genai_server.api.leniency import TheLeniency
 from genai_server.api.middleware.body import lenient_route
 from genai_server.api.services import TheServices
-from genai_server.errors import RequestError
 from genai_server.openai_api.schemas.base import JsonObject
 
 router = APIRouter(
@@ -38,12 +37,12 @@ async def create_message(
 ) -> Response:
     """Anthropic's message, in one piece or as a stream of events."""
     translation = await asyncio.to_thread(Translation, body)
-    with _in_words_of(translation, context.leniency):
+    with context.leniency.in_words(translation.outer_name, translation.outer):
         generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
     build = MessageBuilder(
         f"msg_{context.request_id.removeprefix('req-')}",
         generation.model,
-        (context.leniency and context.leniency.cap) or body.max_tokens,
+        body.max_tokens,
         shows_thinking=body.thinking is None or body.thinking.display != "omitted",
     )
     if body.stream:
@@ -60,7 +59,7 @@ async def count_tokens(body: CountTokensRequest, services: TheServices, leniency
     """The number of tokens of a message's prompt; needs no engine."""
     codec = (await services.served(body.model)).codec
     translation = await asyncio.to_thread(Translation, body)
-    with _in_words_of(translation, leniency):
+    with leniency.in_words(translation.outer_name, translation.outer):
         return {"input_tokens": len(await encode_chat(translation.chat, codec, leniency))}
 
 
@@ -72,14 +71,3 @@ async def _events(generation: Generation, build: MessageBuilder) -> AsyncGenerat
             yield event
     for event in build.last(answer.reason, answer.usage, stop_string=answer.stop_string):
         yield event
-
-
-@contextmanager
-def _in_words_of(translation: Translation, leniency: Leniency | None) -> Iterator[None]:
-    """Let errors, and what is left out, name the fields of the body that was translated."""
-    if leniency is not None:
-        leniency.outer_name = translation.outer_name
-    try:
-        yield
-    except RequestError as error:
-        raise translation.outer(error) from None

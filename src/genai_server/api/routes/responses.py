@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -16,11 +14,11 @@ from genai_server.api.generation.request_context import RequestContext, TheReque
 from genai_server.api.generation.response_store import KeptResponse
 from genai_server.api.generation.running_response import RunningResponse
 from genai_server.api.generation.sse import STREAMS, EventStream
-from genai_server.api.leniency import Leniency, TheLeniency
+from genai_server.api.leniency import TheLeniency
 from genai_server.api.middleware.auth import TheHolder
 from genai_server.api.middleware.body import lenient_route
 from genai_server.api.services import Services, TheServices
-from genai_server.errors import InvalidField, PreviousNotFound, RequestError, ResponseNotFound
+from genai_server.errors import InvalidField, PreviousNotFound, ResponseNotFound
 from genai_server.openai_api.lenient import leave_out
 from genai_server.openai_api.response_builder import ResponseBuilder
 from genai_server.openai_api.response_items import given_items, referenced_ids
@@ -70,7 +68,7 @@ async def count_input_tokens(
     """The number of tokens of this response's prompt; needs no engine, and keeps nothing."""
     codec = (await services.served(body.model)).codec
     _, chat = await _conversation(body, services, owner)
-    with _in_words_of_the_client(leniency):
+    with leniency.in_words(outer_name, outer_error):
         return InputTokens(input_tokens=len(await encode_chat(chat, codec, leniency)))
 
 
@@ -127,7 +125,7 @@ async def _start(
     if body.store and not store.is_on:
         raise InvalidField("store must not be true: this server keeps no responses", param="store")
     items, chat = await _conversation(body, services, owner)
-    with _in_words_of_the_client(context.leniency):
+    with context.leniency.in_words(outer_name, outer_error):
         generation = await generate(services, chat, context, is_streamed=bool(body.stream))
     is_stored = store.is_on and body.store is not False
     begun = new_response(
@@ -148,17 +146,6 @@ async def _start(
         owner=owner,
         with_metrics=bool(body.include_metrics),
     )
-
-
-@contextmanager
-def _in_words_of_the_client(leniency: Leniency | None) -> Iterator[None]:
-    """Let errors, and what is left out, name the fields of the body, not those of the chat that it becomes."""
-    if leniency is not None:
-        leniency.outer_name = outer_name
-    try:
-        yield
-    except RequestError as error:
-        raise outer_error(error) from None
 
 
 async def _conversation(

@@ -8,7 +8,8 @@ from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wi
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
 from genai_server.quoted_values import quoted
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+MOST_OF_NAME = 128
+FunctionName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MOST_OF_NAME}}}$")]
 # Those of a long conversation with tools; a template takes some microseconds for each.
 MOST_MESSAGES = 4096
 MOST_TOOLS = 512

@@ -1,15 +1,29 @@
 """What the input of OpenAI's Responses API is made of, one class for each type of item."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, elements
-from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_PARTS, FunctionName
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, elements, field_error
+from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_OF_NAME, MOST_PARTS, FunctionName
 
 # A message of a chat may be several items: what is thought, said and called.
 MOST_ITEMS = 4 * MOST_MESSAGES
 Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def full_name(name: str, namespace: str | None) -> str:
+    """What the model calls a function, which in different namespaces may have the same name."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def check_full_name(name: str, namespace: str | None) -> None:
+    """Raises for a function whose full name is longer than a name may be."""
+    given = len(full_name(name, namespace))
+    if given > MOST_OF_NAME:
+        raise field_error(
+            "namespace", f"and name, with __ between them, may have at most {MOST_OF_NAME} characters; given {given}"
+        )
 
 
 class InputText(Wire):
@@ -79,6 +93,11 @@ class FunctionCallItem(Item):
     arguments: Text
     namespace: FunctionName | None = Field(None, description="Of the function.")
     caller: DirectCaller | None = None
+
+    @model_validator(mode="after")
+    def _has_a_name_that_fits(self) -> Self:
+        check_full_name(self.name, self.namespace)
+        return self
 
 
 class FunctionCallOutputItem(Item):

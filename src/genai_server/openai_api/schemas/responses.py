@@ -1,12 +1,13 @@
 """Bodies of OpenAI's Responses API (https://platform.openai.com/docs/api-reference/responses)."""
 
+from collections import defaultdict
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, elements, field_error, members, missing_error
 from genai_server.openai_api.schemas.chat import MOST_TOOLS, FunctionName, ReasoningEffort
-from genai_server.openai_api.schemas.response_items import Input
+from genai_server.openai_api.schemas.response_items import Input, check_full_name, full_name
 from genai_server.openai_api.schemas.sampling import GenerationFields
 from genai_server.quoted_values import quoted
 
@@ -40,12 +41,18 @@ class FunctionTool(Wire):
     strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
     namespace: FunctionName | None = Field(None, description="Calls of the function have it, too.")
 
+    @model_validator(mode="after")
+    def _has_a_name_that_fits(self) -> Self:
+        check_full_name(self.name, self.namespace)
+        return self
+
 
 class NamedFunction(Wire):
-    """The one function that must be called."""
+    """A function of `tools`, by its name; where several namespaces have one of this name, also by its namespace."""
 
     type: Literal["function"]
     name: FunctionName
+    namespace: FunctionName | None = None
 
 
 class AllowedTools(Wire):
@@ -143,13 +150,30 @@ class ResponsesRequest(GenerationFields):
         return self
 
     def _check_tool_choice(self) -> None:
-        known = {tool.name for tool in self.tools or []}
-        if not known:
+        if not self.tools:
             raise field_error("tool_choice", "is only allowed with tools")
-        if isinstance(self.tool_choice, AllowedTools):
-            unknown = [tool.name for tool in self.tool_choice.tools if tool.name not in known]
-            if unknown:
-                raise field_error("tool_choice", f"allows the function {quoted(unknown[0])}, which is not among tools")
+        self.chosen_names()
+
+    def chosen_names(self) -> list[str]:
+        """What the model calls each function that `tool_choice` names. Raises if one of them is not one of `tools`."""
+        choice = self.tool_choice
+        chosen = [choice] if isinstance(choice, NamedFunction) else []
+        if isinstance(choice, AllowedTools):
+            chosen = choice.tools
+        namespaces: dict[str, set[str | None]] = defaultdict(set)
+        for tool in self.tools or []:
+            namespaces[tool.name].add(tool.namespace)
+        return [_full_name(one, namespaces[one.name]) for one in chosen]
+
+
+def _full_name(chosen: NamedFunction, namespaces: set[str | None]) -> str:
+    found = namespaces & {chosen.namespace} if chosen.namespace else namespaces
+    if not found:
+        raise field_error("tool_choice", f"names the function {quoted(chosen.name)}, which is not among tools")
+    if len(found) > 1:
+        rule = f"names the function {quoted(chosen.name)}, and {len(found)} of tools have this name: give its namespace"
+        raise field_error("tool_choice", rule)
+    return full_name(chosen.name, *found)
 
 
 class InputTokens(BaseModel):

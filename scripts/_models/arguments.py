@@ -1,0 +1,8 @@
+"""What arguments of the scripts are read as."""
+
+from __future__ import annotations
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Numbers with commas between them, each once. Raises ValueError."""
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
