@@ -17,6 +17,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler, Step
+from genai_server.errors import RunnerFailed
 from genai_server.generation import FinishReason, GenerationRequest
 from genai_server.messages.admin import CacheReset, GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
@@ -465,10 +466,14 @@ def test_who_wants_it_is_told_after_each_chunk_how_far_the_prompt_is(bench: Benc
 
 
 def test_a_cached_prefix_that_cannot_be_copied_costs_no_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+
     def broken(sequence: Any) -> int:
-        raise RuntimeError("no memory")
+        tried.append(sequence)
+        raise RunnerFailed("no memory")
 
     monkeypatch.setattr(bench.loop._runners, "match_again", broken)
     bench.submit(1, "say a")
     bench.run()
     assert bench.text(1) == "a"
+    assert len(tried) == 1

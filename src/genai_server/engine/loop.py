@@ -184,8 +184,8 @@ class EngineLoop:
         """Find what others have read of a prompt meanwhile; if that fails, it is read as it is."""
         try:
             self._meter.matched(self._runners.match_again(sequence))
-        except Exception:  # of a device's memory; the step is not to fail for what would only save time
-            log.exception("request %s: the cached prefix could not be copied", sequence.request.request_id)
+        except RunnerFailed as error:  # the step must not fail for what would only save time
+            log.warning("request %s: a cached prefix could not be copied: %s", sequence.request.request_id, error)
 
     def _place(self) -> None:
         for sequence in self._options.misplaced(self._scheduler.running):

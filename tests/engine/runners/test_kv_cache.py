@@ -6,6 +6,7 @@ import pytest
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.runners.kv_cache import KvSlots, _common_length
+from genai_server.errors import RunnerFailed
 
 EMPTY = -1
 GIVEN_BACK = -2
@@ -20,8 +21,15 @@ class TokenBuffers:
     def __init__(self, num_slots: int) -> None:
         self.rows = [[EMPTY] * LENGTH for _ in range(num_slots)]
         self.copies: list[tuple[int, int, int]] = []
+        self.fails = False  # at the next copy or swap
+
+    def fail_once(self) -> None:
+        if self.fails:
+            self.fails = False
+            raise RunnerFailed("no memory")
 
     def copy(self, source: int, target: int, length: int) -> None:
+        self.fail_once()
         assert source != target
         assert 0 <= length <= LENGTH
         self.copies.append((source, target, length))
@@ -31,6 +39,9 @@ class TokenBuffers:
         self.rows[slot][first:] = [GIVEN_BACK] * (LENGTH - first)
 
     def swap(self, one: int, other: int, length: int) -> None:
+        if self.fails:  # halfway
+            self.rows[other][:length] = self.rows[one][:length]
+        self.fail_once()
         assert one != other
         assert 0 <= length <= LENGTH
         kept = self.rows[one][:length]
@@ -365,6 +376,45 @@ def test_what_another_has_read_meanwhile_is_copied_before_the_first_chunk(bench:
     assert bench.match_again(2, [*prompt, 7]) == 5
     assert bench.tokens(2) == prompt[:5]
     assert bench.match_again(2, [*prompt, 7]) == 5
+
+
+def test_a_copy_that_fails_counts_no_token_and_is_tried_again(bench: Bench) -> None:
+    prompt = [1, 2, 3, 4, 5, 6]
+    bench.acquire(1, prompt)
+    bench.acquire(2, [*prompt, 7])
+    bench.read(1, prompt)
+    bench.buffers.fails = True
+    with pytest.raises(RunnerFailed):
+        bench.match_again(2, [*prompt, 7])
+    bench.check()
+    assert bench.tokens(2) == []
+    assert bench.match_again(2, [*prompt, 7]) == 5
+
+
+def test_a_sequence_whose_copy_fails_leaves_no_cached_prefix(bench: Bench) -> None:
+    prompt = [1, 2, 3, 4, 5, 6]
+    bench.prefill(1, prompt)
+    bench.buffers.fails = True
+    with pytest.raises(RunnerFailed):
+        bench.acquire(2, prompt)
+    bench.check()
+    bench.release(2)
+    assert bench.pasts() == []
+
+
+def test_rows_whose_exchange_fails_keep_nothing() -> None:
+    bench = Bench(16)
+    for sequence in range(12):
+        bench.prefill(sequence, [sequence] * 20, reuse=False)
+    for sequence in range(11):
+        bench.release(sequence)
+    bench.buffers.fails = True
+    with pytest.raises(RunnerFailed):
+        while True:
+            bench.start_decoding(11)
+            bench.slots.close_holes()
+    bench.check()
+    assert bench.tokens(11) == []
 
 
 def test_it_is_copied_from_idle_slots_too_and_beyond_what_was_found_before(bench: Bench) -> None:
