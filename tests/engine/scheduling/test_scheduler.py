@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.kv_memory import KvMemory
+from genai_server.engine.sampling.drafts import Drafter
 from genai_server.engine.scheduling.scheduler import Read, Scheduler, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import InvalidField, QueueFull
@@ -828,6 +829,18 @@ def test_exact_sequences_and_those_of_other_runners_have_no_drafts() -> None:
         for name, value in runner.items():
             setattr(sequence, name, value)
         assert _drafted(_speculating(sequence)) == [0]
+
+
+def test_a_drafter_that_fails_costs_only_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[object] = []
+
+    def broken(*args: object) -> list[int]:
+        tried.append(args)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Drafter, "draft", broken)
+    assert _drafted(_speculating(_repeating("a"))) == [0]
+    assert len(tried) == 1
 
 
 def test_drafts_end_while_their_passes_take_too_long() -> None:

@@ -12,6 +12,7 @@ A sequence runs only if the batch's memory holds all running sequences at their 
 for which there is no memory lets no other pass, so that long requests have their turn.
 """
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Several
@@ -24,6 +25,7 @@ from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import InvalidField, QueueFull
 from genai_server.messages.figures import Capacity
 
+log = logging.getLogger(__name__)
 # ONNX Runtime's attention on CPUs processes a chunk in blocks. Measured: 64 tokens with a head size of 32, 128 with 64.
 # A block of one token is not bitwise equal. Block sizes are multiples of this.
 _QUERY_BLOCK = 16
@@ -300,7 +302,11 @@ class Scheduler:
         """The newest token of a sequence of the batch. If it runs alone, a draft may follow."""
         if not self._policy.speculates or not sequence.may_draft or len(self.running) > 1:
             return Read(sequence, 1)
-        draft = sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, self._step_times.seconds_to_verify)
+        try:
+            draft = sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, self._step_times.seconds_to_verify)
+        except Exception:  # the engine must not end for what would only save time
+            log.exception("request %s: its next tokens could not be drafted", sequence.request.request_id)
+            return Read(sequence, 1)
         return Read(sequence, 1 + len(draft), draft)
 
     def _may_mix(self, reading: Sequence, batch: list[Sequence]) -> bool:
