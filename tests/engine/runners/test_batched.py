@@ -18,6 +18,7 @@ from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -570,6 +571,17 @@ def test_what_the_library_refuses_is_translated_and_the_others_go_on(batch: Batc
     batch.end(2)
     batch.step(1)
     assert batch.answers[1] == reference(text(20), 2)
+
+
+def test_memory_that_cannot_be_had_is_the_runners_failure(graph: DecoderGraph, session: Any) -> None:
+    def refuse(graph: DecoderGraph, num_rows: int, max_length: int) -> CpuBuffers:
+        if max_length >= MAX_LENGTH:
+            raise RuntimeError("too little")
+        return CpuBuffers(graph, num_rows, max_length)
+
+    model = check_model_directory(DEMO)
+    with pytest.raises(RunnerFailed, match="too little"):
+        BatchedRunner(graph, session, model, BatchLimits(1, MAX_LENGTH), make_buffers=refuse)
 
 
 def test_closing_what_is_not_open_is_nothing(runner: BatchedRunner) -> None:

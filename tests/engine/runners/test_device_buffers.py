@@ -270,6 +270,17 @@ def test_one_who_needs_them_all_has_them_come_for_the_whole_pass(
 # what ONNX Runtime has
 
 
+def test_memory_of_a_device_has_no_trial_of_long_rows(graph: DecoderGraph, session: Any) -> None:
+    made: list[tuple[int, int]] = []
+
+    def make(graph: DecoderGraph, num_rows: int, max_length: int) -> BatchBuffers:
+        made.append((num_rows, max_length))
+        return DeviceBuffers(ON_CPU, graph, num_rows, max_length)
+
+    BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make)
+    assert made[1:] == [(4, 128)]
+
+
 def test_a_copy_that_the_device_refuses_is_the_runners_failure(
     graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:

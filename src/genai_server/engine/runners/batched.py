@@ -344,8 +344,11 @@ class BatchedRunner:
             self.slots.release(sequence)
 
     def _take_memory(self, num_rows: int, max_length: int) -> None:
-        """Allocate empty buffers of `num_rows` rows with `max_length` tokens each."""
-        self._buffers = self._make_buffers(self._graph, num_rows, max_length)
+        """Allocate empty buffers of `num_rows` rows with `max_length` tokens each. Raises RunnerFailed."""
+        try:
+            self._buffers = self._make_buffers(self._graph, num_rows, max_length)
+        except (RuntimeError, OSError, MemoryError) as error:
+            raise RunnerFailed(f"no memory for keys and values: {error}") from error
         # Written by each decode step.
         self._step_logits = np.empty((num_rows, 1, self._model.vocab_size), self._graph.logits_type)
         for session in (self._own, self._int8):
@@ -356,7 +359,12 @@ class BatchedRunner:
                 mixed.use(self._buffers)
 
     def _try_long_rows(self, row_group: int, max_length: int) -> bool:
-        """Whether long rows of one length are not bitwise equal to rows of several lengths."""
+        """Whether long rows of one length are not bitwise equal to rows of several lengths.
+
+        Only attention on CPUs splits rows. A device would allocate all memory of the trial's long rows.
+        """
+        if not isinstance(self._buffers, CpuBuffers):
+            return False
         context = max(1, min(max_length, trials.MOST_CONTEXT) - 1)
         self._take_memory(max(2, row_group), context + 1)
         return trials.splits_even_rows(self._try, self._buffers, self._graph, row_group, context)
