@@ -131,12 +131,14 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     """
     from genai_server.engine.runners.batched import BatchLimits
     from genai_server.engine.runners.cpu_buffers import can_reserve, page_tokens
+    from genai_server.engine.runners.trials import ROWS
 
     settings = spec.settings
     most = settings.max_batch_size
     # A device's memory is allocated at once, with one additional row for swaps.
     spare_pages = 0 if _on_cpu(spec) else 1
-    shares = _on_cpu(spec) and can_reserve(graph, most, max_length)
+    # A runner has at most two groups of padding rows, and no group has more rows than its trial.
+    shares = _on_cpu(spec) and can_reserve(graph, most + 2 * ROWS, max_length)
     tokens = page_tokens(graph) if shares else graph.slot_length(max_length)
     page_bytes = graph.bytes_per_token * tokens
     allowed = settings.kv_cache_bytes or free_memory() // 2
