@@ -84,9 +84,10 @@ class Bench:
         self.slots.append(sequence, tokens, prefilled=prefilled)
         self.check()
 
-    def write_behind(self, row: int) -> None:
+    def write_behind(self, row: int, num_tokens: int = 1) -> None:
         """What a pass leaves behind the end of a row that nobody listens to."""
-        self.buffers.rows[row][len(self.slots.slots[row].tokens)] = -7
+        end = len(self.slots.slots[row].tokens)
+        self.buffers.rows[row][end : end + num_tokens] = [-7] * num_tokens
 
     def start_decoding(self, sequence: int) -> None:
         self.slots.start_decoding(sequence)
@@ -559,6 +560,16 @@ def test_memory_behind_cached_tokens_is_given_back_before_cached_prefixes() -> N
     assert bench.pasts() == [[3] * 8]
     bench.prefill(4, [4] * 12)
     assert bench.pasts() == [[3] * 8]
+
+
+def test_what_is_written_further_behind_a_padding_row_counts() -> None:
+    bench = shared_bench(num_pages=4)
+    bench.leave_behind(1, list(range(15)))  # another page begins after the next token
+    bench.leave_behind(2, list(range(20, 26)))
+    bench.slots.reserve_behind(0, 2)
+    bench.write_behind(0, 2)
+    bench.check()
+    assert bench.pasts() == [list(range(15))]
 
 
 def test_without_memory_for_a_copy_the_cached_prefix_is_taken_over() -> None:

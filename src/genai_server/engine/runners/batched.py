@@ -176,7 +176,7 @@ class BatchedRunner:
             return self.advance(ids, tokens, (row.num_choices for row in rows))
         (row,) = reading
         end = len(self.slots.slots[self.slots.index(row.sequence)].tokens) + len(row.tokens)
-        if decoding and end < self._limits.max_length:  # a padding row could write nothing behind a longer chunk
+        if decoding and end < self._limits.max_length:  # a padding row behind it must have a position
             return self._advance_and_read(ids, tokens, row)
         read = Scores(np.atleast_2d(self.prefill(row.sequence, row.tokens, positions=row.positions)))
         return [*(self.advance(ids, tokens, (row.num_choices for row in decoding)) if decoding else ()), read]
@@ -286,7 +286,9 @@ class BatchedRunner:
         if not exact or not self._splits_even_rows or any(lengths[:rows] != lengths[0]):
             return lengths[:rows]
         rows += group if rows == num_rows else 0
-        lengths[rows - 1] += lengths[rows - 1] == lengths[0]
+        if lengths[rows - 1] == lengths[0]:
+            lengths[rows - 1] += 1
+            self.slots.reserve_behind(rows - 1, 2)
         return lengths[:rows]
 
     def _append(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:

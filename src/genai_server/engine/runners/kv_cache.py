@@ -167,6 +167,17 @@ class KvSlots:
         slot.num_coming = 0
         self._take_pages(slot)
 
+    def reserve_behind(self, row: int, num_tokens: int) -> None:
+        """Take memory for tokens that the next pass writes behind a padding row's own; rows beyond the slots have it.
+
+        For a single token there always is.
+        """
+        if row < len(self.slots):
+            slot = self.slots[row]
+            before, slot.num_coming = slot.num_coming, num_tokens - 1
+            self._take_pages(slot, slot)
+            slot.num_coming = before
+
     def start_decoding(self, sequence: int) -> None:
         """Count a sequence whose prompt has been read as a decoding one."""
         slot = self._running[sequence]
