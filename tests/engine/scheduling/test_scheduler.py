@@ -8,7 +8,7 @@ from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.sampling.drafts import Drafter
 from genai_server.engine.scheduling.scheduler import Read, Scheduler, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import InvalidField, QueueFull
+from genai_server.errors import QueueFull
 from genai_server.generation import GenerationRequest
 from genai_server.messages.figures import Capacity
 
@@ -264,14 +264,6 @@ def test_a_sequence_without_memory_lets_no_other_pass() -> None:
     assert _names(scheduler.admit()) == ["a"]
     scheduler.remove(scheduler.running[0])
     assert _names(scheduler.admit()) == ["b", "c"]
-
-
-def test_a_sequence_that_the_memory_never_holds_is_refused_at_once() -> None:
-    scheduler = _sharing(10)
-    scheduler.add(_sequence("a", num_prompt=99))
-    with pytest.raises(InvalidField, match=r"may have 109 tokens \(GENAI_KV_CACHE_BYTES\), given 110"):
-        scheduler.add(_sequence("b", num_prompt=100))
-    assert _names(scheduler.waiting) == ["a"]
 
 
 def test_prompts_that_wait_for_memory_count_as_waiting_tokens() -> None:

@@ -158,6 +158,7 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
             log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, most, need)
         return BatchLimits(num_slots, max_length)
     memory = KvMemory(tokens, num_pages - num_slots)
+    assert memory.pages(max_length) <= memory.num_pages  # else a request would wait for ever
     if (longest := memory.num_pages // shared) < most:
         log.info("%d of the longest requests run at once, and up to %d shorter ones: %s", longest, num_slots, need)
     return BatchLimits(num_slots, max_length, memory)

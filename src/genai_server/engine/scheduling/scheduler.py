@@ -22,7 +22,7 @@ from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.scheduling.queue_wait import queue_wait
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import InvalidField, QueueFull
+from genai_server.errors import QueueFull
 from genai_server.messages.figures import Capacity
 
 log = logging.getLogger(__name__)
@@ -155,17 +155,7 @@ class Scheduler:
         return not self.running and all(s.state is SequenceState.WAITING_FOR_GRAMMAR for s in self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises QueueFull at the limit of requests or of waiting tokens.
-
-        Raises InvalidField if the memory does not hold the sequence alone.
-        """
-        if self._pages(sequence) > self._memory.num_pages:
-            most = self._memory.num_tokens(1) - 1
-            raise InvalidField(
-                f"prompt and answer together may have {most} tokens (GENAI_KV_CACHE_BYTES), "
-                f"given {sequence.max_length}",
-                param="max_tokens",
-            )
+        """Queue a sequence, which the memory holds alone. Raises QueueFull at the limit of requests or of tokens."""
         self._require_capacity(sequence)
         self.waiting.append(sequence)
         self.waiting.sort(key=lambda waiting: waiting.request.priority)
@@ -212,7 +202,7 @@ class Scheduler:
         return queue_wait(self.running, self.waiting, self._step_times, num_tokens, self._memory)
 
     def _late(self, waiting: list[Sequence]) -> list[Sequence]:
-        """Those of the waiting sequences which the next step does not admit."""
+        """Those of the waiting sequences which the next step does not admit: an upper estimate, in order of arrival."""
         places, pages = self._max_running - len(self.running), self._free_pages()
         for number, sequence in enumerate(waiting):
             places -= 1
