@@ -12,7 +12,8 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.scheduler import Scheduler, StepPolicy
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import StepPolicy
 from genai_server.generation import FinishReason, GenerationRequest, TokenLogprob
 from genai_server.messages.protocol import Failed, Finished, PromptLogprobs, Submit, ToApi, Tokens
 from genai_server.text.codec import load_text_codec

@@ -16,7 +16,8 @@ from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
-from genai_server.engine.scheduling.scheduler import Scheduler, Step
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import Step
 from genai_server.errors import RunnerFailed
 from genai_server.generation import FinishReason, GenerationRequest
 from genai_server.messages.admin import CacheReset, GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption

@@ -33,7 +33,8 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sampling.next_token import choose_next_token, prompt_logprobs
-from genai_server.engine.scheduling.scheduler import Read, Scheduler, Step
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason

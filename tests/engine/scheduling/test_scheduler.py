@@ -6,7 +6,8 @@ import pytest
 
 from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.sampling.drafts import Drafter
-from genai_server.engine.scheduling.scheduler import Read, Scheduler, Step, StepPolicy
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import Read, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import QueueFull
 from genai_server.generation import GenerationRequest
