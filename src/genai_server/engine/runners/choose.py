@@ -181,7 +181,7 @@ def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> 
     if settings.prefill_weights == "auto" and needed > allowed:
         log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
         return MoreSessions(mixed)
-    int8_dir = int8_model(own_dir, Path(settings.cache_dir), spec.options)
+    int8_dir = int8_model(own_dir, Path(settings.cache_dir), spec.options, settings.threads)
     if int8_dir is None:
         return MoreSessions(mixed)
     int8_graph = replace(graph, path=int8_dir / graph.path.name)
