@@ -39,7 +39,7 @@ class DecoderSession:
         """The binding for a decode step of `ids` [rows, 1] over the slots from 0 on.
 
         `lengths` [rows] are the slots' lengths after the step, which writes `logits` [rows, 1, vocab_size]. All steps
-        of so many rows must have the same array for them: only the inputs are bound anew.
+        of so many rows must have the same array for them: only the inputs are bound again.
         """
         rows = len(ids)
         binding = self._steps.get(rows)
@@ -67,7 +67,7 @@ class DecoderSession:
         self._bind_rows(binding, ids, lengths)
         if self.chooses_positions:
             binding.bind_cpu_input(FIRST_POSITION, np.array([-told]))
-        # Bound anew each time: the binding would otherwise still write to the arrays of the last pass.
+        # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
         for name, array in wanted.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.keep_unread(binding, wanted)
