@@ -7,6 +7,7 @@ as for many; so everything here is compared exactly.
 import random
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -583,6 +584,19 @@ def test_memory_that_cannot_be_had_is_the_runners_failure(graph: DecoderGraph, s
     model = check_model_directory(DEMO)
     with pytest.raises(RunnerFailed, match="too little"):
         BatchedRunner(graph, session, model, BatchLimits(1, MAX_LENGTH), make_buffers=refuse)
+
+
+def test_the_memory_of_each_trial_is_free_before_the_next_is_taken(graph: DecoderGraph, session: Any) -> None:
+    made: list[weakref.ref[CpuBuffers]] = []
+
+    def make(graph: DecoderGraph, num_rows: int, max_length: int) -> CpuBuffers:
+        assert not any(earlier() for earlier in made)
+        buffers = CpuBuffers(graph, num_rows, max_length)
+        made.append(weakref.ref(buffers))
+        return buffers
+
+    BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(2, MAX_LENGTH), make_buffers=make)
+    assert len(made) == 3
 
 
 def test_closing_what_is_not_open_is_nothing(runner: BatchedRunner) -> None:

@@ -346,7 +346,11 @@ class BatchedRunner:
             self.slots.release(sequence)
 
     def _take_memory(self, num_rows: int, max_length: int) -> None:
-        """Allocate empty buffers of `num_rows` rows with `max_length` tokens each. Raises RunnerFailed."""
+        """Replace the buffers by empty ones of `num_rows` rows with `max_length` tokens each. Raises RunnerFailed."""
+        for each in (self._own, self._int8, self._mixed, self._mixed_int8):
+            if each is not None:
+                each.release()
+        vars(self).pop("buffers", None)  # freed before the next are allocated
         try:
             self.buffers = self._make_buffers(self._graph, num_rows, max_length)
         except (RuntimeError, OSError, MemoryError) as error:

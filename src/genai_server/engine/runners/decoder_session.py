@@ -26,11 +26,15 @@ class DecoderSession:
         self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         self._graph = graph
 
-    def use(self, buffers: BatchBuffers, num_rows: int, max_length: int) -> None:
-        """Use the slots of these buffers from now on."""
-        self._buffers = buffers
+    def release(self) -> None:
+        """Let go of the buffers; no pass until `use`."""
+        vars(self).pop("_buffers", None)
         self._bindings: dict[tuple[int, int], Any] = {}
         self._steps: dict[int, Any] = {}  # of decode steps, by their rows
+
+    def use(self, buffers: BatchBuffers, num_rows: int, max_length: int) -> None:
+        """Use the slots of these buffers from now on; called after `release`."""
+        self._buffers = buffers
         self._places = np.arange(self._graph.slot_length(max_length))
         # Shared by all passes, because every binding would otherwise keep its own last mask.
         self._mask = np.empty(num_rows * len(self._places), np.int64)
@@ -104,10 +108,14 @@ class MixedSession:
         self.session = session
         self._graph = graph
 
-    def use(self, buffers: BatchBuffers) -> None:
-        """Use the slots of these buffers from now on."""
-        self._buffers = buffers
+    def release(self) -> None:
+        """Let go of the buffers; no pass until `use`."""
+        vars(self).pop("_buffers", None)
         self._bindings: dict[tuple[int, int], Any] = {}
+
+    def use(self, buffers: BatchBuffers) -> None:
+        """Use the slots of these buffers from now on; called after `release`."""
+        self._buffers = buffers
 
     def bind(
         self,
