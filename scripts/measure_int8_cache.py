@@ -1,7 +1,7 @@
-"""Measure attention over keys and values of 8 bits against 32: one layer of GroupQueryAttention, on the CPU.
+"""Times one attention layer (GroupQueryAttention, CPU) with 8-bit and 32-bit keys and values.
 
-Times a decode step of some rows and a chunk of 64 tokens of one row, behind contexts of several lengths, and gives the
-largest difference of the outputs as a share of the largest output. Run it with the interpreter of `.venv`.
+Measures a decode step, and a chunk of 64 tokens, at several context lengths. `difference` is the largest deviation of
+the output, as a share of the largest output. Run it with the interpreter of `.venv`.
 """
 
 from __future__ import annotations

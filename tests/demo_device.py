@@ -12,10 +12,12 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.scheduler import Scheduler, StepPolicy
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import StepPolicy
 from genai_server.generation import FinishReason, GenerationRequest, TokenLogprob
 from genai_server.messages.protocol import Failed, Finished, PromptLogprobs, Submit, ToApi, Tokens
 from genai_server.text.codec import load_text_codec
+from tests.loop_steps import step_or_wait
 from tests.running_server import DEMO
 
 API = 1
@@ -54,10 +56,7 @@ class DemoDevice:
         self.inbox.put((API, Submit(key, GenerationRequest(prompt=prompt(text), **values), more)))
 
     def step(self) -> None:
-        if self.inbox.empty() and self.scheduler.is_idle:
-            time.sleep(0.001)  # a grammar is being compiled, and a step would block
-        else:
-            self.loop.run_one_step()
+        step_or_wait(self.loop, self.scheduler)
 
     def run(self, *keys: int) -> None:
         end = time.monotonic() + 30

@@ -14,7 +14,7 @@ def resident_bytes(buffers: CpuBuffers) -> int:
     """
     found = 0
     with open("/proc/self/pagemap", "rb", buffering=0) as pages:
-        for array in buffers._arrays:
+        for array in buffers.arrays:
             pages.seek(array.ctypes.data // mmap.PAGESIZE * 8)
             entries = np.frombuffer(pages.read(array.nbytes // mmap.PAGESIZE * 8), np.uint64)
             found += int(np.count_nonzero(entries >> np.uint64(62))) * mmap.PAGESIZE

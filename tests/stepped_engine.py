@@ -24,7 +24,8 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import model_guidance
-from genai_server.engine.scheduling.scheduler import Scheduler, Step, StepPolicy
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import Step, StepPolicy
 from genai_server.generation import GenerationRequest
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens

@@ -70,7 +70,8 @@ class GenerationRequest(Struct, frozen=True):
     adapter: Adapter | None = None
     # The server's own name for the request, where `request_id` is not unique.
     unique_id: str = ""
-    # Tokens that the answer may have, for drafts. They change its speed only.
+    # Tokens that the answer may have, for drafts. At a near tie the answer may have another token because of them. They
+    # have no effect with `exact` or a seed.
     prediction: list[int] = []
 
     @property

@@ -4,14 +4,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from genai_server.cli import main
 from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, environment_without, wait_until
+from tests.scraped import scrape
 
 COMMAND = [sys.executable, "-m", "genai_server", "bench"]
 QUICK = ["--rounds", "1", "--requests", "2", "--prompt-tokens", "128", "--output-tokens", "8"]
@@ -89,12 +88,14 @@ def test_a_wrong_option_is_told_before_anything_is_measured(
 
 
 def test_control_c_ends_it_with_what_was_measured(scripted: RunningServer) -> None:
-    command = [*COMMAND, "--url", scripted.url, *QUICK, "--rounds", "100000"]
+    def answered() -> float:
+        return scrape(scripted).value("request_success_total")
+
+    command, before = [*COMMAND, "--url", scripted.url, *QUICK, "--rounds", "100000"], answered()
     process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=-1, text=True)
     with process:
         try:
-            wait_until(lambda: bool(psutil.Process(process.pid).net_connections()))
-            time.sleep(0.5)
+            wait_until(lambda: answered() >= before + 4)
             process.send_signal(signal.SIGINT)
             try:
                 output, errors = process.communicate(timeout=15)

@@ -16,6 +16,7 @@ from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Load
 from genai_server.messages.protocol import Accepted, Cancel, Failed, Finished, PromptLogprobs, Refused, Submit, Tokens
 from tests.engine.test_loop import API, OTHER_API, Bench
+from tests.loop_steps import step_or_wait
 
 # A rule that can be read in ever more ways the longer the answer is.
 AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
@@ -30,10 +31,7 @@ def step_until(bench: Bench, condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end
-        if bench.inbox.empty() and bench.scheduler.is_idle:
-            time.sleep(0.001)  # a grammar is being compiled, and a step would block
-        else:
-            bench.steps(1)
+        step_or_wait(bench.loop, bench.scheduler)
 
 
 def run(bench: Bench, *keys: int) -> None:

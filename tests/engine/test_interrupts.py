@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.interrupts import Interrupts
-from genai_server.engine.scheduling.scheduler import Read, Step
+from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption

@@ -88,7 +88,7 @@ class Device:
 
     def run(self) -> None:
         """Run until all have ended."""
-        buffers = self.batched._buffers
+        buffers = self.batched.buffers
         assert isinstance(buffers, CpuBuffers)
         while not (self.loop.inbox.empty() and self.scheduler.is_idle):
             self.loop.run_one_step()

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 
 from genai_server.config import checker_environment
 from genai_server.grammar_checker.process import MOST_MEMORY
+from tests.running_server import wait_until
 
 GRAMMAR = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
 
@@ -69,9 +69,8 @@ def test_it_leaves_in_the_middle_of_a_check(checker: "subprocess.Popen[bytes]") 
     checker.stdin.write(json.dumps(json.dumps({"grammars": [{"json_schema": endless}]})).encode() + b"\n")
     checker.stdin.flush()
     process = psutil.Process(checker.pid)
-    while process.cpu_times().user < 0.3:  # it is at work
-        assert checker.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: process.cpu_times().user >= 0.3)  # it is at work
+    assert checker.poll() is None
     checker.stdin.close()
     assert checker.wait(10) == 0
 

@@ -33,7 +33,8 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sampling.next_token import choose_next_token, prompt_logprobs
-from genai_server.engine.scheduling.scheduler import Read, Scheduler, Step
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
@@ -184,8 +185,8 @@ class EngineLoop:
         """Find what others have read of a prompt meanwhile; if that fails, it is read as it is."""
         try:
             self._meter.matched(self._runners.match_again(sequence))
-        except Exception:  # of a device's memory; the step is not to fail for what would only save time
-            log.exception("request %s: the cached prefix could not be copied", sequence.request.request_id)
+        except RunnerFailed as error:  # the step must not fail for what would only save time
+            log.warning("request %s: a cached prefix could not be copied: %s", sequence.request.request_id, error)
 
     def _place(self) -> None:
         for sequence in self._options.misplaced(self._scheduler.running):
@@ -195,32 +196,39 @@ class EngineLoop:
     def _forward(self, step: Step) -> None:
         """Run a pass, sample from it and send the tokens. Only a pass that runs to its end is measured."""
         self._has_worked = True
-        sequences = step.sequences
-        with self._failing(sequences):
-            started = self._clock()
-            self._heartbeat.beat(step.most_tokens)
-            is_usual = not step.reads_more
-            for sequence in sequences:
-                sequence.start()
-            self._options.before_step(step)
-            until_deadline = min(sequence.deadline for sequence in sequences) - started
-            with self.interrupts.within(step, until_deadline):
-                scores = self._runners.forward(step)
-            self._options.after_step(step, self._requests)
-            num_before = step.sequences[0].num_produced
-            for read, found in zip(step.reads, scores, strict=True):
-                try:
-                    self._advance(read.sequence, found, read.draft)
-                except Exception as error:
-                    self._failed([read.sequence], error)
-            seconds = self._clock() - started
-            self._outbox.deliver()
+        is_usual = not step.reads_more
+        num_before = step.sequences[0].num_produced
+        try:
+            seconds = self._run(step)
+        except Exception as error:
+            self._failed(step.sequences, error)
+            return
+        self._outbox.deliver()
+        with self._failing([]):  # no request fails, because its tokens are sent
             if is_usual:
                 self._scheduler.observe(step, seconds)
             # A step with a draft has one sequence, and perhaps several tokens.
             num_tokens = step.sequences[0].num_produced - num_before
             self._options.sessions.observe(step, seconds / max(1, num_tokens))
             self._meter.passed(step, seconds)
+
+    def _run(self, step: Step) -> float:
+        """Run a pass and sample from it; returns the seconds it took."""
+        started = self._clock()
+        self._heartbeat.beat(step.most_tokens)
+        for sequence in step.sequences:
+            sequence.start()
+        self._options.before_step(step)
+        until_deadline = min(sequence.deadline for sequence in step.sequences) - started
+        with self.interrupts.within(step, until_deadline):
+            scores = self._runners.forward(step)
+        self._options.after_step(step, self._requests)
+        for read, found in zip(step.reads, scores, strict=True):
+            try:
+                self._advance(read.sequence, found, read.draft)
+            except Exception as error:
+                self._failed([read.sequence], error)
+        return self._clock() - started
 
     @contextmanager
     def _failing(self, sequences: list[Sequence]) -> Iterator[None]:

@@ -26,7 +26,8 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
-from genai_server.engine.scheduling.scheduler import Scheduler, StepPolicy
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import StepPolicy
 from genai_server.errors import GenaiServerError
 from genai_server.gc_policy import spare_what_is_there
 from genai_server.generation import ModelInfo

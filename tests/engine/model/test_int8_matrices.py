@@ -64,7 +64,7 @@ def test_a_product_is_the_same_but_for_rounding(tmp_path: Path, block: int, zero
     chance = np.random.default_rng(block)
     weights = chance.normal(0.1, 1, (OUTPUTS, INPUTS - block // 2)).astype(np.float32)
     _model(tmp_path / "four.onnx", weights, block, zeros=zeros, bias=bias)
-    assert write_int8_model(tmp_path / "four.onnx", tmp_path / "eight.onnx") == 1
+    assert write_int8_model(tmp_path / "four.onnx", tmp_path / "eight.onnx", threads=20) == 1
     x = chance.normal(0, 3, (1, 7, weights.shape[1])).astype(np.float32)
     four, eight = (_run(tmp_path / f"{name}.onnx", x) for name in ("four", "eight"))
     assert np.sqrt(np.square(four - eight).mean()) < 0.02 * four.std()

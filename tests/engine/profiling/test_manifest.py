@@ -1,6 +1,7 @@
 """Writing manifests: which files a pass has left, and what is written of it."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,14 @@ def test_the_threads_of_a_session_are_those_of_its_options_where_these_set_them(
     entries = {"session.intra_op.allow_spinning": "0"}
     about = about_engine("cpu", tmp_path, 7, DeviceOptions(session={"intra_op_num_threads": "3"}, entries=entries))
     assert (about.threads, about.spins) == (3, False)
+
+
+def test_of_two_libraries_with_one_name_the_imported_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, version in (("first", "9.9.1"), ("second", "9.9.2")):
+        metadata = tmp_path / folder / f"onnxruntime_x-{version}.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: onnxruntime-x\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
+    assert about_engine("cpu", tmp_path, 1).versions["onnxruntime-x"] == "9.9.1"

@@ -17,7 +17,7 @@ from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.scheduling.scheduler import Read, Step
+from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest, ModelInfo, Sampling
 from genai_server.messages.admin import ProfiledRequest

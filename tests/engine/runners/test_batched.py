@@ -7,6 +7,7 @@ as for many; so everything here is compared exactly.
 import random
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +17,11 @@ import pytest
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.runners import trials
 from genai_server.engine.runners.base import Interrupted, Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.cpu_buffers import CpuBuffers
+from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -334,18 +338,17 @@ def test_without_reuse_all_is_read(batch: Batch, reference: Reference) -> None:
 
 
 def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_harms_nobody(
-    batch: Batch, reference: Reference
+    batch: Batch, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch.runner.slots.row_group = 2
     rows: list[int] = []
-    next_rows = batch.runner._next_rows
+    bind_step = DecoderSession.bind_step
 
-    def counted(*given: Any) -> Any:
-        found = next_rows(*given)
-        rows.append(len(found[0]))
-        return found
+    def counted(session: DecoderSession, ids: Any, *given: Any) -> Any:
+        rows.append(len(ids))
+        return bind_step(session, ids, *given)
 
-    batch.runner._next_rows = counted  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(DecoderSession, "bind_step", counted)
     batch.begin(1, text(70))
     batch.end(1)
     waiting = text(50, 7)
@@ -572,6 +575,30 @@ def test_what_the_library_refuses_is_translated_and_the_others_go_on(batch: Batc
     assert batch.answers[1] == reference(text(20), 2)
 
 
+def test_memory_that_cannot_be_had_is_the_runners_failure(graph: DecoderGraph, session: Any) -> None:
+    def refuse(graph: DecoderGraph, num_rows: int, max_length: int) -> CpuBuffers:
+        if max_length >= MAX_LENGTH:
+            raise RuntimeError("too little")
+        return CpuBuffers(graph, num_rows, max_length)
+
+    model = check_model_directory(DEMO)
+    with pytest.raises(RunnerFailed, match="too little"):
+        BatchedRunner(graph, session, model, BatchLimits(1, MAX_LENGTH), make_buffers=refuse)
+
+
+def test_the_memory_of_each_trial_is_free_before_the_next_is_taken(graph: DecoderGraph, session: Any) -> None:
+    made: list[weakref.ref[CpuBuffers]] = []
+
+    def make(graph: DecoderGraph, num_rows: int, max_length: int) -> CpuBuffers:
+        assert not any(earlier() for earlier in made)
+        buffers = CpuBuffers(graph, num_rows, max_length)
+        made.append(weakref.ref(buffers))
+        return buffers
+
+    BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(2, MAX_LENGTH), make_buffers=make)
+    assert len(made) == 3
+
+
 def test_closing_what_is_not_open_is_nothing(runner: BatchedRunner) -> None:
     runner.close(5)
     runner.open(5, [1, 2, 3], Opening(MAX_LENGTH))
@@ -621,12 +648,23 @@ def test_logits_are_made_for_the_end_of_a_prompt_only(runner: BatchedRunner) -> 
 # more threads than heads
 
 
-def test_long_exact_rows_are_the_same_alone_and_in_company_with_more_threads_than_heads(graph: DecoderGraph) -> None:
+def test_long_exact_rows_are_the_same_alone_and_in_company_with_more_threads_than_heads(
+    graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Attention then splits a long row's keys among threads, unless a row of another length is in the pass.
     options = DeviceOptions(entries={SPINNING: "0"})
     session, model = open_session(graph, 6, optimized=False, options=options), check_model_directory(DEMO)
     runner = BatchedRunner(graph, session, model, BatchLimits(3, model.context_length))
-    together = exact_logits(runner, (1400, 1400, 1400), steps=2, reuse=False)
-    for lengths in ((1400,), (1400, 1400), (1400, 30)):
-        for step, rows in enumerate(exact_logits(runner, lengths, steps=2, reuse=False)):
-            assert np.array_equal(rows[0], together[step][0]), lengths
+    monkeypatch.setattr(trials, "splits_even_rows", lambda *_: False)
+    unpadded = BatchedRunner(graph, session, model, BatchLimits(3, model.context_length))
+
+    def is_as_together(runner: BatchedRunner, lengths: tuple[int, ...]) -> bool:
+        together = exact_logits(runner, (1400, 1400, 1400), steps=2, reuse=False)
+        found = exact_logits(runner, lengths, steps=2, reuse=False)
+        return all(np.array_equal(rows[0], together[step][0]) for step, rows in enumerate(found))
+
+    others = ((1400,), (1400, 1400), (1400, 30))
+    assert all(is_as_together(runner, lengths) for lengths in others)
+    if all(is_as_together(unpadded, lengths) for lengths in others):
+        pytest.skip("this machine's attention computes long rows alike without a padding row")
+    assert not runner.lone_row_is_exact

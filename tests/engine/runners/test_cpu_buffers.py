@@ -39,6 +39,16 @@ def test_memory_is_taken_as_it_is_written(buffers: CpuBuffers, graph: DecoderGra
     assert resident_bytes(buffers) - before == 11 * page_tokens(graph) * graph.bytes_per_token
 
 
+def test_rows_are_whole_pages_only_where_memory_is_reserved(
+    graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length, tokens = graph.slot_length(MAX_LENGTH), page_tokens(graph)
+    assert length % tokens
+    assert CpuBuffers(graph, ROWS, MAX_LENGTH).arrays[0].shape[2] == length + -length % tokens
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert CpuBuffers(graph, ROWS, MAX_LENGTH).arrays[0].shape[2] == length
+
+
 def test_a_slots_memory_is_given_back_from_a_token_on(buffers: CpuBuffers, graph: DecoderGraph) -> None:
     before, tokens = resident_bytes(buffers), page_tokens(graph)
     for slot in range(ROWS):
@@ -47,7 +57,7 @@ def test_a_slots_memory_is_given_back_from_a_token_on(buffers: CpuBuffers, graph
     buffers.give_back(1, 3 * tokens)
     given = (-(-MAX_LENGTH // tokens) - 3) * tokens * graph.bytes_per_token
     assert resident_bytes(buffers) - before == full - given
-    for array in buffers._arrays:
+    for array in buffers.arrays:
         assert (array[1, :, : 3 * tokens] == 1).all()
         assert (array[1, :, 3 * tokens : MAX_LENGTH] == 0).all()
         assert (array[[0, 2, 3], :, :MAX_LENGTH] == 1).all()

@@ -12,6 +12,7 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.int8_matrices import write_int8_model
 from genai_server.engine.model.session import open_mixed_session, open_session
+from genai_server.engine.runners import kv_cache
 from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.batched import NO_MORE, BatchedRunner, BatchLimits, MoreSessions
 from genai_server.engine.runners.scores import Logits
@@ -91,11 +92,13 @@ def test_a_mixed_step_gives_the_bits_of_two_steps(demo_sessions: Sessions, num_r
 
 
 @pytest.mark.parametrize("length", [80, MAX_LENGTH])
-def test_a_chunk_of_a_slot_before_the_decoding_rows_is_not_written_over(demo_sessions: Sessions, length: int) -> None:
+def test_a_chunk_of_a_slot_before_the_decoding_rows_is_not_written_over(
+    demo_sessions: Sessions, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The slot is a padding row of the same pass, also where nothing can be written behind the chunk."""
     prompt, found = text(length, 9), []
+    monkeypatch.setattr(kv_cache, "_TOKENS_OF_A_ROW", 1e-9)  # so that no move pays
     for runner in (demo_sessions.runner(), demo_sessions.runner(demo_sessions.all)):
-        runner.slots.close_holes = lambda: None  # type: ignore[method-assign]
         runner.open(9, prompt, Opening(MAX_LENGTH, reuse=False))
         begin(runner, 1, text(20), reuse=False)
         given: list[Logits] = []

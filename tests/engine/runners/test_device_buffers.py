@@ -27,6 +27,7 @@ from genai_server.engine.sampling.next_token import choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as EngineSequence
+from genai_server.errors import RunnerFailed
 from genai_server.generation import GenerationRequest, Sampling
 from genai_server.options.check import check_device, on_providers
 from genai_server.options.device import DEFAULT_OPTIONS
@@ -267,6 +268,29 @@ def test_one_who_needs_them_all_has_them_come_for_the_whole_pass(
 
 
 # what ONNX Runtime has
+
+
+def test_memory_of_a_device_has_no_trial_of_long_rows(graph: DecoderGraph, session: Any) -> None:
+    made: list[tuple[int, int]] = []
+
+    def make(graph: DecoderGraph, num_rows: int, max_length: int) -> BatchBuffers:
+        made.append((num_rows, max_length))
+        return DeviceBuffers(ON_CPU, graph, num_rows, max_length)
+
+    BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make)
+    assert made[1:] == [(4, 128)]
+
+
+def test_a_copy_that_the_device_refuses_is_the_runners_failure(
+    graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise RuntimeError("no memory")
+
+    buffers = DeviceBuffers(ON_CPU, graph, ROWS, LENGTH)
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", refuse)
+    with pytest.raises(RunnerFailed, match="no memory"):
+        buffers.swap(0, 1, 4)
 
 
 def test_a_device_that_onnx_runtime_lacks_is_named(graph: DecoderGraph) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.runners.kv_cache import KvSlots, _common_length
+from genai_server.errors import RunnerFailed
 
 EMPTY = -1
 GIVEN_BACK = -2
@@ -20,8 +21,15 @@ class TokenBuffers:
     def __init__(self, num_slots: int) -> None:
         self.rows = [[EMPTY] * LENGTH for _ in range(num_slots)]
         self.copies: list[tuple[int, int, int]] = []
+        self.fails = False  # at the next copy or swap
+
+    def fail_once(self) -> None:
+        if self.fails:
+            self.fails = False
+            raise RunnerFailed("no memory")
 
     def copy(self, source: int, target: int, length: int) -> None:
+        self.fail_once()
         assert source != target
         assert 0 <= length <= LENGTH
         self.copies.append((source, target, length))
@@ -31,6 +39,9 @@ class TokenBuffers:
         self.rows[slot][first:] = [GIVEN_BACK] * (LENGTH - first)
 
     def swap(self, one: int, other: int, length: int) -> None:
+        if self.fails:  # halfway
+            self.rows[other][:length] = self.rows[one][:length]
+        self.fail_once()
         assert one != other
         assert 0 <= length <= LENGTH
         kept = self.rows[one][:length]
@@ -73,9 +84,10 @@ class Bench:
         self.slots.append(sequence, tokens, prefilled=prefilled)
         self.check()
 
-    def write_behind(self, row: int) -> None:
+    def write_behind(self, row: int, num_tokens: int = 1) -> None:
         """What a pass leaves behind the end of a row that nobody listens to."""
-        self.buffers.rows[row][len(self.slots.slots[row].tokens)] = -7
+        end = len(self.slots.slots[row].tokens)
+        self.buffers.rows[row][end : end + num_tokens] = [-7] * num_tokens
 
     def start_decoding(self, sequence: int) -> None:
         self.slots.start_decoding(sequence)
@@ -367,6 +379,45 @@ def test_what_another_has_read_meanwhile_is_copied_before_the_first_chunk(bench:
     assert bench.match_again(2, [*prompt, 7]) == 5
 
 
+def test_a_copy_that_fails_counts_no_token_and_is_tried_again(bench: Bench) -> None:
+    prompt = [1, 2, 3, 4, 5, 6]
+    bench.acquire(1, prompt)
+    bench.acquire(2, [*prompt, 7])
+    bench.read(1, prompt)
+    bench.buffers.fails = True
+    with pytest.raises(RunnerFailed):
+        bench.match_again(2, [*prompt, 7])
+    bench.check()
+    assert bench.tokens(2) == []
+    assert bench.match_again(2, [*prompt, 7]) == 5
+
+
+def test_a_sequence_whose_copy_fails_leaves_no_cached_prefix(bench: Bench) -> None:
+    prompt = [1, 2, 3, 4, 5, 6]
+    bench.prefill(1, prompt)
+    bench.buffers.fails = True
+    with pytest.raises(RunnerFailed):
+        bench.acquire(2, prompt)
+    bench.check()
+    bench.release(2)
+    assert bench.pasts() == []
+
+
+def test_rows_whose_exchange_fails_keep_nothing() -> None:
+    bench = Bench(16)
+    for sequence in range(12):
+        bench.prefill(sequence, [sequence] * 20, reuse=False)
+    for sequence in range(11):
+        bench.release(sequence)
+    bench.buffers.fails = True
+    with pytest.raises(RunnerFailed):
+        while True:
+            bench.start_decoding(11)
+            bench.slots.close_holes()
+    bench.check()
+    assert bench.tokens(11) == []
+
+
 def test_it_is_copied_from_idle_slots_too_and_beyond_what_was_found_before(bench: Bench) -> None:
     bench.leave_behind(1, [1, 2, 3])
     assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 3
@@ -509,6 +560,16 @@ def test_memory_behind_cached_tokens_is_given_back_before_cached_prefixes() -> N
     assert bench.pasts() == [[3] * 8]
     bench.prefill(4, [4] * 12)
     assert bench.pasts() == [[3] * 8]
+
+
+def test_what_is_written_further_behind_a_padding_row_counts() -> None:
+    bench = shared_bench(num_pages=4)
+    bench.leave_behind(1, list(range(15)))  # another page begins after the next token
+    bench.leave_behind(2, list(range(20, 26)))
+    bench.slots.reserve_behind(0, 2)
+    bench.write_behind(0, 2)
+    bench.check()
+    assert bench.pasts() == [list(range(15))]
 
 
 def test_without_memory_for_a_copy_the_cached_prefix_is_taken_over() -> None:

@@ -17,7 +17,7 @@ from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.batched import NO_MORE, BatchedRunner, BatchLimits, MoreSessions
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.scheduling.scheduler import Read, Step
+from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import GenerationRequest
 from tests.model_edits import edited_config, edited_graph

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from genai_server.engine.kv_memory import KvMemory
-from genai_server.engine.scheduling.scheduler import Read, Scheduler, Step, StepPolicy
+from genai_server.engine.sampling.drafts import Drafter
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import Read, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import InvalidField, QueueFull
+from genai_server.errors import QueueFull
 from genai_server.generation import GenerationRequest
 from genai_server.messages.figures import Capacity
 
@@ -263,14 +265,6 @@ def test_a_sequence_without_memory_lets_no_other_pass() -> None:
     assert _names(scheduler.admit()) == ["a"]
     scheduler.remove(scheduler.running[0])
     assert _names(scheduler.admit()) == ["b", "c"]
-
-
-def test_a_sequence_that_the_memory_never_holds_is_refused_at_once() -> None:
-    scheduler = _sharing(10)
-    scheduler.add(_sequence("a", num_prompt=99))
-    with pytest.raises(InvalidField, match=r"may have 109 tokens \(GENAI_KV_CACHE_BYTES\), given 110"):
-        scheduler.add(_sequence("b", num_prompt=100))
-    assert _names(scheduler.waiting) == ["a"]
 
 
 def test_prompts_that_wait_for_memory_count_as_waiting_tokens() -> None:
@@ -828,6 +822,18 @@ def test_exact_sequences_and_those_of_other_runners_have_no_drafts() -> None:
         for name, value in runner.items():
             setattr(sequence, name, value)
         assert _drafted(_speculating(sequence)) == [0]
+
+
+def test_a_drafter_that_fails_costs_only_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[object] = []
+
+    def broken(*args: object) -> list[int]:
+        tried.append(args)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Drafter, "draft", broken)
+    assert _drafted(_speculating(_repeating("a"))) == [0]
+    assert len(tried) == 1
 
 
 def test_drafts_end_while_their_passes_take_too_long() -> None:

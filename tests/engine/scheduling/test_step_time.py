@@ -108,6 +108,13 @@ def test_what_a_pass_with_a_draft_takes_is_estimated_from_others() -> None:
     assert times.seconds_to_verify(8) == pytest.approx(4.5)
 
 
+def test_no_pass_with_a_draft_is_estimated_shorter_than_one_without() -> None:
+    times = StepTimeModel()
+    times.decoded(1, 2.0)
+    times.verified(3, 1.0)
+    assert [times.seconds_to_verify(number) for number in (2, 3, 8, 16)] == [2.0] * 4
+
+
 def test_a_slow_pass_with_a_draft_counts_less_than_a_fast_one() -> None:
     times = StepTimeModel()
     times.decoded(1, 1.0)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model.output_head import EIGHT_BITS
 
 log = logging.getLogger(__name__)
@@ -30,6 +29,7 @@ _FOUR_BITS = "MatMulNBits"
 # Inputs of a MatMulNBits behind the activations.
 _WEIGHTS, _SCALES, _ZEROS, _ORDER, _BIAS = range(1, 6)
 _ROWS_AT_ONCE = 512
+_MOST_THREADS = 8
 _ALIGNMENT = 4096  # of what is mapped into memory
 _LEAST_EXTERNAL = 1024
 # Constants of the graph.
@@ -37,10 +37,11 @@ _NAMES = ("axis", "inverse", "least", "one", "middle")
 _AXIS, _INVERSE, _LEAST, _ONE, _MIDDLE = (f"genai_server.int8.{name}" for name in _NAMES)
 
 
-def write_int8_model(source: Path, target: Path) -> int:
+def write_int8_model(source: Path, target: Path, threads: int = 1) -> int:
     """Write the graph at `source` with 8-bit matrices in place of 4-bit ones; returns how many were replaced.
 
-    The weights' file lies beside `target`. Only one matrix at a time is in memory. Raises OSError.
+    The weights' file lies beside `target`. In memory are one matrix in 4 and in 8 bits, and for each of at most
+    `threads` threads two arrays of 512 of its rows in 32 bits. Raises OSError.
     """
     model = onnx.load(str(source), load_external_data=False)
     graph = model.graph
@@ -51,7 +52,7 @@ def write_int8_model(source: Path, target: Path) -> int:
     with target.with_name(target.name + ".data").open("wb") as file:
         data = _DataFile(file, target.name + ".data")
         for node in graph.node:
-            matrix = _int8_matrix(node, weights) if node.op_type == _FOUR_BITS else None
+            matrix = _int8_matrix(node, weights, threads) if node.op_type == _FOUR_BITS else None
             if matrix is None:
                 nodes.append(node)
                 continue
@@ -132,7 +133,7 @@ class _DataFile:
             tensor.external_data.add(key=key, value=str(value))
 
 
-def _int8_matrix(node: onnx.NodeProto, weights: _Weights) -> dict[str, NDArray[Any]] | None:
+def _int8_matrix(node: onnx.NodeProto, weights: _Weights, threads: int) -> dict[str, NDArray[Any]] | None:
     """The weights [inputs, outputs] and scales [outputs] for a MatMulNBits; None if it stays as it is."""
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     optional = [*node.input, "", "", ""]
@@ -154,8 +155,8 @@ def _int8_matrix(node: onnx.NodeProto, weights: _Weights) -> dict[str, NDArray[A
         values /= scale[here, None]
         eight[:, here] = np.rint(values, out=values).T
 
-    with ThreadPoolExecutor(usable_cores()) as threads:  # numpy computes without Python's lock
-        list(threads.map(convert, range(0, num_outputs, _ROWS_AT_ONCE)))
+    with ThreadPoolExecutor(min(threads, _MOST_THREADS)) as pool:  # numpy computes without Python's lock
+        list(pool.map(convert, range(0, num_outputs, _ROWS_AT_ONCE)))
     steps = np.abs(scales.reshape(num_outputs, -1))
     if np.mean(scale[:, None] > MOST_COARSE * steps) > 0.5:
         log.info("matrix %s stays in 4 bits: 8 bits with one scale for a column are too coarse", node.name)

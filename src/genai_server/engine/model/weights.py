@@ -20,7 +20,7 @@ from filelock import FileLock
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.files import external_files, read_config
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
-from genai_server.engine.model.session_options import session_options
+from genai_server.engine.model.session_options import num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import LEVEL
 
@@ -41,12 +41,19 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOpti
     return _packed(model_dir, cache_dir, options) or model_dir
 
 
-def int8_model(model_dir: Path, cache_dir: Path, options: DeviceOptions = DEFAULT_OPTIONS) -> Path | None:
-    """A directory like `model_dir` whose matrices have 8 bits and are packed; None if that is impossible."""
-    return _packed(model_dir, cache_dir, options, int8=True)
+def int8_model(
+    model_dir: Path, cache_dir: Path, options: DeviceOptions = DEFAULT_OPTIONS, threads: int = 0
+) -> Path | None:
+    """A directory like `model_dir` whose matrices have 8 bits and are packed; None if that is impossible.
+
+    `threads` 0 means the usable cores; a number in the options takes precedence.
+    """
+    return _packed(model_dir, cache_dir, options, int8_threads=num_threads(options, threads))
 
 
-def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, int8: bool = False) -> Path | None:
+def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, int8_threads: int = 0) -> Path | None:
+    """As `int8_model`, which makes 8-bit matrices with `int8_threads` threads; 0 keeps the matrices."""
+    int8 = int8_threads > 0
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return None
     target = cache_dir / _key(model_dir, _packing(options) | ({"matrices": "int8"} if int8 else {}))
@@ -55,7 +62,7 @@ def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, 
         with FileLock(str(target) + ".lock"):
             if not _is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
-                _write(model_dir, target, options, int8=int8)
+                _write(model_dir, target, options, int8_threads)
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         what = "weights of 8 bits are not used" if int8 else "weights are not shared"
         log.warning("%s, because they cannot be stored in %s: %s", what, cache_dir, error)
@@ -63,9 +70,9 @@ def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, 
     return target
 
 
-def _write(model_dir: Path, target: Path, given: DeviceOptions, *, int8: bool) -> None:
+def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: int) -> None:
     """Pack into a folder beside the target, and rename it when it is complete."""
-    log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8 else "", target)
+    log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8_threads else "", target)
     decoder = str(read_config(model_dir)["model"]["decoder"]["filename"])
     left_out = {decoder, *external_files(model_dir / decoder)}
     prefix = f".making-{target.name}-"
@@ -90,11 +97,11 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, *, int8: bool) -
         ):
             options.add_session_config_entry(name, value)
         source = model_dir / decoder
-        if int8:
+        if int8_threads:
             _require_free(target.parent, _DISK_SHARE * int8_bytes(source))
             source = Path(making) / "int8" / decoder
             source.parent.mkdir()
-            write_int8_model(model_dir / decoder, source)
+            write_int8_model(model_dir / decoder, source, int8_threads)
         onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
         fresh.replace(target)

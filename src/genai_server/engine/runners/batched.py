@@ -103,7 +103,7 @@ class BatchedRunner:
         # Steps of at least this many tokens have 8-bit weights; None if no step has.
         self.int8_from: int | None = None
         self._take_memory(trials.ROWS, trials.TOKENS + 1)
-        row_group = trials.smallest_row_group(self._try, self._buffers, model.vocab_size)
+        row_group = trials.smallest_row_group(self._try, self.buffers, model.vocab_size)
         if self._int8 is not None:
             self._take_memory(1, trials.MOST_TIMED)
             self.int8_from = trials.least_int8_tokens(
@@ -114,7 +114,7 @@ class BatchedRunner:
         # Rounded up to whole groups: exact rows may need padding rows. Rows beyond the slots keep nothing.
         num_rows = limits.num_slots + -limits.num_slots % row_group + row_group * self._splits_even_rows
         self._take_memory(num_rows, limits.max_length)
-        self.slots = KvSlots(limits.num_slots, self._buffers, row_group=row_group, memory=limits.memory)
+        self.slots = KvSlots(limits.num_slots, self.buffers, row_group=row_group, memory=limits.memory)
 
     @property
     def lone_row_is_exact(self) -> bool:
@@ -176,7 +176,7 @@ class BatchedRunner:
             return self.advance(ids, tokens, (row.num_choices for row in rows))
         (row,) = reading
         end = len(self.slots.slots[self.slots.index(row.sequence)].tokens) + len(row.tokens)
-        if decoding and end < self._limits.max_length:  # a padding row could write nothing behind a longer chunk
+        if decoding and end < self._limits.max_length:  # a padding row behind it must have a position
             return self._advance_and_read(ids, tokens, row)
         read = Scores(np.atleast_2d(self.prefill(row.sequence, row.tokens, positions=row.positions)))
         return [*(self.advance(ids, tokens, (row.num_choices for row in decoding)) if decoding else ()), read]
@@ -286,7 +286,9 @@ class BatchedRunner:
         if not exact or not self._splits_even_rows or any(lengths[:rows] != lengths[0]):
             return lengths[:rows]
         rows += group if rows == num_rows else 0
-        lengths[rows - 1] += lengths[rows - 1] == lengths[0]
+        if lengths[rows - 1] == lengths[0]:
+            lengths[rows - 1] += 1
+            self.slots.reserve_behind(rows - 1, 2)
         return lengths[:rows]
 
     def _append(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
@@ -323,7 +325,7 @@ class BatchedRunner:
         self.slots.reserve(sequence, len(read))
         index = self.slots.index(sequence)
         for name, values in past.items():
-            self._buffers.write(index, name, values[:, :, : len(read)])
+            self.buffers.write(index, name, values[:, :, : len(read)])
         self.slots.append(sequence, read[:num_prefilled], prefilled=True)
         self.slots.append(sequence, read[num_prefilled:], prefilled=False)
 
@@ -344,22 +346,34 @@ class BatchedRunner:
             self.slots.release(sequence)
 
     def _take_memory(self, num_rows: int, max_length: int) -> None:
-        """Allocate empty buffers of `num_rows` rows with `max_length` tokens each."""
-        self._buffers = self._make_buffers(self._graph, num_rows, max_length)
+        """Replace the buffers by empty ones of `num_rows` rows with `max_length` tokens each. Raises RunnerFailed."""
+        for each in (self._own, self._int8, self._mixed, self._mixed_int8):
+            if each is not None:
+                each.release()
+        vars(self).pop("buffers", None)  # freed before the next are allocated
+        try:
+            self.buffers = self._make_buffers(self._graph, num_rows, max_length)
+        except (RuntimeError, OSError, MemoryError) as error:
+            raise RunnerFailed(f"no memory for keys and values: {error}") from error
         # Written by each decode step.
         self._step_logits = np.empty((num_rows, 1, self._model.vocab_size), self._graph.logits_type)
         for session in (self._own, self._int8):
             if session is not None:
-                session.use(self._buffers, num_rows, max_length)
+                session.use(self.buffers, num_rows, max_length)
         for mixed in (self._mixed, self._mixed_int8):
             if mixed is not None:
-                mixed.use(self._buffers)
+                mixed.use(self.buffers)
 
     def _try_long_rows(self, row_group: int, max_length: int) -> bool:
-        """Whether long rows of one length are not bitwise equal to rows of several lengths."""
+        """Whether long rows of one length are not bitwise equal to rows of several lengths.
+
+        Only attention on CPUs splits rows. A device would allocate all memory of the trial's long rows.
+        """
+        if not isinstance(self.buffers, CpuBuffers):
+            return False
         context = max(1, min(max_length, trials.MOST_CONTEXT) - 1)
         self._take_memory(max(2, row_group), context + 1)
-        return trials.splits_even_rows(self._try, self._buffers, self._graph, row_group, context)
+        return trials.splits_even_rows(self._try, self.buffers, self._graph, row_group, context)
 
     def _try(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], *, on: DecoderSession | None = None) -> Logits:
         """Run `ids` [rows, new] over the first slots; returns the logits of all positions."""

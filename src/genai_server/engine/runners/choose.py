@@ -131,12 +131,14 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     """
     from genai_server.engine.runners.batched import BatchLimits
     from genai_server.engine.runners.cpu_buffers import can_reserve, page_tokens
+    from genai_server.engine.runners.trials import ROWS
 
     settings = spec.settings
     most = settings.max_batch_size
     # A device's memory is allocated at once, with one additional row for swaps.
     spare_pages = 0 if _on_cpu(spec) else 1
-    shares = _on_cpu(spec) and can_reserve(graph, most, max_length)
+    # A runner has at most two groups of padding rows, and no group has more rows than its trial.
+    shares = _on_cpu(spec) and can_reserve(graph, most + 2 * ROWS, max_length)
     tokens = page_tokens(graph) if shares else graph.slot_length(max_length)
     page_bytes = graph.bytes_per_token * tokens
     allowed = settings.kv_cache_bytes or free_memory() // 2
@@ -156,6 +158,7 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
             log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, most, need)
         return BatchLimits(num_slots, max_length)
     memory = KvMemory(tokens, num_pages - num_slots)
+    assert memory.pages(max_length) <= memory.num_pages  # else a request would wait for ever
     if (longest := memory.num_pages // shared) < most:
         log.info("%d of the longest requests run at once, and up to %d shorter ones: %s", longest, num_slots, need)
     return BatchLimits(num_slots, max_length, memory)
@@ -178,7 +181,7 @@ def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> 
     if settings.prefill_weights == "auto" and needed > allowed:
         log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
         return MoreSessions(mixed)
-    int8_dir = int8_model(own_dir, Path(settings.cache_dir), spec.options)
+    int8_dir = int8_model(own_dir, Path(settings.cache_dir), spec.options, settings.threads)
     if int8_dir is None:
         return MoreSessions(mixed)
     int8_graph = replace(graph, path=int8_dir / graph.path.name)

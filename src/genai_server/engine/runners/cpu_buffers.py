@@ -53,18 +53,20 @@ def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
 class CpuBuffers:
     """Keys and values of all layers in CPU memory: one array [rows, kv_heads, length, head_size] each.
 
-    Each row has room for one token more than a sequence may have, because padding rows write one past their end. The
-    memory is reserved, and allocated only when written.
+    Each row has room for one token more than a sequence may have. On Linux the memory is reserved, and allocated
+    page by page when written.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
         length = graph.slot_length(max_length)
-        length += -length % page_tokens(graph)  # so that the heads of a row share no page
+        if sys.platform == "linux":
+            length += -length % page_tokens(graph)  # so that the heads of a row share no page
         shape = (num_rows, graph.num_kv_heads, length, graph.head_size)
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
         size = math.prod(shape) * np.dtype(graph.cache_type).itemsize
         self._memories = [_reserve(size) for _ in self._names]
-        self._arrays: list[NDArray[Any]] = [
+        # Of each layer's keys and values.
+        self.arrays: list[NDArray[Any]] = [
             np.zeros(shape, graph.cache_type)
             if memory is None
             else np.frombuffer(memory, graph.cache_type).reshape(shape)
@@ -72,7 +74,7 @@ class CpuBuffers:
         ]
 
     def give_back(self, slot: int, first: int) -> None:
-        for memory, array in zip(self._memories, self._arrays, strict=True):
+        for memory, array in zip(self._memories, self.arrays, strict=True):
             if memory is None:
                 continue
             row, head, token, _ = array.strides
@@ -82,18 +84,18 @@ class CpuBuffers:
                     _give_back(memory, slot * row + number * head + start, end - start)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        for array in self._arrays:
+        for array in self.arrays:
             array[target, :, :length] = array[source, :, :length]
 
     def swap(self, one: int, other: int, length: int) -> None:
-        for array in self._arrays:
+        for array in self.arrays:
             kept = array[one, :, :length].copy()
             array[one, :, :length] = array[other, :, :length]
             array[other, :, :length] = kept
 
     def bind(self, binding: Any, first: int, rows: int, part: str = "") -> None:
         """Bind the slots `first` to `first + rows` as past and as present, whose names begin with `part`."""
-        for (past, present), array in zip(self._names, self._arrays, strict=True):
+        for (past, present), array in zip(self._names, self.arrays, strict=True):
             view = array[first : first + rows]
             binding.bind_input(part + past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
             binding.bind_output(part + present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
@@ -105,4 +107,4 @@ class CpuBuffers:
     def write(self, slot: int, present: str, values: np.ndarray[Any, Any]) -> None:
         """Write keys or values [1, kv_heads, tokens, head_size] of the first tokens to a slot."""
         index = next(i for i, (_, name) in enumerate(self._names) if name == present)
-        self._arrays[index][slot, :, : values.shape[2]] = values[0]
+        self.arrays[index][slot, :, : values.shape[2]] = values[0]

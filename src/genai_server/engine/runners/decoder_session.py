@@ -26,11 +26,15 @@ class DecoderSession:
         self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         self._graph = graph
 
-    def use(self, buffers: BatchBuffers, num_rows: int, max_length: int) -> None:
-        """Use the slots of these buffers from now on."""
-        self._buffers = buffers
+    def release(self) -> None:
+        """Let go of the buffers; no pass until `use`."""
+        vars(self).pop("_buffers", None)
         self._bindings: dict[tuple[int, int], Any] = {}
         self._steps: dict[int, Any] = {}  # of decode steps, by their rows
+
+    def use(self, buffers: BatchBuffers, num_rows: int, max_length: int) -> None:
+        """Use the slots of these buffers from now on; called after `release`."""
+        self._buffers = buffers
         self._places = np.arange(self._graph.slot_length(max_length))
         # Shared by all passes, because every binding would otherwise keep its own last mask.
         self._mask = np.empty(num_rows * len(self._places), np.int64)
@@ -39,7 +43,7 @@ class DecoderSession:
         """The binding for a decode step of `ids` [rows, 1] over the slots from 0 on.
 
         `lengths` [rows] are the slots' lengths after the step, which writes `logits` [rows, 1, vocab_size]. All steps
-        of so many rows must have the same array for them: only the inputs are bound anew.
+        of so many rows must have the same array for them: only the inputs are bound again.
         """
         rows = len(ids)
         binding = self._steps.get(rows)
@@ -67,7 +71,7 @@ class DecoderSession:
         self._bind_rows(binding, ids, lengths)
         if self.chooses_positions:
             binding.bind_cpu_input(FIRST_POSITION, np.array([-told]))
-        # Bound anew each time: the binding would otherwise still write to the arrays of the last pass.
+        # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
         for name, array in wanted.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.keep_unread(binding, wanted)
@@ -104,10 +108,14 @@ class MixedSession:
         self.session = session
         self._graph = graph
 
-    def use(self, buffers: BatchBuffers) -> None:
-        """Use the slots of these buffers from now on."""
-        self._buffers = buffers
+    def release(self) -> None:
+        """Let go of the buffers; no pass until `use`."""
+        vars(self).pop("_buffers", None)
         self._bindings: dict[tuple[int, int], Any] = {}
+
+    def use(self, buffers: BatchBuffers) -> None:
+        """Use the slots of these buffers from now on; called after `release`."""
+        self._buffers = buffers
 
     def bind(
         self,

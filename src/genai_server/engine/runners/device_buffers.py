@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from genai_server.engine.model.graph import DecoderGraph
+from genai_server.errors import RunnerFailed
 
 _IR_VERSION, _OPSET = 8, 16
 
@@ -60,7 +61,10 @@ class DeviceBuffers:
         for number, value in enumerate(self._values):
             binding.bind_input(f"from{number}", *self._part(value, source))
             binding.bind_output(f"to{number}", *self._part(value, target))
-        self._move_all.run_with_iobinding(binding)
+        try:
+            self._move_all.run_with_iobinding(binding)
+        except RuntimeError as error:
+            raise RunnerFailed(f"onnxruntime: {error}") from error
 
     def swap(self, one: int, other: int, length: int) -> None:
         self.copy(one, self._spare, length)

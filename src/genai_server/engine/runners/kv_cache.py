@@ -29,11 +29,11 @@ class Buffers(Protocol):
     """What the slots need of the key-value buffers."""
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the keys and values of the first `length` tokens of one slot into another."""
+        """Copy the keys and values of the first `length` tokens of one slot into another. Raises RunnerFailed."""
         ...
 
     def swap(self, one: int, other: int, length: int) -> None:
-        """Exchange the keys and values of the first `length` tokens of two slots."""
+        """Exchange the keys and values of the first `length` tokens of two slots. Raises RunnerFailed."""
         ...
 
     def give_back(self, slot: int, first: int) -> None:
@@ -167,6 +167,17 @@ class KvSlots:
         slot.num_coming = 0
         self._take_pages(slot)
 
+    def reserve_behind(self, row: int, num_tokens: int) -> None:
+        """Take memory for tokens that the next pass writes behind a padding row's own; rows beyond the slots have it.
+
+        For a single token there always is.
+        """
+        if row < len(self.slots):
+            slot = self.slots[row]
+            before, slot.num_coming = slot.num_coming, num_tokens - 1
+            self._take_pages(slot, slot)
+            slot.num_coming = before
+
     def start_decoding(self, sequence: int) -> None:
         """Count a sequence whose prompt has been read as a decoding one."""
         slot = self._running[sequence]
@@ -219,9 +230,11 @@ class KvSlots:
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
         """Copy the first tokens of one slot into another."""
         self._use(source)
-        target.tokens, target.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
+        target.num_coming = length - len(target.tokens)
         self._take_pages(target, source)
-        self._buffers.copy(source.index, target.index, length)
+        self._buffers.copy(source.index, target.index, length)  # may fail: the tokens are counted only afterwards
+        target.tokens, target.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
+        target.num_coming = 0
 
     def _may_copy(self, source: Slot, length: int) -> bool:
         """Whether a copy fits beside its source and the running sequences' tokens."""
@@ -312,7 +325,12 @@ class KvSlots:
         elif not first.tokens:
             self._buffers.copy(target, row, len(second.tokens))
         else:
-            self._buffers.swap(row, target, max(len(first.tokens), len(second.tokens)))
+            try:
+                self._buffers.swap(row, target, max(len(first.tokens), len(second.tokens)))
+            except Exception:  # what each row has now is unknown
+                _empty(first)
+                _empty(second)
+                raise
         self.slots[row], self.slots[target] = second, first
         first.index, second.index = target, row
 

@@ -14,7 +14,7 @@ from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Row, Runner
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.next_token import num_choices
-from genai_server.engine.scheduling.scheduler import Read, Step
+from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 

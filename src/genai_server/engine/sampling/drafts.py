@@ -1,6 +1,7 @@
 """Drafts of an answer's next tokens: what followed the same tokens in its prompt, its prediction or itself.
 
-A pass reads a whole draft at once. It pays if enough of the draft's tokens are those that would have been chosen.
+This is speculative decoding by prompt lookup (n-grams). A pass reads a whole draft at once. It pays if enough of the
+draft's tokens are those that would have been chosen.
 """
 
 from collections.abc import Callable, Iterable

@@ -12,18 +12,18 @@ A sequence runs only if the batch's memory holds all running sequences at their 
 for which there is no memory lets no other pass, so that long requests have their turn.
 """
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator
-from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
 
-from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.scheduling.queue_wait import queue_wait
+from genai_server.engine.scheduling.step import DEFAULT_POLICY, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import InvalidField, QueueFull
+from genai_server.errors import QueueFull
 from genai_server.messages.figures import Capacity
 
+log = logging.getLogger(__name__)
 # ONNX Runtime's attention on CPUs processes a chunk in blocks. Measured: 64 tokens with a head size of 32, 128 with 64.
 # A block of one token is not bitwise equal. Block sizes are multiples of this.
 _QUERY_BLOCK = 16
@@ -34,76 +34,6 @@ _ROW_GROUPS = 8
 _AGEING = 0.5
 # Seconds of waiting which count as one step of priority.
 _SECONDS_PER_PRIORITY = 30.0
-
-
-@dataclass(frozen=True)
-class Read:
-    """What a step reads of one sequence: its next `num_tokens` unread tokens, of which the last may be drafted."""
-
-    sequence: Sequence
-    num_tokens: int
-    # Tokens that may follow those of the sequence.
-    draft: Several[int] = ()
-    # Whether the sequence was decoding when the step was made. Kept here, because the pass changes the sequence.
-    decodes: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "decodes", self.sequence.is_decoding)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One forward pass: which sequences take part, and how many tokens it reads of each."""
-
-    reads: list[Read]
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """The sequences that take part."""
-        return [read.sequence for read in self.reads]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all sequences together."""
-        return sum(read.num_tokens for read in self.reads)
-
-    @property
-    def decodes(self) -> bool:
-        """Whether the step only decodes."""
-        return all(read.decodes for read in self.reads)
-
-    @property
-    def num_decoding(self) -> int:
-        """How many sequences the step decodes."""
-        return sum(read.decodes for read in self.reads)
-
-    @property
-    def reads_more(self) -> bool:
-        """Whether a runner which reads prompts by itself may read some in this step, too."""
-        return any(sequence.by_library and not sequence.num_produced for sequence in self.sequences)
-
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens that the model may read in this step."""
-        new = [s for s in self.sequences if s.by_library and not s.num_produced]
-        return self.num_tokens + sum(len(sequence.request.prompt) for sequence in new)
-
-
-@dataclass(frozen=True)
-class StepPolicy:
-    """What a step may contain."""
-
-    # Whether one pass may decode and read a chunk of a prompt.
-    mixes: bool = False
-    # Target seconds of a step beside running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
-    itl_target: float = 0.0
-    # Must hold the keys and values of all running sequences.
-    memory: KvMemory = UNSHARED
-    # Whether a step of a lone sequence may read a draft.
-    speculates: bool = False
-
-
-DEFAULT_POLICY = StepPolicy()
 
 
 class Scheduler:
@@ -153,17 +83,7 @@ class Scheduler:
         return not self.running and all(s.state is SequenceState.WAITING_FOR_GRAMMAR for s in self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises QueueFull at the limit of requests or of waiting tokens.
-
-        Raises InvalidField if the memory does not hold the sequence alone.
-        """
-        if self._pages(sequence) > self._memory.num_pages:
-            most = self._memory.num_tokens(1) - 1
-            raise InvalidField(
-                f"prompt and answer together may have {most} tokens (GENAI_KV_CACHE_BYTES), "
-                f"given {sequence.max_length}",
-                param="max_tokens",
-            )
+        """Queue a sequence, which the memory holds alone. Raises QueueFull at the limit of requests or of tokens."""
         self._require_capacity(sequence)
         self.waiting.append(sequence)
         self.waiting.sort(key=lambda waiting: waiting.request.priority)
@@ -210,7 +130,7 @@ class Scheduler:
         return queue_wait(self.running, self.waiting, self._step_times, num_tokens, self._memory)
 
     def _late(self, waiting: list[Sequence]) -> list[Sequence]:
-        """Those of the waiting sequences which the next step does not admit."""
+        """Those of the waiting sequences which the next step does not admit: an upper estimate, in order of arrival."""
         places, pages = self._max_running - len(self.running), self._free_pages()
         for number, sequence in enumerate(waiting):
             places -= 1
@@ -300,7 +220,11 @@ class Scheduler:
         """The newest token of a sequence of the batch. If it runs alone, a draft may follow."""
         if not self._policy.speculates or not sequence.may_draft or len(self.running) > 1:
             return Read(sequence, 1)
-        draft = sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, self._step_times.seconds_to_verify)
+        try:
+            draft = sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, self._step_times.seconds_to_verify)
+        except Exception:  # the engine must not end for what would only save time
+            log.exception("request %s: its next tokens could not be drafted", sequence.request.request_id)
+            return Read(sequence, 1)
         return Read(sequence, 1 + len(draft), draft)
 
     def _may_mix(self, reading: Sequence, batch: list[Sequence]) -> bool:

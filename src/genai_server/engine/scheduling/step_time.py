@@ -60,11 +60,14 @@ class StepTimeModel:
         self._lone[num_tokens] = before + weight * (seconds - before)
 
     def seconds_to_verify(self, num_tokens: int) -> float:
-        """Seconds of such a pass over `num_tokens`, estimated from other numbers of tokens; 0 before a pass of one."""
+        """Seconds of such a pass over `num_tokens`, estimated from other numbers of tokens; 0 before a pass of one.
+
+        Never less than a pass of one token takes, however uneven the measurements are.
+        """
         if (single := self._lone.get(1)) is None:
             return 0.0
         if num_tokens in self._lone:
-            return self._lone[num_tokens]
+            return max(single, self._lone[num_tokens])
         before = max(number for number in self._lone if number < num_tokens)
         after = min((number for number in self._lone if number > num_tokens), default=None)
         if after is not None:
@@ -73,7 +76,7 @@ class StepTimeModel:
             slope = (self._lone[before] - single) / (before - 1)
         else:
             slope = _SHARE_PER_TOKEN * single
-        return self._lone[before] + slope * (num_tokens - before)
+        return max(single, self._lone[before] + slope * (num_tokens - before))
 
     def seconds_to_step(self, num_rows: int) -> float:
         """Seconds to decode `num_rows` rows, from the nearest number of rows measured; 0 before any measurement."""
