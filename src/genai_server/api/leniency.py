@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -58,6 +58,10 @@ class Leniency:
             return False
         self._left_out.append(self._outer_name(field))
         return True
+
+    def note(self, fields: Iterable[str]) -> None:
+        """Note fields of the chat with what of them has no effect."""
+        self._left_out += map(self._outer_name, fields)
 
     def caps(self, field: str, tokens: int) -> bool:
         """Whether `tokens` may replace a limit of the answer that is too high; if so, it is noted."""

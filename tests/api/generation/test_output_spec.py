@@ -1,15 +1,20 @@
 """What answers must fit; that they do is shown in test_structured.py."""
 
+import asyncio
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
-from genai_server.api.generation.output_spec import Constraint, chat_constraint, structure
+from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec, structure
 from genai_server.errors import InvalidField
+from genai_server.grammar_checker.compiler import complaint
+from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.sampling import StructuredOutputs
 from genai_server.text.codec import TextCodec, load_text_codec
 from tests.running_server import DEMO
+from tests.text.guided import fits
 
 DEEP: dict[str, Any] = {}
 for _ in range(2_000):
@@ -21,16 +26,111 @@ def codec() -> TextCodec:
     return load_text_codec(DEMO, "cpu")
 
 
-def _chat(codec: TextCodec, **fields: Any) -> Constraint | None:
+def _spec(codec: TextCodec, *, best_effort: bool = True, loose: Collection[str] = (), **fields: Any) -> OutputSpec:
     body = ChatParameters.model_validate({"messages": [{"role": "user", "content": "Hello!"}], **fields})
-    return chat_constraint(body, body.tools or [], codec, starts_inside=False)
+    return chat_output_spec(body, codec, [1], best_effort=best_effort, loose=loose)
+
+
+def _tool(name: str, *, strict: bool | None = None, **schema: Any) -> dict[str, Any]:
+    function = {"name": name, "parameters": {"type": "object", **schema}}
+    return {"type": "function", "function": function if strict is None else {**function, "strict": strict}}
+
+
+def _format(schema: dict[str, Any], *, strict: bool | None = None) -> dict[str, Any]:
+    named = {"name": "x", "schema": schema} | ({} if strict is None else {"strict": strict})
+    return {"type": "json_schema", "json_schema": named}
+
+
+def _call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+NUMBERS = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}}
 
 
 def test_what_asks_for_nothing_binds_nothing(codec: TextCodec) -> None:
-    tool = {"type": "function", "function": {"name": "now"}}
     assert structure(None) is None
-    assert _chat(codec) is None
-    assert _chat(codec, tools=[tool], response_format={"type": "text"}) is None
+    assert _spec(codec).constraint is None
+    assert _spec(codec, response_format={"type": "text"}).constraint is None
+    assert _spec(codec, tools=[_tool("now")], tool_choice="none").constraint is None
+
+
+@pytest.mark.parametrize(
+    ("strict", "taken"), [(None, '{"a": [1]}'), (True, '{"a": [1]}'), (False, '{"a": "x"}')], ids=str
+)
+def test_beside_text_calls_have_a_known_name_and_fit_their_schema_unless_that_is_not_strict(
+    codec: TextCodec, strict: bool | None, taken: str
+) -> None:
+    found = _spec(codec, tools=[_tool("f", strict=strict, properties={"a": {"items": {"type": "integer"}}})])
+    assert found.grammar is not None
+    assert fits(found.grammar, "f is a function.")
+    assert fits(found.grammar, f"I call it. {_call('f', taken)}")
+    assert not fits(found.grammar, _call("g", taken))
+    assert not fits(found.grammar, _call("f", '{"a": [1}'))
+    assert fits(found.grammar, _call("f", '{"a": ["x"]}')) == (strict is False)
+
+
+def test_a_forced_call_is_made_whatever_format_an_answer_in_words_must_have(codec: TextCodec) -> None:
+    found = _spec(codec, tools=[_tool("f")], tool_choice="required", response_format=_format({"type": "object"}))
+    assert found.grammar is not None
+    assert fits(found.grammar, _call("f", "{}"))
+    assert not fits(found.grammar, "{}")
+
+
+def test_a_schema_that_is_not_strict_is_followed_as_far_as_it_can_be_and_the_rest_is_told(codec: TextCodec) -> None:
+    found = _spec(codec, response_format=_format(NUMBERS))
+    assert found.left_out == ("response_format.json_schema.schema: uniqueItems",)
+    assert found.grammar is not None
+    assert fits(found.grammar, '{"a": [1, 1]}')
+    assert not fits(found.grammar, '{"a": ["x"]}')
+    forced = _spec(codec, tools=[_tool("f"), _tool("g", **NUMBERS)], tool_choice="required")
+    assert forced.left_out == ("tools[1].parameters: uniqueItems",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": _format(NUMBERS, strict=True)}, "response_format.json_schema.schema"),
+        ({"response_format": _format(NUMBERS), "best_effort": False}, "response_format.json_schema.schema"),
+        ({"tools": [_tool("f", strict=True, **NUMBERS)]}, "tools"),
+        ({"tools": [_tool("f", **NUMBERS)], "tool_choice": "required", "best_effort": False}, "tools"),
+        ({"response_format": _format({"type": "strin"})}, "response_format.json_schema.schema"),
+    ],
+)
+def test_what_is_promised_or_no_schema_at_all_is_refused(codec: TextCodec, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(
+        InvalidField, match=r"uniqueItems cannot be followed|type must be one of .* given \"strin\""
+    ) as no:
+        _spec(codec, **fields)
+    assert no.value.param == param
+
+
+class LocalChecker(GrammarChecker):
+    """The compiler in this process."""
+
+    async def complaint(self, grammar: str) -> str | None:
+        return complaint(grammar)
+
+
+def _check(found: OutputSpec) -> frozenset[str]:
+    assert found.constraint is not None
+    return asyncio.run(found.constraint.check(LocalChecker(1.0)))
+
+
+def test_a_tool_whose_schema_does_not_compile_is_held_to_less_and_the_others_stay_as_they_are(
+    codec: TextCodec,
+) -> None:
+    twice = {"patternProperties": {"^a": {"type": "integer"}, "^ab": {}}}
+    tools = [_tool("f", **twice), _tool("g", **NUMBERS)]
+    found = _spec(codec, tools=tools)
+    assert _check(found) == {"f"}
+    found = _spec(codec, tools=tools, loose={"f"})
+    assert _check(found) == frozenset()
+    assert found.grammar is not None
+    assert fits(found.grammar, _call("f", '{"a": "x"}'))
+    assert not fits(found.grammar, _call("g", '{"a": ["x"]}'))
+    with pytest.raises(InvalidField, match='those of "f" are none'):
+        _check(_spec(codec, tools=[_tool("f", strict=True, **twice)]))
 
 
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar"])
@@ -50,9 +150,5 @@ def test_a_schema_that_is_nested_too_deeply_is_named() -> None:
 
 
 def test_two_fields_that_both_bind_the_answer_are_refused(codec: TextCodec) -> None:
-    tool = {"type": "function", "function": {"name": "now"}}
-    with pytest.raises(InvalidField, match="tool_choice") as refused:
-        _chat(codec, tools=[tool], tool_choice="required", structured_outputs={"regex": "a"})
-    assert refused.value.param == "structured_outputs"
     with pytest.raises(InvalidField, match="give either response_format or structured_outputs"):
-        _chat(codec, response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
+        _spec(codec, response_format={"type": "json_object"}, structured_outputs={"regex": "a"})

@@ -84,11 +84,12 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         echoed = await asyncio.to_thread(echoed_prompts, body, prompts, codec, model.vocab_size)
         output_spec = await asyncio.to_thread(plain_output_spec, body)
         continues = True
+        if output_spec.constraint is not None:
+            await output_spec.constraint.check(services.grammars)
     else:
-        output_spec = await asyncio.to_thread(chat_output_spec, body, codec, prompts[0])
+        output_spec = await _checked_spec(services, body, codec, prompts[0])
+        context.leniency.note(output_spec.left_out)
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
-    if output_spec.constraint is not None:
-        await output_spec.constraint.check(services.grammars)
 
     # Make one engine request, and one reader, for each answer.
     asked: list[GenerationRequest] = []
@@ -127,6 +128,18 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     answers = [read(stream) for read, stream in zip(readers, streams, strict=True)]
     context.record.answered(answers, num_per_prompt, requests[0])
     return Generation(context.request_id, chosen.id, answers, num_per_prompt, requests[0].sampling)
+
+
+async def _checked_spec(services: Services, body: ChatParameters, codec: TextCodec, prompt: list[int]) -> OutputSpec:
+    """The output spec of a chat, whose grammar compiles. Raises InvalidField and CheckerUnavailable."""
+    loose: frozenset[str] = frozenset()
+    best_effort = not services.settings.strict
+    while True:
+        spec = await asyncio.to_thread(chat_output_spec, body, codec, prompt, best_effort=best_effort, loose=loose)
+        more = frozenset[str]() if spec.constraint is None else await spec.constraint.check(services.grammars)
+        if not more:
+            return spec
+        loose |= more
 
 
 def _answer_text(

@@ -4,7 +4,7 @@ All fields that constrain an answer become one grammar, the `Constraint`.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,10 +21,13 @@ from genai_server.text.answers.answer_text import Parser, PlainParser
 from genai_server.text.answers.dialect import Dialect
 from genai_server.text.codec import TextCodec
 from genai_server.text.grammars import grammar
+from genai_server.text.grammars.schema_relaxed import EVERYTHING, any_value, relaxed
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool
 
 _STRUCTURE, _FORMAT = "structured_outputs", "response_format"
 _SCHEMA = "must be a JSON schema that can be followed"
+# The name of the constraint to text and to calls that need not fit a schema.
+_CALLS = "calls beside text"
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,40 @@ class Constraint:
     field: str
     # What the field must be, as text to follow its name: "must be ...".
     rule: str
-    # The constraints that it combines, so that an error of one names its own field.
+    # What it combines, so that an error of one names its own field.
     parts: tuple["Constraint", ...] = ()
+    # Whether answers may do without it, or as a part, with one that asks for less.
+    is_promised: bool = True
+    # As a part: its name among the others.
+    name: str = ""
 
-    async def check(self, checker: GrammarChecker) -> None:
-        """Have the grammar compiled. Raises InvalidField with the compiler's message, and CheckerUnavailable."""
+    async def check(self, checker: GrammarChecker) -> frozenset[str]:
+        """Have the grammar compiled. Returns the names of the parts that must ask for less before it does.
+
+        Raises InvalidField with the compiler's message, where that is promised, and CheckerUnavailable.
+        """
+        try:
+            await self._check(checker)
+            return frozenset()
+        except InvalidField:
+            loose = {part.name for part in self.parts if not await part._holds(checker)}
+            # Each compiles, but not all together.
+            loose = loose or {part.name for part in self.parts if not part.is_promised}
+            if loose:
+                return frozenset(loose)
+            if self.is_promised:
+                raise
+            return frozenset({self.name})
+
+    async def _holds(self, checker: GrammarChecker) -> bool:
+        """Whether a part's grammar compiles. Raises InvalidField if it must."""
         try:
             await self._check(checker)
         except InvalidField:
-            for part in self.parts:
-                await part._check(checker)
-            raise
+            if self.is_promised:
+                raise
+            return False
+        return True
 
     async def _check(self, checker: GrammarChecker) -> None:
         grammar.check_size(self.grammar, param=self.field)
@@ -71,6 +97,10 @@ class OutputSpec:
     constraint: Constraint | None = None
     # Whether the prompt ends within reasoning.
     starts_in_reasoning: bool = False
+    # Fields with the keywords of their schemas that answers are not held to.
+    left_out: tuple[str, ...] = ()
+    # The parts of the constraint that ask for as little as they can.
+    loose: frozenset[str] = frozenset()
 
     @property
     def grammar(self) -> str | None:
@@ -97,17 +127,31 @@ class OutputSpec:
         )
 
 
-def chat_output_spec(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> OutputSpec:
-    """The output spec of a chat with this encoded prompt; its grammar is not checked yet. Raises InvalidField."""
+def chat_output_spec(
+    body: ChatParameters,
+    codec: TextCodec,
+    prompt: list[int],
+    *,
+    best_effort: bool = False,
+    loose: Collection[str] = (),
+) -> OutputSpec:
+    """The output spec of a chat with this encoded prompt; its grammar is not checked yet.
+
+    With `best_effort` a schema that is not strict is followed as far as it can be, and `loose` names parts of the
+    constraint (`Constraint.check`) that ask for as little as they can. Raises InvalidField.
+    """
     dialect, tools = codec.dialect, offered_tools(body, codec)
     # Only the end matters; a marker is a few tokens at most.
     inside = dialect.reasoning is not None and dialect.reasoning.begins_inside(codec.decode(prompt[-16:]))
+    building = _Building(body, codec, best_effort=best_effort, loose=frozenset(loose))
     return OutputSpec(
         dialect,
         tool_names=[tool.function.name for tool in tools],
         most_calls=1 if body.parallel_tool_calls is False else None,
-        constraint=chat_constraint(body, tools, codec, starts_inside=inside),
+        constraint=building.constraint(tools, starts_inside=inside),
         starts_in_reasoning=inside,
+        left_out=tuple(building.left_out),
+        loose=building.loose,
     )
 
 
@@ -135,88 +179,110 @@ def structure(wanted: StructuredOutputs | None) -> Constraint | None:
         )
 
 
-def chat_constraint(
-    body: ChatParameters, tools: list[GivenTool], codec: TextCodec, *, starts_inside: bool
-) -> Constraint | None:
-    """The constraint of an answer that may call `tools`, if there is one; its grammar is not checked yet.
+class _Building:
+    """Makes the constraint of one chat."""
 
-    With `starts_inside` the answer begins within reasoning. Raises InvalidField if the fields cannot be a grammar.
-    """
-    wanted = _wanted(body)
-    forced = body.tool_choice not in (None, "none", "auto")
-    held = _held(tools, strict_only=wanted is None and not forced)
-    whole = _whole(body, wanted, held, codec, forced=forced, strict=any(tool.function.strict for tool in tools))
-    if whole is None:
-        return None
-    if (reasoning := codec.dialect.reasoning) is not None:
-        built = grammar.after_reasoning(
-            whole.grammar, reasoning, starts_inside=starts_inside, opaque_tokens=codec.opaque_tokens
+    def __init__(self, body: ChatParameters, codec: TextCodec, *, best_effort: bool, loose: frozenset[str]) -> None:
+        self.loose = loose
+        # Fields with the keywords of their schemas that answers are not held to.
+        self.left_out: list[str] = []
+        self._body = body
+        self._codec = codec
+        self._best_effort = best_effort
+
+    def constraint(self, tools: list[GivenTool], *, starts_inside: bool) -> Constraint | None:
+        """The constraint of an answer that may call `tools`, if there is one.
+
+        With `starts_inside` the answer begins within reasoning. Raises InvalidField if the fields cannot be a grammar.
+        """
+        if _CALLS in self.loose:  # no call can be held to anything
+            tools = []
+        wanted = self._wanted()
+        forced = self._body.tool_choice not in (None, "none", "auto")
+        chosen = _chosen(self._body.tool_choice, tools)
+        parts = [self._part(place, tool, asks=forced or wanted is not None) for place, tool in enumerate(chosen)]
+        held = [tool for tool, _ in parts]
+        whole = wanted
+        if forced:  # what is wanted holds for an answer in words
+            whole = self._calls(held)
+        elif wanted is not None and held:
+            whole = replace(wanted, grammar=grammar.either(self._calls(held).grammar, wanted.grammar))
+        elif held:
+            is_promised = any(tool.function.strict for tool in chosen)
+            whole = replace(self._calls(held, beside_text=True), is_promised=is_promised, name=_CALLS)
+        if whole is None:
+            return None
+        if (reasoning := self._codec.dialect.reasoning) is not None:
+            built = grammar.after_reasoning(
+                whole.grammar, reasoning, starts_inside=starts_inside, opaque_tokens=self._codec.opaque_tokens
+            )
+            whole = replace(whole, grammar=built)
+        return replace(whole, parts=(*([wanted] if wanted and not forced else []), *(part for _, part in parts)))
+
+    def _wanted(self) -> Constraint | None:
+        """The constraint of an answer that is no tool call."""
+        wanted, form = structure(self._body.structured_outputs), self._body.response_format
+        if form is None or form.type == "text":
+            return wanted
+        if wanted is not None:
+            raise InvalidField(f"give either {_FORMAT} or {_STRUCTURE}, not both", param=_STRUCTURE)
+        if form.json_schema is None or form.json_schema.schema_ is None:
+            return Constraint(grammar.json_object(), _FORMAT, "must be one that can be followed")
+        field = f"{_FORMAT}.json_schema.schema"
+        is_promised = bool(form.json_schema.strict) or not self._best_effort
+        schema: Mapping[str, Any] = form.json_schema.schema_
+        if not is_promised:
+            schema = self._relaxed(schema, field, field)
+        with _naming(field):
+            built = grammar.json_schema(schema, param=field)
+        return Constraint(built, field, _SCHEMA, is_promised=is_promised and field not in self.loose, name=field)
+
+    def _part(self, place: int, tool: GivenTool, *, asks: bool) -> tuple[Tool, Constraint]:
+        """A function with the schema of its arguments; `asks` says whether a call or format is asked for."""
+        function = tool.function
+        parameters: Mapping[str, Any] | None = function.parameters
+        is_promised = bool(function.strict) or (asks and not self._best_effort)
+        if not is_promised:
+            if (function.strict is False and not asks) or not grammar.is_object(parameters):
+                parameters = ANY_OBJECT
+            elif parameters is not None:
+                parameters = self._relaxed(parameters, function.name, f"tools[{place}].parameters" if asks else None)
+        held = Tool(function.name, parameters)
+        rule = f"must have JSON schemas that can be followed as their parameters; those of {quoted(held.name)} are none"
+        built = grammar.json_schema(held.schema, param="tools")
+        return held, Constraint(
+            built, "tools", rule, is_promised=is_promised or held.name in self.loose, name=held.name
         )
-        whole = replace(whole, grammar=built)
-    return replace(whole, parts=(*([wanted] if wanted else []), *map(_parameters, held)))
+
+    def _relaxed(self, schema: Mapping[str, Any], name: str, field: str | None) -> Mapping[str, Any]:
+        """A schema as far as it can be followed. What is left out is told with the field, if there is one."""
+        with _naming(field or "tools"):
+            found, left_out = (any_value(schema), [EVERYTHING]) if name in self.loose else relaxed(schema)
+        if field is not None:
+            self.left_out += [f"{field}: {word}" for word in left_out]
+        return found
+
+    def _calls(self, tools: list[Tool], *, beside_text: bool = False) -> Constraint:
+        """The constraint to calls of these tools; with `beside_text` also to text."""
+        form, body = self._codec.dialect.tool_format, self._body
+        assert form is not None, "tools are offered only to a model with a format for its calls"
+        parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
+        build = grammar.text_and_calls if beside_text else grammar.tool_calls
+        with _naming("tools"):
+            built = build(form, tools, parallel=parallel, opaque_tokens=self._codec.opaque_tokens)
+        return Constraint(built, "tools", "must be functions whose calls can be followed")
 
 
-def _whole(
-    body: ChatParameters, wanted: Constraint | None, tools: list[Tool], codec: TextCodec, *, forced: bool, strict: bool
-) -> Constraint | None:
-    """The constraint of the answer after its reasoning: what is `wanted`, tool calls, or either."""
-    if forced and wanted is not None:
-        source = wanted.field.partition(".")[0]
-        raise InvalidField(f"{source} cannot be combined with a tool_choice that forces a call", param=source)
-    if forced:
-        return _calls(body, tools, codec)
-    if wanted is not None and tools:
-        return replace(wanted, grammar=grammar.either(_calls(body, tools, codec).grammar, wanted.grammar))
-    if strict:
-        return _calls(body, tools, codec, beside_text=True)
-    return wanted
-
-
-def _wanted(body: ChatParameters) -> Constraint | None:
-    """The constraint of an answer that is no tool call."""
-    wanted, form = structure(body.structured_outputs), body.response_format
-    if form is None or form.type == "text":
-        return wanted
-    if wanted is not None:
-        raise InvalidField(f"give either {_FORMAT} or {_STRUCTURE}, not both", param=_STRUCTURE)
-    if form.json_schema is None or form.json_schema.schema_ is None:
-        return Constraint(grammar.json_object(), _FORMAT, "must be one that can be followed")
-    with _naming(field := f"{_FORMAT}.json_schema.schema"):
-        return Constraint(grammar.json_schema(form.json_schema.schema_, param=field), field, _SCHEMA)
-
-
-def _held(tools: list[GivenTool], *, strict_only: bool) -> list[Tool]:
-    """The functions with the schemas of their arguments: their parameters, or any object."""
-    functions = [tool.function for tool in tools]
-    return [Tool(one.name, one.parameters if one.strict or not strict_only else ANY_OBJECT) for one in functions]
-
-
-def _chosen(choice: object, tools: list[Tool]) -> list[Tool]:
+def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
     """The tools that may be called. Raises InvalidField if `tool_choice` names another one."""
     if not isinstance(choice, NamedTool):
         return tools
     name = choice.function.name
-    if not (named := [tool for tool in tools if tool.name == name]):
+    if not (named := [tool for tool in tools if tool.function.name == name]):
         raise InvalidField(
             f"tool_choice names the function {quoted(name)}, which is not among tools", param="tool_choice"
         )
     return named
-
-
-def _calls(body: ChatParameters, tools: list[Tool], codec: TextCodec, *, beside_text: bool = False) -> Constraint:
-    """The constraint to calls of the tools, or of the one that `tool_choice` names; with `beside_text` also to text."""
-    form = codec.dialect.tool_format
-    assert form is not None, "tools are offered only to a model with a format for its calls"
-    parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
-    build = grammar.text_and_calls if beside_text else grammar.tool_calls
-    with _naming("tools"):
-        built = build(form, _chosen(body.tool_choice, tools), parallel=parallel, opaque_tokens=codec.opaque_tokens)
-    return Constraint(built, "tools", "must be functions whose calls can be followed")
-
-
-def _parameters(tool: Tool) -> Constraint:
-    rule = f"must have JSON schemas that can be followed as their parameters; those of {quoted(tool.name)} are none"
-    return Constraint(grammar.json_schema(tool.schema, param="tools"), "tools", rule)
 
 
 def _schema(given: Any) -> dict[str, Any]:

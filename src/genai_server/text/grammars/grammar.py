@@ -171,11 +171,17 @@ def check_size(grammar: str, *, param: str) -> None:
 def _check_parameters(tools: Sequence[Tool]) -> None:
     for tool in tools:
         check_schema(tool.parameters, param="tools")
-        kinds = (tool.parameters or {}).get("type", "object")
-        if kinds != "object" and "object" not in (kinds if isinstance(kinds, list) else ()):
+        if not is_object(tool.parameters):
+            kinds = (tool.parameters or {})["type"]
             raise InvalidField(
                 f"the parameters of tool {tool.name} must be an object; given type {kinds}", param="tools"
             )
+
+
+def is_object(schema: Mapping[str, Any] | None) -> bool:
+    """Whether objects may fit a schema, as far as its type says; None stands for no properties."""
+    kinds = (schema or {}).get("type", "object")
+    return kinds == "object" or "object" in (kinds if isinstance(kinds, list) else ())
 
 
 def _grammars(*grammars: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _DATE = f"(?:{_YEAR}-{_MONTH_DAY}|(?:[0-9]{{2}}{_FOURS}|{_FOURS}00)-02-29)"
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _ATEXT = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]"
-_A, _X = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
+_A, _X, _HEX = "[a-zA-Z0-9]", "[a-zA-Z0-9-]", "[0-9a-f]"
 
 
 def _label(most: int) -> str:
@@ -38,6 +38,18 @@ _LOCALS = [
     rf"{_ATEXT}{{1,15}}(?:\.{_ATEXT}{{1,15}}){{2,3}}",
 ]
 
+# Formats that llguidance follows by itself.
+KNOWN_FORMATS = frozenset({"duration", "ipv4", "ipv6", "uri", "uuid"})
+# What fits the second has the first, which is wider or the same.
+EQUAL_FORMATS = {
+    "idn-email": "email",
+    "idn-hostname": "hostname",
+    "iri": "uri",
+    "iri-reference": "uri",
+    "uri-reference": "uri",
+    "url": "uri",
+}
+
 # By the format's name.
 FORMATS = {
     "date": f"^{_DATE}$",
@@ -45,4 +57,6 @@ FORMATS = {
     "date-time": f"^{_DATE}[tT]{_TIME}$",
     "hostname": f"^{_name((3, 63), (8, 30))}$",
     "email": f"^(?:{'|'.join(_LOCALS)})@{_name((3, 62), (8, 22))}$",
+    "json-pointer": "^(?:/(?:[^/~]|~[01])*)*$",
+    "uuid4": f"^{_HEX}{{8}}-{_HEX}{{4}}-4{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}$",
 }

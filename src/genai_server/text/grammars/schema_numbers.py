@@ -21,7 +21,7 @@ _LEAST_ABOVE_ZERO = 1e-30
 # From here on not every integer is a double.
 _EXACT = 2**53
 _MOST_DIGITS, _MOST_PLACES = 2**32, 9
-_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 Number = int | float
 
@@ -30,7 +30,7 @@ def with_bounds_held(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with bounds of numbers that are held exactly. Raises InvalidField."""
     kinds = schema.get("type", "number")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    bounds = {key: schema[key] for key in _BOUNDS if is_number(schema.get(key))}
+    bounds = {key: schema[key] for key in BOUNDS if is_number(schema.get(key))}
     for key, other in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if schema.get(key) is True and other in bounds:  # as draft 4 has it
             bounds[key] = bounds[other]
@@ -110,10 +110,10 @@ def _integer(key: str, bound: int, given: Number) -> int:
 
 def _of_numbers(bounds: Mapping[str, Number]) -> dict[str, Any]:
     held: dict[str, Any] = {}
-    if low := [_bound(key, bounds[key], math.inf) for key in _BOUNDS[:2] if key in bounds]:
+    if low := [_bound(key, bounds[key], math.inf) for key in BOUNDS[:2] if key in bounds]:
         value, is_out = max(*low, (-LARGEST_NUMBER, False))
         held["exclusiveMinimum" if is_out else "minimum"] = value
-    if high := [_bound(key, bounds[key], -math.inf) for key in _BOUNDS[2:] if key in bounds]:
+    if high := [_bound(key, bounds[key], -math.inf) for key in BOUNDS[2:] if key in bounds]:
         value, is_in = min((value, not is_out) for value, is_out in [*high, (LARGEST_NUMBER, False)])
         held["maximum" if is_in else "exclusiveMaximum"] = value
     return held

@@ -1,0 +1,189 @@
+"""The keywords of JSON schema (draft 2020-12 and earlier) as llguidance follows them, or the reason why it cannot.
+
+Each step is for a few keywords of one schema. What stands below them has been changed already.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from genai_server.errors import InvalidField
+from genai_server.quoted_values import quoted
+from genai_server.text.grammars.schema_alternatives import are_disjoint
+from genai_server.text.grammars.schema_formats import EQUAL_FORMATS, FORMATS, KNOWN_FORMATS
+from genai_server.text.grammars.schema_numbers import BOUNDS, check_value, multiple, with_bounds_held
+from genai_server.text.grammars.schema_patterns import has_property, translated
+
+Schema = dict[str, Any]
+# Takes a schema with at least one of its keywords. Raises InvalidField, which names no field of the request.
+Step = Callable[[Schema], Schema]
+
+# Annotations, which restrict nothing.
+_ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+# Keywords without effect: with these values, and without another keyword.
+_SAY_NOTHING: dict[str, tuple[Any, ...]] = {"propertyNames": ({}, True, {"type": "string"}), "uniqueItems": (False,)}
+_PARTS_OF = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
+_NOT_FOLLOWED = (
+    "$dynamicRef",
+    "$recursiveRef",
+    "contains",
+    "dependentSchemas",
+    "if",
+    "not",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
+)
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+# Each doubles what the compiler looks at.
+_MOST_DEPENDENCIES = 4
+
+
+def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
+    """The steps with their keywords, for the schemas within `whole`, to be done in this order."""
+    steps: list[tuple[Iterable[str], Step]] = [
+        ((*_ANNOTATIONS, *_SAY_NOTHING, *_PARTS_OF, "if"), without_effect),
+        *(((key,), partial(_refused, key)) for key in _NOT_FOLLOWED),
+        (("type",), _type),
+        (("required",), _required),
+        *(((key,), partial(_value, key)) for key in ("enum", "const")),
+        (("multipleOf",), _multiple),
+        (("minProperties",), _least_properties),
+        (("additionalItems",), _additional_items),
+        (("dependencies", "dependentRequired"), _dependencies),
+        (("oneOf",), partial(_one_of, whole)),
+        (BOUNDS, with_bounds_held),
+        (("patternProperties",), _pattern_properties),
+        (("pattern",), lambda schema: {**schema, "pattern": _translated(schema["pattern"])}),
+        (("format",), _format),
+    ]
+    return [(frozenset(words), step) for words, step in steps]
+
+
+def without_effect(schema: Schema) -> Schema:
+    """Leave out what restricts nothing."""
+    left_out = {key for key in _ANNOTATIONS if key in schema}
+    left_out |= {key for key, values in _SAY_NOTHING.items() if key in schema and schema[key] in values}
+    left_out |= {key for key, other in _PARTS_OF.items() if key in schema and other not in schema}
+    if "then" not in schema and "else" not in schema:
+        left_out.add("if")
+    return {key: value for key, value in schema.items() if key not in left_out}
+
+
+def _refused(key: str, schema: Schema) -> Schema:
+    raise InvalidField(f"the keyword {key} cannot be followed")
+
+
+def _type(schema: Schema) -> Schema:
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if strange := [kind for kind in kinds if kind not in _TYPES]:
+        raise InvalidField(f"type must be one of {', '.join(_TYPES)}; given {quoted(str(strange[0]))}")
+    return schema
+
+
+def _required(schema: Schema) -> Schema:
+    if not isinstance(schema["required"], list) or not all(isinstance(key, str) for key in schema["required"]):
+        raise InvalidField(f"required must be a list of keys; given {quoted(str(schema['required']))}")
+    return schema
+
+
+def _value(key: str, schema: Schema) -> Schema:
+    check_value(schema[key], key)
+    return schema
+
+
+def _multiple(schema: Schema) -> Schema:
+    multiple(schema["multipleOf"])
+    return schema
+
+
+def _least_properties(schema: Schema) -> Schema:
+    """Nothing tells apart the keys of an object that its schema does not name."""
+    least, required = schema["minProperties"], schema.get("required")
+    if not isinstance(least, int) or (
+        schema.get("additionalProperties") is False and "patternProperties" not in schema
+    ):
+        return schema
+    most = 1 + (len(set(map(str, required))) if isinstance(required, list) else 0)
+    if least > most:
+        raise InvalidField(
+            f"minProperties may be at most one more than the keys in required, unless additionalProperties is false: "
+            f"{most}; given {least}"
+        )
+    return schema
+
+
+def _additional_items(schema: Schema) -> Schema:
+    if "prefixItems" in schema:
+        raise InvalidField("prefixItems and additionalItems are of different drafts of JSON schema; give items")
+    return schema
+
+
+def _dependencies(schema: Schema) -> Schema:
+    """Each key that needs others is absent, or these are there."""
+    found = [pair for word in ("dependencies", "dependentRequired") for pair in dict(schema.get(word, {})).items()]
+    if any(not isinstance(needed, list) for _, needed in found):
+        raise InvalidField("dependencies may have lists of keys only; schemas in it cannot be followed")
+    if len(found) > _MOST_DEPENDENCIES:
+        raise InvalidField(f"at most {_MOST_DEPENDENCIES} keys may need others (dependencies); given {len(found)}")
+    alternatives = [{"anyOf": [{"properties": {key: False}}, {"required": needed}]} for key, needed in found if needed]
+    kept = {key: value for key, value in schema.items() if key not in ("dependencies", "dependentRequired")}
+    return _and(kept, *alternatives)
+
+
+def _one_of(whole: Schema, schema: Schema) -> Schema:
+    """Where no value fits two of the alternatives, any of them is one of them."""
+    branches = schema["oneOf"]
+    if not isinstance(branches, list) or not are_disjoint(branches, whole):
+        raise InvalidField(
+            "the schemas in oneOf must differ in their types, in their values, or in the values of a required property "
+            "(const or enum); give anyOf instead"
+        )
+    return any_of(schema)
+
+
+def any_of(schema: Schema) -> Schema:
+    """The schema with `anyOf` in place of `oneOf`."""
+    kept = {key: value for key, value in schema.items() if key != "oneOf"}
+    return _and(kept, {"anyOf": schema["oneOf"]}) if "anyOf" in kept else {**kept, "anyOf": schema["oneOf"]}
+
+
+def _pattern_properties(schema: Schema) -> Schema:
+    given = schema["patternProperties"]
+    if not isinstance(given, dict):
+        return schema
+    found = {translated(key): inner for key, inner in given.items()}
+    if schema.get("additionalProperties") is not False and any(map(has_property, given)):
+        raise InvalidField("patternProperties may have \\p and \\P only if additionalProperties is false")
+    if len(found) < len(given):
+        raise InvalidField("patternProperties has the same pattern twice")
+    return {**schema, "patternProperties": found}
+
+
+def _translated(pattern: Any) -> Any:
+    """A pattern in the compiler's syntax."""
+    return translated(pattern) if isinstance(pattern, str) else pattern
+
+
+def _format(schema: Schema) -> Schema:
+    """The format as a pattern where the compiler has it otherwise than its standard."""
+    given, kinds = schema["format"], schema.get("type", "string")
+    kept = {key: value for key, value in schema.items() if key != "format"}
+    if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
+        return kept  # of numbers, as OpenAPI has them, which binds texts only
+    name = EQUAL_FORMATS.get(given, given) if isinstance(given, str) else given
+    if not isinstance(name, str) or name not in KNOWN_FORMATS | FORMATS.keys():
+        known = ", ".join(sorted(KNOWN_FORMATS | FORMATS.keys()))
+        raise InvalidField(f"format must be one of {known}; given {quoted(str(given))}")
+    if (pattern := FORMATS.get(name)) is None:
+        return {**kept, "format": name}
+    return _and(kept, {"pattern": pattern}) if "pattern" in kept else {**kept, "pattern": pattern}
+
+
+def _and(schema: Schema, *more: Schema) -> Schema:
+    """What fits a schema and others."""
+    if not more:
+        return schema
+    beside = schema.get("allOf", [])
+    return {**schema, "allOf": [*(beside if isinstance(beside, list) else [{"allOf": beside}]), *more]}

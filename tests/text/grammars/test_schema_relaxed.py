@@ -1,0 +1,78 @@
+"""What is left of schemas that cannot be followed as a whole."""
+
+from typing import Any
+
+import pytest
+
+from genai_server.errors import InvalidField
+from genai_server.text.grammars import grammar
+from genai_server.text.grammars.schema_relaxed import EVERYTHING, relaxed
+from tests.text.guided import fits, validate
+
+
+def followed(schema: dict[str, Any]) -> tuple[str, list[str]]:
+    found, left_out = relaxed(schema)
+    built = grammar.json_schema(found)
+    validate(built, param="response_format")
+    return built, left_out
+
+
+def test_a_schema_that_can_be_followed_stays_as_it_is() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a", "format": "date"}}}
+    assert relaxed(schema) == (schema, [])
+
+
+def test_keywords_are_left_out_where_they_stand_and_all_others_hold() -> None:
+    built, left_out = followed(
+        {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "format": "path", "minLength": 2},
+                "tags": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+                "word": {"type": "string", "pattern": "^(?=a)b", "maxLength": 3},
+                "far": {"$ref": "https://example.org/schema"},
+                "least": {"type": "number", "multipleOf": 1e-20},
+            },
+            "required": ["path", "tags"],
+            "not": {"required": ["word"]},
+            "additionalProperties": False,
+        }
+    )
+    assert sorted(left_out) == ["$ref", "format", "multipleOf", "not", "pattern", "uniqueItems"]
+    assert fits(built, '{"path": "/x", "tags": [1, 1], "word": "xyz", "far": {}}')
+    assert not fits(built, '{"path": "x", "tags": []}')
+    assert not fits(built, '{"path": "/x", "tags": ["a"]}')
+    assert not fits(built, '{"path": "/x"}')
+
+
+def test_schemas_of_one_of_that_overlap_become_any_of() -> None:
+    built, left_out = followed({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 5}]})
+    assert left_out == ["oneOf"]
+    assert fits(built, "7")
+    assert not fits(built, '"a"')
+
+
+def test_keys_of_patterns_that_are_left_out_are_allowed() -> None:
+    built, left_out = followed(
+        {"type": "object", "patternProperties": {"(?=a)b": {"type": "integer"}}, "additionalProperties": False}
+    )
+    assert left_out == ["patternProperties"]
+    assert fits(built, '{"b": 1}')
+
+
+def test_where_nothing_less_helps_any_value_of_the_type_is_taken() -> None:
+    many: dict[str, Any] = {"type": "object", "properties": {str(number): {} for number in range(1_001)}}
+    built, left_out = followed(many)
+    assert left_out == [EVERYTHING]
+    assert fits(built, '{"a": 1}')
+    assert not fits(built, "1")
+
+
+def test_what_is_no_schema_is_refused() -> None:
+    with pytest.raises(InvalidField, match="type must be one of"):
+        relaxed({"properties": {"a": {"type": "text"}}})
+    deep: dict[str, Any] = {}
+    for _ in range(3_000):
+        deep = {"items": deep}
+    with pytest.raises(InvalidField, match="nested too deeply"):
+        relaxed(deep)
