@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from genai_server.engine.model.files import model_info
 from genai_server.engine.runners.scripted import ScriptedRunner
@@ -16,9 +17,10 @@ from genai_server.engine.sampling.grammar import bytes_guidance, model_guidance
 from genai_server.errors import InvalidField
 from genai_server.grammar_checker.compiler import complaint
 from genai_server.text.grammars import grammar
+from genai_server.text.grammars.schema_relaxed import EVERYTHING, any_value, relaxed
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
 
-from .drawn import drawn_schema
+from .source import Source
 from .verdicts import Judge, Unjudged
 from .walks import MANNERS, DeadEnd, Walker
 
@@ -31,6 +33,8 @@ class Checked:
 
     number: int
     refusal: str | None = None
+    # Keywords that the answers need not fit.
+    left_out: list[str] = field(default_factory=list)
     answers: int = 0
     unended: int = 0
     unjudged: int = 0
@@ -39,10 +43,10 @@ class Checked:
 
 
 class Checker:
-    """Checks the schemas of one seed. `tell` is told of each answer."""
+    """Checks the schemas of one source. `tell` is told of each answer."""
 
-    def __init__(self, seed: int, walks: int, tell: Callable[[object], object] = str) -> None:
-        self._seed = seed
+    def __init__(self, source: Source, walks: int, tell: Callable[[object], object] = str) -> None:
+        self._source = source
         self._walks = walks
         self._tell = tell
         self._judge = Judge()
@@ -50,13 +54,12 @@ class Checker:
 
     def check(self, number: int) -> Checked:
         """The schema of this number."""
-        schema, checked = drawn_schema(self._seed, number), Checked(number)
+        schema, checked = self._source.schema(number), Checked(number)
         started = time.monotonic()
         try:
-            built = grammar.json_schema(schema)
-            grammar.check_size(built, param="response_format")
-            if (words := complaint(built)) is not None:
-                raise InvalidField(words, param="response_format")
+            if self._source.best_effort:
+                schema, checked.left_out = _followed(schema)
+            built = _compiled(schema)
             for walker in self._walkers:
                 walker.compiled(built)
             self._draw(schema, built, checked)
@@ -66,7 +69,7 @@ class Checker:
         return checked
 
     def _draw(self, schema: dict[str, object], built: str, checked: Checked) -> None:
-        chance = random.Random(f"walks {self._seed} {checked.number}")
+        chance = random.Random(f"walks {self._source.seed} {checked.number}")
         for walk in range(self._walks):
             manner = MANNERS[walk % len(MANNERS)]
             try:
@@ -87,6 +90,25 @@ class Checker:
             if complaint is not None:
                 text = answer.decode(errors="replace")[:200]
                 checked.broken.append(f"{json.dumps(schema)[:400]}\n  gives {text!r}: {complaint}")
+
+
+def _followed(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What answers to a schema that is not strict fit, and the keywords left out."""
+    found, left_out = relaxed(schema)
+    try:
+        _compiled(found)
+    except InvalidField:
+        return any_value(schema), [EVERYTHING]
+    return found, left_out
+
+
+def _compiled(schema: dict[str, Any]) -> str:
+    """A schema's grammar. Raises InvalidField if the server refuses it."""
+    built = grammar.json_schema(schema)
+    grammar.check_size(built, param="response_format")
+    if (words := complaint(built)) is not None:
+        raise InvalidField(words, param="response_format")
+    return built
 
 
 def _kind(message: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
 from .checking import Checked, Checker
+from .source import Source
 
 _MOST_SECONDS = 120.0
 
@@ -20,6 +21,9 @@ class Findings:
 
     refused: Counter[str] = field(default_factory=Counter)
     taken: int = 0
+    # Of those taken, the ones that are not followed as a whole; and by keyword, in how many it is left out.
+    in_part: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
     answers: int = 0
     unended: int = 0
     unjudged: int = 0
@@ -33,6 +37,8 @@ class Findings:
             self.refused[checked.refusal] += 1
         else:
             self.taken += 1
+        self.in_part += bool(checked.left_out)
+        self.left_out.update(checked.left_out)
         self.answers += checked.answers
         self.unended += checked.unended
         self.unjudged += checked.unjudged
@@ -43,11 +49,11 @@ class Findings:
 class Worker:
     """A process and the numbers that are left to it; the first of them is in work."""
 
-    def __init__(self, numbers: Sequence[int], seed: int, walks: int) -> None:
+    def __init__(self, numbers: Sequence[int], source: Source, walks: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.results, theirs = context.Pipe(duplex=False)
         self.left = list(numbers)
-        self._process = context.Process(target=_check, args=(theirs, self.left, seed, walks), daemon=True)
+        self._process = context.Process(target=_check, args=(theirs, self.left, source, walks), daemon=True)
         self._process.start()
         theirs.close()
         self._heard = time.monotonic()
@@ -73,11 +79,11 @@ class Worker:
         self.results.close()
 
 
-def check_all(numbers: range, seed: int, walks: int, processes: int) -> Findings:
+def check_all(numbers: range, source: Source, walks: int, processes: int) -> Findings:
     """Check the schemas of these numbers. A process that dies or hangs is replaced, and its schema told."""
     found = Findings()
     shares = [share for start in range(processes) if (share := numbers[start::processes])]
-    workers = {worker.results: worker for worker in (Worker(share, seed, walks) for share in shares)}
+    workers = {worker.results: worker for worker in (Worker(share, source, walks) for share in shares)}
     while workers:
         ready = [results for results in wait(list(workers), timeout=1.0) if isinstance(results, Connection)]
         over = [results for results in ready if not workers[results].receive(found)]
@@ -88,12 +94,12 @@ def check_all(numbers: range, seed: int, walks: int, processes: int) -> Findings
             if worker.left:
                 found.died.append(worker.left[0])
                 if worker.left[1:]:
-                    again = Worker(worker.left[1:], seed, walks)
+                    again = Worker(worker.left[1:], source, walks)
                     workers[again.results] = again
     return found
 
 
-def _check(results: Connection, numbers: Sequence[int], seed: int, walks: int) -> None:
-    checker = Checker(seed, walks)
+def _check(results: Connection, numbers: Sequence[int], source: Source, walks: int) -> None:
+    checker = Checker(source, walks)
     for number in numbers:
         results.send(checker.check(number))

@@ -37,7 +37,17 @@ class ToolCallArguments:
     fragment: str
 
 
-Part = Content | Reasoning | ToolCallStart | ToolCallArguments
+@dataclass(frozen=True)
+class ToolCallCut:
+    """The call that has begun is none: it went on as something else, or the answer ended within it."""
+
+    # Of the call.
+    index: int
+    # What the model wrote of it, markers included.
+    text: str
+
+
+Part = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallCut
 
 
 # Without gc: an answer may have a million of them, and a full collection stopped the process for 0.9 s.
@@ -87,5 +97,8 @@ class WholeAnswer:
                 self.reasoning += text
             case ToolCallStart(_, id, name):
                 self.tool_calls.append(WholeToolCall(id, name))
-            case ToolCallArguments(index, fragment):
-                self.tool_calls[index].arguments += fragment
+            case ToolCallArguments(_, fragment):
+                self.tool_calls[-1].arguments += fragment
+            case ToolCallCut(_, text):
+                self.tool_calls.pop()
+                self.content += text

@@ -63,6 +63,8 @@ class GenerationRequest(Struct, frozen=True):
     prompt_logprobs: bool = False
     # What the answer must match, in one of llguidance's two forms.
     grammar: str | None = None
+    # Whether the answer fails where its grammar cannot be followed. Otherwise it goes on without.
+    needs_grammar: bool = True
     # Seconds after which the answer ends with what it has.
     timeout: float | None = None
     # Whether the engine reports the progress of reading the prompt.

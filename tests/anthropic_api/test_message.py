@@ -14,7 +14,7 @@ from anthropic.types import (
 )
 from pydantic import TypeAdapter
 
-from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.anthropic_api.message import MessageBuilder
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
@@ -64,6 +64,16 @@ def test_the_input_of_a_cut_call_has_what_is_complete() -> None:
     cut = _complete([*PARTS[:5], ToolCallArguments(0, '{"a": [1, 2], "b": "x')], FinishReason.LENGTH)
     assert isinstance(cut.content[-1], ToolUseBlock)
     assert cut.content[-1].input == {"a": [1, 2]}
+
+
+def test_a_call_that_is_none_is_text_and_no_reason_to_call() -> None:
+    parts: list[Part] = [ToolCallStart(0, "call_1", "add"), ToolCallArguments(0, '{"a'), ToolCallCut(0, '<call>{"a')]
+    message = _complete([*parts, Content("!")])
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": '<call>{"a!'}]
+    assert message.stop_reason == "end_turn"
+    end = _stream(parts)[-2]
+    assert isinstance(end, RawMessageDeltaEvent)
+    assert end.delta.stop_reason == "end_turn"
 
 
 @pytest.mark.parametrize("arguments", ["", "[1]", "{'a'", '{"a": NaN}'])

@@ -133,12 +133,14 @@ def test_with_tools_to_choose_from_a_format_binds_what_is_not_a_call(demo: Runni
     assert message.get("tool_calls") or message["content"].startswith("{")
 
 
-def _format(schema: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+def _format(schema: Any, *, strict: bool = False) -> dict[str, Any]:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": strict}}
+    }
 
 
-def _forced(**schema: Any) -> dict[str, Any]:
-    tools = [TOOL, {"type": "function", "function": {"name": "wrong", "parameters": schema}}]
+def _forced(*, strict: bool, **schema: Any) -> dict[str, Any]:
+    tools = [TOOL, {"type": "function", "function": {"name": "wrong", "parameters": schema, "strict": strict}}]
     return {"tools": tools, "tool_choice": "required"}
 
 
@@ -155,9 +157,10 @@ def _forced(**schema: Any) -> dict[str, Any]:
         ({"structured_outputs": {"choice": ["a" * 300_000]}}, "structured_outputs.choice", "at most 262144"),
         ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex", "at most 262144"),
         (_format({"type": "strin"}), "response_format.json_schema.schema", "strin"),
+        (_format({"uniqueItems": True}, strict=True), "response_format.json_schema.schema", "uniqueItems"),
         ({**_format({"type": "strin"}), "tools": [TOOL]}, "response_format.json_schema.schema", "strin"),
-        (_forced(properties={"a": {"type": "text"}}), "tools", 'those of "wrong" are none: Invalid type: text'),
-        (_forced(type="string"), "tools", "the parameters of tool wrong must be an object"),
+        (_forced(strict=True, properties={"a": {"type": "text"}}), "tools", 'given "text"'),
+        (_forced(strict=True, type="string"), "tools", "the parameters of tool wrong must be an object"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -170,6 +173,13 @@ def test_what_cannot_be_followed_is_refused_by_its_field_in_plain_words_and_the_
     assert error["param"] == param
     assert "must" in error["message"] or "at most" in error["message"]
     assert words in error["message"]
+
+
+def test_what_of_a_schema_is_not_followed_is_named(demo: RunningServer) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=20, **_format(schema)))
+    assert response.headers["x-genai-ignored"] == "response_format.json_schema.schema: uniqueItems"
+    assert set(json.loads(response.json()["choices"][0]["message"]["content"])) <= {1, 2}
 
 
 def test_a_text_completion_names_its_field_too(demo: RunningServer) -> None:

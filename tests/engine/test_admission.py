@@ -156,6 +156,16 @@ def test_a_grammar_that_becomes_too_ambiguous_fails_its_request_alone(bench: Ben
     assert bench.text(2).endswith(" 100")
 
 
+def test_an_answer_goes_on_without_a_grammar_that_it_does_not_need_and_that_cannot_be_followed(bench: Bench) -> None:
+    bench.submit(1, "say " + "x" * 400, grammar=AMBIGUOUS, needs_grammar=False)
+    bench.submit(2, "say a", grammar="start: (", needs_grammar=False)
+    run(bench, 1, 2)
+    bench.submit(3, "say b", grammar="start: (", needs_grammar=False)  # known to be wrong by now
+    run(bench, 3)
+    assert (bench.text(1), bench.text(2), bench.text(3)) == ("x" * 400, "a", "b")
+    assert {bench.reason(key) for key in (1, 2, 3)} == {FinishReason.STOP}
+
+
 def test_who_leaves_while_the_grammar_is_compiled_is_never_answered(bench: Bench) -> None:
     with nothing_compiles(bench):
         bench.submit(1, "say a", grammar='start: "a"')

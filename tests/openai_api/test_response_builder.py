@@ -6,7 +6,15 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from genai_server.answer_parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallCut,
+    ToolCallStart,
+)
 from genai_server.errors import RunnerFailed
 from genai_server.generation import FinishReason, Sampling
 from genai_server.openai_api.response_builder import ResponseBuilder
@@ -125,6 +133,17 @@ def test_an_answer_at_its_limit_is_incomplete_and_so_is_its_last_item() -> None:
     assert read.incomplete_details is not None
     assert read.incomplete_details.to_dict() == {"reason": "max_output_tokens"}
     assert [item.status for item in read.output] == ["completed", "completed", "incomplete"]
+
+
+def test_a_call_that_is_none_is_incomplete_though_the_response_is_not() -> None:
+    cut: list[Part] = [ToolCallStart(0, "call_1", "add"), ToolCallArguments(0, '{"a'), ToolCallCut(0, '<call>{"a')]
+    read = _whole([*cut, Content("!")])
+    assert [(item.type, item.status) for item in read.output] == [
+        ("function_call", "incomplete"),
+        ("message", "completed"),
+    ]
+    assert read.status == "completed"
+    assert [item.status for item in _whole(cut).output] == ["incomplete"]
 
 
 def test_a_terminated_answer_says_so_beside_openais_reason() -> None:

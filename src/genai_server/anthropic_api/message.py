@@ -4,7 +4,15 @@
 
 from pydantic_core import from_json
 
-from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, WholeAnswer
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallCut,
+    ToolCallStart,
+    WholeAnswer,
+)
 from genai_server.generation import FinishReason
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
@@ -23,13 +31,14 @@ class MessageBuilder:
         self._shows_thinking = shows_thinking
         self._index = -1
         self._open: str | None = None
-        self._calls_tools = False
+        # Those that were cut do not count.
+        self._num_calls = 0
 
     def complete(
         self, answer: WholeAnswer, reason: FinishReason, usage: Usage, *, stop_string: str | None = None
     ) -> JsonObject:
         """The message; `stop_string` is the stop string that ended it, if one did."""
-        self._calls_tools = bool(answer.tool_calls)
+        self._num_calls = len(answer.tool_calls)
         return {
             **self._message,
             "content": self._blocks(answer),
@@ -55,11 +64,13 @@ class MessageBuilder:
                     if self._shows_thinking:
                         events.append(self._delta({"type": "thinking_delta", "thinking": text}))
                 case ToolCallStart(_, id, name):
-                    self._calls_tools = True
+                    self._num_calls += 1
                     events += self._close()
                     events += self._within({"type": "tool_use", "id": id, "name": name, "input": {}})
                 case ToolCallArguments(_, fragment):
                     events.append(self._delta({"type": "input_json_delta", "partial_json": fragment}))
+                case ToolCallCut():
+                    self._num_calls -= 1
         return events
 
     def last(self, reason: FinishReason, usage: Usage, *, stop_string: str | None = None) -> list[JsonObject]:
@@ -104,7 +115,7 @@ class MessageBuilder:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
         match reason:
             case FinishReason.STOP:
-                found = "tool_use" if self._calls_tools else "end_turn"
+                found = "tool_use" if self._num_calls else "end_turn"
             case FinishReason.LENGTH if usage.completion < self._max_tokens:
                 found = "model_context_window_exceeded"
             case _:

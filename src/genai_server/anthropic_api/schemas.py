@@ -150,7 +150,9 @@ class Tool(_Cacheable):
     name: FunctionName
     description: Text | None = None
     input_schema: AnyObject
-    strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
+    strict: bool | None = Field(
+        None, description="Whether calls fit all of the schema, or as far as it can be followed."
+    )
     allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
     defer_loading: Annotated[bool, AfterValidator(_not_true)] | None = None
     eager_input_streaming: bool | None = Field(None, description="Has no effect here: input is sent as it comes.")

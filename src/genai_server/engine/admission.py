@@ -1,5 +1,7 @@
 """Accepts or refuses requests. A refusal is always sent in place of an acceptance."""
 
+from msgspec import structs
+
 from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, Outbox
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
@@ -50,6 +52,7 @@ class Admission:
         taken: list[Sequence] = []
         try:
             for each in submits:
+                each = self._fitted(each)
                 self._check(each.request)
                 sequence = self._add(connection, each)
                 taken.append(sequence)
@@ -71,14 +74,16 @@ class Admission:
         self._guidance.keep(sequence.request.grammar or "", message.compiled)
         if sequence not in self._requests:
             return
+        goes_without = isinstance(message.compiled, str) and not sequence.request.needs_grammar
         try:
             self._check(sequence.request)
-            self._give_guide(sequence)
+            if not goes_without:
+                self._give_guide(sequence)
         except GenaiServerError as error:
             self._requests.drop(sequence)
             self._refuse(*sequence.origin, error)
             return
-        if sequence.guide is not None:
+        if goes_without or sequence.guide is not None:
             self._requests.accept(sequence)
 
     def disconnected(self, connection: int) -> None:
@@ -95,6 +100,18 @@ class Admission:
         if (last := max(request.prediction, default=0)) >= self._vocab_size:
             raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prediction")
         self._runners.check(request)
+
+    def _fitted(self, submit: Submit) -> Submit:
+        """The request, without a grammar that it does not need if that cannot be followed here."""
+        request = submit.request
+        if request.grammar is None or request.needs_grammar:
+            return submit
+        try:
+            self._runners.check(request)
+            self._guidance.guide(request.grammar)
+        except InvalidField:
+            return structs.replace(submit, request=structs.replace(request, grammar=None))
+        return submit
 
     def _add(self, connection: int, submit: Submit) -> Sequence:
         origin, reuses_past = (connection, submit.key), self._runners.reuses_past(submit.request)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.answer_parts import Reasoning as Thought
 from genai_server.errors import GenaiServerError
 from genai_server.generation import FinishReason
@@ -36,6 +36,8 @@ class ResponseBuilder:
         self._is_encrypted = is_encrypted
         self._items: list[OutputItem] = []
         self._tokens: list[ScoredToken] = []
+        # Whether the last item is a call that is none.
+        self._is_cut = False
         self._num_events = 0
         self._last_event = ""
 
@@ -71,6 +73,8 @@ class ResponseBuilder:
                     events += self._open(FunctionCall(call_id, *self._namespaces.get(name, (name,))))
                 case ToolCallArguments(_, fragment):
                     events += self._more(fragment)
+                case ToolCallCut():
+                    self._is_cut = True
         if parts:
             self._tokens = []
         return events
@@ -117,7 +121,8 @@ class ResponseBuilder:
     def _close(self, status: Status) -> list[JsonObject]:
         if self._last_item is None:
             return []
-        self._last_item.status = status
+        self._last_item.status = "incomplete" if self._is_cut else status
+        self._is_cut = False
         return self._told(self._last_item.closing())
 
     def _end(self, event: str, usage: Usage, **fields: Any) -> JsonObject:

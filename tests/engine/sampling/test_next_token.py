@@ -1,5 +1,6 @@
 """What a sequence's logits make of it: tokens, their log probabilities, and the end."""
 
+from collections import Counter
 from queue import SimpleQueue
 from typing import Any
 
@@ -168,6 +169,29 @@ def test_a_grammar_that_cannot_go_on_fails() -> None:
     with pytest.raises(GrammarFailed, match="grammar"):
         for _ in range(1000):
             step(found, ord("x"))
+
+
+def test_a_greedy_token_that_fits_needs_no_look_at_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    found = sequence('start: "ab"')
+    assert found.guide is not None
+    allowed = found.guide.allowed
+    monkeypatch.setattr(found.guide, "allowed", lambda: looks.append(1) or allowed())
+    assert step(found, ord("a")).tokens == [ord("a")]
+    assert looks == []
+    assert step(found, ord("x"), ord("b")).tokens == [ord("b")]
+    assert looks == [1]
+
+
+def test_where_the_grammar_is_not_needed_a_refused_draw_is_drawn_again_with_the_same_probabilities() -> None:
+    logits = np.full(VOCAB, -np.inf, np.float32)
+    logits[[ord("a"), ord("b"), ord("c")]] = np.log([0.5, 0.3, 0.2])
+    counts = Counter[int]()
+    for seed in range(2000):
+        found = sequence('start: "a" | "c"', sampling=Sampling(1.0, seed=seed), needs_grammar=False)
+        counts.update(choose_next_token(found, Scores(logits[np.newaxis]), EOS).tokens)
+    assert counts.keys() == {ord("a"), ord("c")}
+    assert abs(counts[ord("a")] / 2000 - 5 / 7) < 0.04
 
 
 # the prompt's log probabilities

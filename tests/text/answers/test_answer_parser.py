@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
 from genai_server.text.answers.reasoning import THINK
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
-from tests.text.parsing import NAMES, merged, parser, stream
+from tests.text.parsing import NAMES, call, merged, parse, parser, stream
 
 # Answers made of what the formats look out for, so that many are almost calls.
 PIECES = [
@@ -70,6 +70,38 @@ def test_pieces_give_the_same_parts_as_the_whole(answer: tuple[str, list[str]], 
 @given(ANSWERS, FORMATS)
 def test_nothing_is_lost_where_no_tool_can_be_called(text: str, form: str) -> None:
     assert merged(stream(parser(form, ["unknown"]), [text])) == ([Content(text)] if text else [])
+
+
+@untimed
+@given(ANSWERS, FORMATS)
+def test_an_answer_without_a_complete_call_is_its_text_but_for_whitespace(text: str, form: str) -> None:
+    whole = WholeAnswer()
+    for part in merged(stream(parser(form), [text])):
+        whole.add(part)
+    if not whole.tool_calls:
+        assert "".join(whole.content.split()) == "".join(text.split())
+
+
+def test_a_call_that_goes_on_as_something_else_is_cut_and_told_as_it_was_written() -> None:
+    text = 'Well: <tool_call>\n{"name": "now", "arguments": {"a": 10001"}}\n</tool_call>'
+    written = '<tool_call>\n{"name": "now", "arguments": {"a": 10001'
+    assert parse(text) == [
+        Content("Well:"),
+        ToolCallStart(0, "0", "now"),
+        ToolCallArguments(0, '{"a": 10001'),
+        ToolCallCut(0, written),
+        Content('"}}\n</tool_call>'),
+    ]
+
+
+def test_a_call_in_which_the_answer_ends_is_cut() -> None:
+    text = '<tool_call>{"name": "now", "arguments": {}}</tool_call> <tool_call>{"name": "now", "arguments": {"a'
+    assert parse(text) == [
+        *call(0, "now", "{}"),
+        ToolCallStart(1, "1", "now"),
+        ToolCallArguments(1, '{"a'),
+        ToolCallCut(1, '<tool_call>{"name": "now", "arguments": {"a'),
+    ]
 
 
 @untimed

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallStart, WholeAnswer
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallCut, ToolCallStart, WholeAnswer
 from genai_server.api.generation.loop_share import LoopShare
 from genai_server.api.generation.prompts import EchoedPrompt
 from genai_server.engine_client.stream import NewTokens, PromptProgress, TokenStream
@@ -52,8 +52,8 @@ class RunningAnswer:
         echo: EchoedPrompt | None = None,
         tells_progress: bool = False,
     ) -> None:
-        # Whether there has been a tool call.
-        self.calls_tools = False
+        # Tool calls up to now, the open one included.
+        self._num_calls = 0
         # Comes before the first token; None once it has come.
         self._echo = echo
         self._stream = stream
@@ -109,6 +109,16 @@ class RunningAnswer:
             return FinishReason.STOP
         assert self._stream.reason is not None, "pieces() has not ended yet"
         return self._stream.reason
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether there has been a tool call; one that was cut does not count."""
+        return self._num_calls > 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer has ended before the model's end of it."""
+        return self._stream.reason is not None and self.reason is not FinishReason.STOP
 
     @property
     def is_ended(self) -> bool:
@@ -187,8 +197,8 @@ class RunningAnswer:
 
     def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
         for part in parts:
-            if type(part) is ToolCallStart:
-                self.calls_tools = True
+            self._num_calls += type(part) is ToolCallStart
+            self._num_calls -= type(part) is ToolCallCut
         return Piece(parts, tokens)
 
     async def _echoed(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
@@ -256,10 +266,12 @@ class Generation:
     async def whole(self) -> list[WholeAnswer]:
         """All answers, read to their ends. Raises GenerationFailed."""
         found = [WholeAnswer() for _ in self.answers]
-        async for index, _, piece in self.pieces():
+        async for index, answer, piece in self.pieces():
             if piece is not None:
                 for part in piece.parts:
-                    found[index].add(part)
+                    # A call in which a cut answer ends is shown as far as it goes: the finish reason says so.
+                    if type(part) is not ToolCallCut or not answer.is_cut:
+                        found[index].add(part)
                 found[index].tokens.extend(piece.tokens)
         return found
 

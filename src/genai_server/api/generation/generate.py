@@ -109,6 +109,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
                 structs.replace(
                     nth_choice(request, index),
                     grammar=output_spec.grammar,
+                    needs_grammar=output_spec.needs_grammar,
                     timeout=context.deadline.seconds_left,
                     adapter=chosen.adapter,
                     unique_id=context.unique_id,

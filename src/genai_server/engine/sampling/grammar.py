@@ -61,6 +61,12 @@ class Guide:
         self._check()
         return np.unpackbits(mask, bitorder="little", count=self._vocab_size).view(np.bool_)
 
+    def allows(self, token: int) -> bool:
+        """Whether a token that ends no answer may come next. Raises as `allowed` does, and takes far less time."""
+        fits = self._matcher.validate_tokens([token]) == 1
+        self._check()
+        return fits
+
     def commit(self, token: int) -> None:
         """Advance by a token. Raises GrammarFailed if it does not fit, or when the grammar becomes too complex."""
         self._matcher.consume_token(token)

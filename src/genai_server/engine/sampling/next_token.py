@@ -4,6 +4,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed
@@ -30,13 +31,20 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
     """
     if sequence.num_left == 0:
         return NextToken(reason=FinishReason.LENGTH)  # the request wants no token at all
-    request, guide = sequence.request, sequence.guide
-    token = _choose(sequence, scores, eos)
+    request = sequence.request
+    try:
+        token = _choose(sequence, scores, eos)
+    except GrammarFailed:
+        if request.needs_grammar:
+            raise
+        sequence.guide = None
+        token = _choose(sequence, scores, eos)
+    guide = sequence.guide
     if token is None or (token in eos and not request.ignore_eos):
         return NextToken(reason=FinishReason.STOP)
     sequence.append(token)
     if guide is not None:
-        guide.commit(token)
+        _commit(sequence, guide, token)
     wanted = request.top_logprobs is not None
     logprobs = [token_logprob(scores.last, token, request.top_logprobs or 0)] if wanted else []
     if guide is not None and guide.is_complete:
@@ -78,7 +86,11 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     too_early = _is_too_early(sequence)
     if guide is None:
         return scores.token(sequence.sampler.sample(scores.last, banned=eos if too_early else ()))
-    allowed = guide.allowed()
+    first = sequence.sampler.first(scores.last, draws=not request.needs_grammar)
+    if first is not None and first not in eos and guide.allows(first):
+        sequence.sampler.note(first)
+        return first
+    allowed = guide.allowed()  # takes much longer
     if too_early or request.ignore_eos:
         allowed[list(eos)] = False
     if not allowed.any():
@@ -86,6 +98,15 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
             return None
         raise GrammarFailed("the answer's grammar has come to a place where no token of the model fits")
     return sequence.sampler.sample(scores.last, allowed=allowed)
+
+
+def _commit(sequence: Sequence, guide: Guide, token: int) -> None:
+    try:
+        guide.commit(token)
+    except GrammarFailed:
+        if sequence.request.needs_grammar:
+            raise
+        sequence.guide = None
 
 
 def _is_too_early(sequence: Sequence) -> bool:

@@ -51,6 +51,17 @@ class Sampler:
         self.note(token)
         return token
 
+    def first(self, logits: Logits, *, draws: bool) -> int | None:
+        """The token that comes next if all are allowed.
+
+        A greedy one is then what `sample` would take, too. Others are drawn only with `draws`: a token that is drawn
+        among the allowed ones once this was refused has their probabilities, but for top-k, top-p and min-p, which keep
+        others among all tokens.
+        """
+        if self._sampling.temperature == 0.0:
+            return int(self._adjusted(logits, None, ()).argmax())
+        return self._draw(self._adjusted(logits, None, ())) if draws else None
+
     def note(self, token: int) -> None:
         """Count a token of the answer, even if another component has chosen it."""
         if self._penalties is not None:

@@ -87,7 +87,9 @@ class Function(Wire):
     name: FunctionName
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
+    strict: bool | None = Field(
+        None, description="Whether calls fit all of the schema, or as far as it can be followed."
+    )
 
 
 class Tool(Wire):
@@ -123,7 +125,7 @@ class AllowedTools(Wire):
 
 
 class JsonSchema(Wire):
-    """A JSON schema that the answer must fit, which it does whether `strict` or not."""
+    """A JSON schema that the answer fits; if not `strict`, as far as it can be followed."""
 
     name: NonEmptyText
     description: Text | None = None

@@ -38,7 +38,9 @@ class FunctionTool(Wire):
     name: FunctionName
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = Field(None, description="Calls fit the schema; those that are forced do in any case.")
+    strict: bool | None = Field(
+        None, description="Whether calls fit all of the schema, or as far as it can be followed."
+    )
     namespace: FunctionName | None = Field(None, description="Calls of the function have it, too.")
 
     @model_validator(mode="after")
@@ -64,7 +66,7 @@ class AllowedTools(Wire):
 
 
 class TextFormat(Wire):
-    """What the answer must be; it fits the schema whether `strict` or not."""
+    """What the answer must be; it fits a schema that is not `strict` as far as that can be followed."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: NonEmptyText | None = None

@@ -20,8 +20,8 @@ class AnswerParser:
     answer, belongs to the format and is dropped.
 
     Text that looks like a call but is none is content. If this shows only after the beginning of the call was returned,
-    its arguments stay incomplete, and the rest is content. If the answer ends within a call, so do its arguments. If
-    the answer ends within the name, the text is content.
+    its arguments stay incomplete, a ToolCallCut follows, and the rest is content. If the answer ends within a call, a
+    ToolCallCut is the last part. If the answer ends within the name, the text is content.
     """
 
     def __init__(
@@ -106,12 +106,16 @@ class AnswerParser:
                 self._emit_content("" if called else space)
                 return
             new_line = new_line or "\n" in space
+            text.kept_from = place
             whole = char in form.beginnings and (yield from form.read_calls(text, calls, new_line=new_line))
             called = new_line = calls.emitted_to > place
-            if whole or (calls.open and not (yield from text.peek())):
+            if calls.open:
+                calls.cut(text.between(calls.began, calls.emitted_to))
+                whole = not (yield from text.peek())
+            text.kept_from = None
+            if whole:
                 continue
             if text.at == place:  # something else begins here
                 text.at += 1
                 text.take_here(plain)
             self._emit_content(("" if called else space) + text.since(calls.emitted_to))
-            calls.open = False

@@ -33,6 +33,8 @@ class Lookahead:
     def __init__(self) -> None:
         self.at = 0
         self.ended = False
+        # The text from this place on is kept, wherever `at` is; None if it need not be.
+        self.kept_from: int | None = None
         self._text = ""
         self._begin = 0
 
@@ -46,13 +48,18 @@ class Lookahead:
 
     def forget(self) -> None:
         """Drop the text before `at`, sooner or later: it copies the rest."""
-        if self.at - self._begin > _SLACK:
-            self._text = self._text[self.at - self._begin :]
-            self._begin = self.at
+        place = self.at if self.kept_from is None else min(self.at, self.kept_from)
+        if place - self._begin > _SLACK:
+            self._text = self._text[place - self._begin :]
+            self._begin = place
 
     def since(self, place: int) -> str:
         """The text from a place up to `at`."""
-        return self._text[place - self._begin : self.at - self._begin]
+        return self.between(place, self.at)
+
+    def between(self, place: int, end: int) -> str:
+        """The text from a place up to another one."""
+        return self._text[place - self._begin : end - self._begin]
 
     def peek(self) -> Reader[str]:
         """The next character, or "" at the end."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from genai_server.answer_parts import Part, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Part, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.text.answers.lookahead import Lookahead, Reader
 
 # With these a schema says more about its properties than "properties" does.
@@ -120,6 +120,8 @@ class Calls:
         self.emitted_to = 0
         # Whether a call has started and not ended.
         self.open = False
+        # Where the last call began.
+        self.began = 0
         self._new_id = new_id
         self._emit = emit
         self._index = -1
@@ -127,6 +129,7 @@ class Calls:
     def start(self, name: str, emitted_to: int) -> None:
         """A call begins. The text before `emitted_to` is emitted."""
         self._index += 1
+        self.began = self.emitted_to
         self.open, self.emitted_to = True, emitted_to
         self._emit(ToolCallStart(self._index, self._new_id(), name))
 
@@ -135,6 +138,11 @@ class Calls:
         self.emitted_to = emitted_to
         if fragment:
             self._emit(ToolCallArguments(self._index, fragment))
+
+    def cut(self, text: str) -> None:
+        """The open call is none; `text` is what was written of it."""
+        self.open = False
+        self._emit(ToolCallCut(self._index, text))
 
     def end(self, emitted_to: int) -> None:
         """The open call is complete. The text before `emitted_to` is emitted."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec, structure
+from genai_server.api.generation.constraint import structure
+from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec
 from genai_server.errors import InvalidField
 from genai_server.grammar_checker.compiler import complaint
 from genai_server.grammar_checker.pool import GrammarChecker
@@ -31,7 +32,7 @@ def _spec(codec: TextCodec, *, best_effort: bool = True, loose: Collection[str] 
     return chat_output_spec(body, codec, [1], best_effort=best_effort, loose=loose)
 
 
-def _tool(name: str, *, strict: bool | None = None, **schema: Any) -> dict[str, Any]:
+def _tool(name: str, strict: bool | None = None, **schema: Any) -> dict[str, Any]:
     function = {"name": name, "parameters": {"type": "object", **schema}}
     return {"type": "function", "function": function if strict is None else {**function, "strict": strict}}
 
@@ -45,7 +46,10 @@ def _call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-NUMBERS = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}}
+NUMBERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
+}
 
 
 def test_what_asks_for_nothing_binds_nothing(codec: TextCodec) -> None:
@@ -95,6 +99,7 @@ def test_a_schema_that_is_not_strict_is_followed_as_far_as_it_can_be_and_the_res
         ({"tools": [_tool("f", strict=True, **NUMBERS)]}, "tools"),
         ({"tools": [_tool("f", **NUMBERS)], "tool_choice": "required", "best_effort": False}, "tools"),
         ({"response_format": _format({"type": "strin"})}, "response_format.json_schema.schema"),
+        ({"tools": [_tool("f", strict=True, items={"type": "strin"})]}, "tools"),
     ],
 )
 def test_what_is_promised_or_no_schema_at_all_is_refused(codec: TextCodec, fields: dict[str, Any], param: str) -> None:
@@ -117,10 +122,18 @@ def _check(found: OutputSpec) -> frozenset[str]:
     return asyncio.run(found.constraint.check(LocalChecker(1.0)))
 
 
+def test_a_tool_whose_parameters_are_no_schema_takes_anything(codec: TextCodec) -> None:
+    found = _spec(codec, tools=[_tool("f", items={"type": "any"}), _tool("g", **NUMBERS)], tool_choice="required")
+    assert found.left_out == ("tools[0].parameters: the schema as a whole", "tools[1].parameters: uniqueItems")
+    assert found.grammar is not None
+    assert fits(found.grammar, _call("f", '{"a": 1}'))
+    assert not fits(found.grammar, _call("g", '{"a": ["x"]}'))
+
+
 def test_a_tool_whose_schema_does_not_compile_is_held_to_less_and_the_others_stay_as_they_are(
     codec: TextCodec,
 ) -> None:
-    twice = {"patternProperties": {"^a": {"type": "integer"}, "^ab": {}}}
+    twice: dict[str, Any] = {"patternProperties": {"^a": {"type": "integer"}, "^ab": {}}}
     tools = [_tool("f", **twice), _tool("g", **NUMBERS)]
     found = _spec(codec, tools=tools)
     assert _check(found) == {"f"}
