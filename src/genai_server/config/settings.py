@@ -198,8 +198,8 @@ class Settings(BaseModel):
     strict: bool = Field(
         False,
         alias="GENAI_STRICT",
-        description="Refuse in /v1/messages and /v1/responses, too, what has no effect here; else the header "
-        "`x-genai-ignored` names it.",
+        description="Refuse what has no effect here in /v1/messages and /v1/responses, too, and schemas that can be "
+        "followed in part only; else the header `x-genai-ignored` names it.",
     )
     cap_max_tokens: bool = Field(
         True,

@@ -1,5 +1,9 @@
 """What is left of schemas that cannot be followed as a whole."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +11,7 @@ import pytest
 from genai_server.errors import InvalidField
 from genai_server.text.grammars import grammar
 from genai_server.text.grammars.schema_relaxed import EVERYTHING, relaxed
+from tests.running_server import ROOT, clean_environment
 from tests.text.guided import fits, validate
 
 
@@ -76,3 +81,17 @@ def test_what_is_no_schema_is_refused() -> None:
         deep = {"items": deep}
     with pytest.raises(InvalidField, match="nested too deeply"):
         relaxed(deep)
+
+
+def test_the_schemas_of_a_folder_are_checked_with_what_is_left_of_them(tmp_path: Path) -> None:
+    whole = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schemas = {"whole": whole, "part": {**whole, "not": {"required": ["b"]}}, "none": {"type": "any"}}
+    for name, schema in schemas.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(schema), encoding="utf-8")
+    command = [sys.executable, "scripts/check_schemas.py", "--files", str(tmp_path), "--best-effort", "--refusals", "9"]
+    done = subprocess.run(
+        [*command, "--seed", "1", "--processes", "1"], cwd=ROOT, env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("taken                            2 (66.7 %)", "1 × type must be one of", "1 × without not"):
+        assert line in done.stdout
