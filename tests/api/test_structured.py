@@ -205,9 +205,18 @@ _TIED = [{"type": "integer", "multipleOf": int("1" * 4000)}, {"multipleOf": int(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        (_format({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}), "response_format.json_schema.schema"),
-        (_format({"type": "integer", "minimum": -(2**70), "maximum": -(2**65)}), "response_format.json_schema.schema"),
-        (_forced(properties={"a": {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}}), "tools"),
+        (
+            _format({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}, strict=True),
+            "response_format.json_schema.schema",
+        ),
+        (
+            _format({"type": "integer", "minimum": -(2**70), "maximum": -(2**65)}, strict=True),
+            "response_format.json_schema.schema",
+        ),
+        (
+            _forced(strict=True, properties={"a": {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}}),
+            "tools",
+        ),
         ({"structured_outputs": {"grammar": _CHAIN}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"json": {"allOf": _TIED}}}, "structured_outputs.json"),
     ],

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 from itertools import count
 
-from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
+from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.reasoning import ReasoningFormat
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
@@ -35,6 +35,11 @@ def stream(parser: AnswerParser, pieces: Iterable[str]) -> list[list[Part]]:
 
 
 def parse(text: str, form: str | None = "hermes", names: Collection[str] = NAMES) -> list[Part]:
+    """The parts of an answer, without those that say that a call was cut."""
+    return [part for part in parse_all(text, form, names) if not isinstance(part, ToolCallCut)]
+
+
+def parse_all(text: str, form: str | None = "hermes", names: Collection[str] = NAMES) -> list[Part]:
     """The parts of an answer, which are the same whether it comes as a whole, in threes or letter by letter."""
     whole, threes, letters = (merged(stream(parser(form, names), cut(text, size))) for size in (len(text) or 1, 3, 1))
     assert whole == threes == letters

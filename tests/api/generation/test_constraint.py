@@ -103,9 +103,7 @@ def test_a_schema_that_is_not_strict_is_followed_as_far_as_it_can_be_and_the_res
     ],
 )
 def test_what_is_promised_or_no_schema_at_all_is_refused(codec: TextCodec, fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(
-        InvalidField, match=r"uniqueItems cannot be followed|type must be one of .* given \"strin\""
-    ) as no:
+    with pytest.raises(InvalidField, match=r"the keyword uniqueItems|type must be one of .* given \"strin\"") as no:
         _spec(codec, **fields)
     assert no.value.param == param
 

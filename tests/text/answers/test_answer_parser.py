@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
 from genai_server.text.answers.reasoning import THINK
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
-from tests.text.parsing import NAMES, call, merged, parse, parser, stream
+from tests.text.parsing import NAMES, call, merged, parse_all, parser, stream
 
 # Answers made of what the formats look out for, so that many are almost calls.
 PIECES = [
@@ -85,7 +85,7 @@ def test_an_answer_without_a_complete_call_is_its_text_but_for_whitespace(text: 
 def test_a_call_that_goes_on_as_something_else_is_cut_and_told_as_it_was_written() -> None:
     text = 'Well: <tool_call>\n{"name": "now", "arguments": {"a": 10001"}}\n</tool_call>'
     written = '<tool_call>\n{"name": "now", "arguments": {"a": 10001'
-    assert parse(text) == [
+    assert parse_all(text) == [
         Content("Well:"),
         ToolCallStart(0, "0", "now"),
         ToolCallArguments(0, '{"a": 10001'),
@@ -96,7 +96,7 @@ def test_a_call_that_goes_on_as_something_else_is_cut_and_told_as_it_was_written
 
 def test_a_call_in_which_the_answer_ends_is_cut() -> None:
     text = '<tool_call>{"name": "now", "arguments": {}}</tool_call> <tool_call>{"name": "now", "arguments": {"a'
-    assert parse(text) == [
+    assert parse_all(text) == [
         *call(0, "now", "{}"),
         ToolCallStart(1, "1", "now"),
         ToolCallArguments(1, '{"a'),

@@ -173,7 +173,10 @@ class ChatConstraint:
                 parameters = parameters if grammar.is_object(parameters) else ANY_OBJECT
         held = Tool(function.name, parameters)
         rule = f"must have JSON schemas that can be followed as their parameters; those of {quoted(held.name)} are none"
-        built = grammar.json_schema(held.schema, param="tools")
+        try:
+            built = grammar.json_schema(held.schema, param="tools")
+        except InvalidField as error:
+            raise InvalidField(f"tools {rule}: {error.message.removeprefix('tools: ')}", param="tools") from None
         return held, Constraint(
             built, "tools", rule, is_promised=is_promised or held.name in self.loose, name=held.name
         )

@@ -72,7 +72,7 @@ def without_effect(schema: Schema) -> Schema:
 
 
 def _refused(key: str, schema: Schema) -> Schema:
-    raise InvalidField(f"the keyword {key} cannot be followed")
+    raise InvalidField(f"a schema must do without the keyword {key}, which cannot be followed")
 
 
 def _type(schema: Schema) -> Schema:
