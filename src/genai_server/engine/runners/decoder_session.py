@@ -25,6 +25,7 @@ class DecoderSession:
         self.chooses_positions = FIRST_POSITION in {value.name for value in session.get_inputs()}
         self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         self._graph = graph
+        self.release()
 
     def release(self) -> None:
         """Let go of the buffers; no pass until `use`."""
@@ -33,7 +34,7 @@ class DecoderSession:
         self._steps: dict[int, Any] = {}  # of decode steps, by their rows
 
     def use(self, buffers: BatchBuffers, num_rows: int, max_length: int) -> None:
-        """Use the slots of these buffers from now on; called after `release`."""
+        """Use the slots of these buffers from now on. Those before must have been released."""
         self._buffers = buffers
         self._places = np.arange(self._graph.slot_length(max_length))
         # Shared by all passes, because every binding would otherwise keep its own last mask.
@@ -107,6 +108,7 @@ class MixedSession:
     def __init__(self, graph: DecoderGraph, session: Any) -> None:
         self.session = session
         self._graph = graph
+        self.release()
 
     def release(self) -> None:
         """Let go of the buffers; no pass until `use`."""
@@ -114,7 +116,7 @@ class MixedSession:
         self._bindings: dict[tuple[int, int], Any] = {}
 
     def use(self, buffers: BatchBuffers) -> None:
-        """Use the slots of these buffers from now on; called after `release`."""
+        """Use the slots of these buffers from now on. Those before must have been released."""
         self._buffers = buffers
 
     def bind(
