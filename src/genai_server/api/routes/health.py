@@ -32,6 +32,12 @@ async def about() -> dict[str, str]:
     }
 
 
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """200 as long as the API process lives: what vLLM's and llama.cpp's servers call /healthz."""
+    return {"status": "ok"}
+
+
 @router.get("/healthz")
 async def healthz(request: Request, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """200 as long as the API process lives, with the state of each model and device.
