@@ -16,7 +16,14 @@ from genai_server.engine_client.router import Router
 from genai_server.errors import ConfigurationError, ModelNotFound, ModelsBusy, NoEngineReady, QueueFull
 from genai_server.generation import Adapter
 from genai_server.messages.commands import Command, WantModel
-from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus, StatusFileReader
+from genai_server.messages.status_file import (
+    ANY_NAME,
+    EngineState,
+    EngineStatus,
+    ModelState,
+    ModelStatus,
+    StatusFileReader,
+)
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 
@@ -71,6 +78,12 @@ class ServedModel:
     def takes_work(self) -> bool:
         """Whether requests can be sent to an engine."""
         return self.is_readable and any(engine.is_connected for engine in self.router.engines.values())
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of prompt and answer together that the model takes; None until an engine has told it."""
+        models = [engine.model for engine in self.router.engines.values()]
+        return min((model.context_length for model in models if model is not None), default=None)
 
     @property
     def codec(self) -> TextCodec:
@@ -179,10 +192,16 @@ class Catalog:
         raise ModelNotFound(f"{shown} is not served; {names} {'is' if len(models) == 1 else 'are'}", param="model")
 
     def choose(self, id: str | None) -> ChosenModel:
-        """The model of an id: NAME or ALIAS, either with :ADAPTER. Raises ModelNotFound."""
+        """The model of an id: NAME or ALIAS, either with :ADAPTER, or any other name if a model has the alias `*`.
+
+        Raises ModelNotFound.
+        """
+        served = {name for about in self.statuses() for name in (about.name, *about.aliases)}
         name, colon, adapter = (id or "").partition(":")
-        if not colon or not any(name in (about.name, *about.aliases) for about in self.statuses()):
+        if id is None or id in served:
             return ChosenModel(self.find(id))
+        if not colon or name not in served:
+            return ChosenModel(self.find(ANY_NAME if ANY_NAME in served else id))
         about = self.find(name)
         for known in about.adapters:
             if known.name == adapter:
