@@ -36,6 +36,8 @@ PATIENCE = 30.0
 # Checks a model directory and reads its text side for each of the devices. The last argument is a chat template that
 # replaces the model's own, or "". Raises ConfigurationError.
 LoadText = Callable[[str, Sequence[str], str], Mapping[str, TextCodec]]
+# Gives a model's `system_fingerprint`. Raises ConfigurationError.
+Fingerprint = Callable[[ModelStatus], str]
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,20 @@ class ChosenModel:
 class ServedModel:
     """A loaded model: the clients of its engines, and its text side, read in a thread. Owned by the event loop."""
 
-    def __init__(self, about: ModelStatus, status_file: StatusFileReader, load_text: LoadText) -> None:
+    def __init__(
+        self, about: ModelStatus, status_file: StatusFileReader, load_text: LoadText, fingerprint: Fingerprint
+    ) -> None:
         self.name = about.name
         self.devices = about.devices
         self.router = Router(about.devices, status_file, about.name, about.serial)
         # Why the text side cannot be read, if it cannot.
         self.error: str | None = None
-        self._path = about.path
-        self._chat_template = about.chat_template
+        # Of its answers; "" until the text side is read.
+        self.fingerprint = ""
+        self._about = about
         # By device; empty until they are read.
         self._codecs: Mapping[str, TextCodec] = {}
-        self._reading = asyncio.create_task(self._read_text(load_text))
+        self._reading = asyncio.create_task(self._read_text(load_text, fingerprint))
         self._attached = asyncio.create_task(self._stay_attached())
 
     @property
@@ -111,9 +116,11 @@ class ServedModel:
         for codec in self._codecs.values():
             codec.close()
 
-    async def _read_text(self, load_text: LoadText) -> None:
+    async def _read_text(self, load_text: LoadText, fingerprint: Fingerprint) -> None:
+        about = self._about
         try:
-            self._codecs = await asyncio.to_thread(load_text, self._path, self.devices, self._chat_template)
+            self.fingerprint = await asyncio.to_thread(fingerprint, about)
+            self._codecs = await asyncio.to_thread(load_text, about.path, about.devices, about.chat_template)
         except ConfigurationError as error:
             self.error = f"cannot be read: {error.message}"
             log.error("the text side of model %s %s", self.name, self.error)
@@ -126,8 +133,9 @@ class ServedModel:
 class Catalog:
     """Knows all models, and serves those that are loaded. Owned by the event loop."""
 
-    def __init__(self, folder: Path, load_text: LoadText, most_waiting: int) -> None:
+    def __init__(self, folder: Path, load_text: LoadText, fingerprint: Fingerprint, most_waiting: int) -> None:
         self.load_text = load_text
+        self._fingerprint = fingerprint
         self._status_file = StatusFileReader(folder)
         # By serial.
         self._served: dict[int, ServedModel] = {}
@@ -161,7 +169,7 @@ class Catalog:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
         for serial in loaded.keys() - self._served.keys():
-            self._served[serial] = ServedModel(loaded[serial], self._status_file, self.load_text)
+            self._served[serial] = ServedModel(loaded[serial], self._status_file, self.load_text, self._fingerprint)
         return server_status.models
 
     def engine_statuses(self, about: ModelStatus) -> list[EngineStatus]:

@@ -24,9 +24,16 @@ class ChatCompletionBuilder:
     """Builds the objects of one request."""
 
     def __init__(
-        self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False
+        self,
+        id: str,
+        model: str,
+        created: int,
+        *,
+        fingerprint: str | None = None,
+        has_usage: bool = False,
+        has_logprobs: bool = False,
     ) -> None:
-        self._common = {"id": id, "created": created, "model": model}
+        self._common = {"id": id, "created": created, "model": model, "system_fingerprint": fingerprint}
         # Whether each chunk has a `usage`, which is null unless one is given.
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs

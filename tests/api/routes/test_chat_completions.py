@@ -1,6 +1,7 @@
 """OpenAI's endpoints, through OpenAI's own client where it has a say."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,26 @@ def test_a_stream_of_chunks_makes_the_same_answer(client: OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "1, 2, 3, 4, 5"
     assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "stop"]
     assert all(chunk.usage is None for chunk in chunks)
+
+
+@pytest.mark.parametrize(("path", "prefix"), [("/v1/chat/completions", "chatcmpl-"), ("/v1/completions", "cmpl-")])
+def test_the_id_tells_the_request_and_the_fingerprint_the_model(
+    scripted: RunningServer, path: str, prefix: str
+) -> None:
+    fields: Any = {"prompt": "say x\n\x04"} if path == "/v1/completions" else body("say x")
+    found = []
+    for request_id in (None, "mine.1"):
+        headers = {} if request_id is None else {"x-request-id": request_id}
+        response = scripted.client.post(path, json=fields, headers=headers)
+        answer = response.json()
+        assert answer["id"] == prefix + response.headers["x-request-id"].removeprefix("req-")
+        found.append(answer["system_fingerprint"])
+    streamed = scripted.client.post(path, json={**fields, "stream": True, "stream_options": {"include_usage": True}})
+    chunks = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: {")]
+    found += [json.loads(chunk)["system_fingerprint"] for chunk in chunks]
+    assert len(found) > 4
+    assert re.fullmatch("fp_[0-9a-f]{12}", found[0])
+    assert set(found) == {found[0]}
 
 
 def test_usage_comes_in_a_last_chunk_without_choices_when_asked_for(client: OpenAI) -> None:
