@@ -117,8 +117,6 @@ def test_an_unknown_field_is_refused_even_when_null(body: type[Wire], field: str
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("functions", []),
-        ("function_call", "auto"),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["audio"]),
         ("verbosity", "low"),

@@ -206,8 +206,8 @@ class Settings(BaseModel):
     strict: bool = Field(
         False,
         alias="GENAI_STRICT",
-        description="Refuse in /v1/messages and /v1/responses, too, what has no effect here; else the header "
-        "`x-genai-ignored` names it.",
+        description="Refuse in /v1/messages, /v1/responses and /v1/chat/completions, too, what has no effect here; "
+        "else the header `x-genai-ignored` names it.",
     )
     cap_max_tokens: bool = Field(
         True,
