@@ -248,7 +248,9 @@ def test_other_prompts_are_refused(prompt: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"suffix": "x"}, {"best_of": 2}, {"max_tokens": 0}, {"logprobs": True}, {"logprobs": 21}], ids=repr
+    "fields",
+    [{"suffix": "x", "echo": True}, {"best_of": 2}, {"max_tokens": 0}, {"logprobs": True}, {"logprobs": 21}],
+    ids=repr,
 )
 def test_what_a_completion_cannot_do_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

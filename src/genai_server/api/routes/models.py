@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 
 from genai_server.api.catalog import ChosenModel
 from genai_server.api.errors import speaks_anthropic
+from genai_server.api.generation.infill import infill_tokens
 from genai_server.api.services import Services, TheServices
 from genai_server.generation import Adapter
 from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
@@ -85,7 +86,12 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
 def _capabilities(codec: TextCodec) -> list[str]:
     """What the model can do, in the words of llama.cpp and Ollama."""
     takes_tools = codec.writer.takes_tools and codec.dialect.tool_format is not None
-    can = {"completion": True, "tools": takes_tools, "thinking": codec.dialect.reasoning is not None}
+    can = {
+        "completion": True,
+        "insert": bool(infill_tokens(codec)),
+        "tools": takes_tools,
+        "thinking": codec.dialect.reasoning is not None,
+    }
     return [name for name, it_can in can.items() if it_can]
 
 

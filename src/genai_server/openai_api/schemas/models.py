@@ -65,8 +65,8 @@ class ModelEntry(BaseModel):
 
     `loading_seconds` says for how long it has been loading, `error` why it cannot be loaded. `chat` is false for one
     without a chat template, which takes raw prompts only. `max_model_len` and `context_length` are the most tokens of a
-    request's prompt and answer together. `capabilities` are llama.cpp's and Ollama's words: `completion`, `tools`,
-    `thinking`. These four are left out as long as they are not known.
+    request's prompt and answer together. `capabilities` are llama.cpp's and Ollama's words: `completion`,
+    `insert`, `tools`, `thinking`. These four are left out as long as they are not known.
     """
 
     id: str
