@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from importlib.metadata import Distribution
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,8 @@ from genai_server.messages.status_file import ModelStatus
 
 # Settings that can change an answer, if only by rounding.
 _SETTINGS = ("exact", "max_length", "prefill_weights", "scheduler", "speculation", "threads", "tool_parser")
+# Folders whose names tell a library's version. To read all distributions would take a while.
+_LIBRARIES = "onnxruntime*.dist-info"
 
 
 def fingerprint(settings: Settings, about: ModelStatus) -> str:
@@ -23,7 +25,7 @@ def fingerprint(settings: Settings, about: ModelStatus) -> str:
     paths = [path for path in (*Path(about.path).glob("*"), Path(about.chat_template)) if path.is_file()]
     parts = {
         "files": sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths),
-        "versions": sorted(f"{one.name} {one.version}" for one in Distribution.discover() if _is_of_engines(one)),
+        "libraries": sorted(folder.name for path in sys.path for folder in Path(path).glob(_LIBRARIES)),
         "server": __version__,
         "settings": {name: getattr(settings, name) for name in _SETTINGS},
         "chat_template": about.chat_template,
@@ -31,7 +33,3 @@ def fingerprint(settings: Settings, about: ModelStatus) -> str:
         "options": msgspec.to_builtins(device_options(settings, about.name, about.devices)),
     }
     return f"fp_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]}"
-
-
-def _is_of_engines(distribution: Distribution) -> bool:
-    return (distribution.name or "").startswith("onnxruntime")
