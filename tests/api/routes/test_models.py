@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.running_server import RunningServer, body
+from tests.running_server import RunningServer, body, wait_until
 from tests.server_here import run_here
 
 
@@ -80,6 +80,7 @@ def test_anthropics_client_lists_the_models_and_finds_one(scripted: RunningServe
 def aliased(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     settings = {"GENAI_MODELS": "one=/1,two=/2", "GENAI_MODEL_ALIASES": "gpt-4o=two,qwen3:4b=one,*=two"}
     with run_here(tmp_path_factory.mktemp("aliased"), "--device", "scripted", settings=settings) as running:
+        wait_until(lambda: {entry["state"] for entry in running.client.get("/v1/models").json()["data"]} == {"ready"})
         yield running
 
 

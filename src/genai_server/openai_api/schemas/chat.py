@@ -254,15 +254,16 @@ class ChatCompletionRequest(ChatParameters, StreamFields):
             raise field_error("function_call", "is only allowed with functions")
         if self.functions is None:
             return self
-        for field in ("tools", "tool_choice", "parallel_tool_calls"):
-            if getattr(self, field) is not None:
+        called = self.function_call
+        same_in_new = {
+            "tools": [Tool(type="function", function=function) for function in self.functions],
+            "tool_choice": NamedTool(type="function", function=called) if isinstance(called, NamedFunction) else called,
+            "parallel_tool_calls": False,
+        }
+        for field, value in same_in_new.items():
+            if getattr(self, field) not in (None, value):  # FastAPI validates a body once more
                 raise field_error(field, "cannot be given beside functions")
-        self.tools = [Tool(type="function", function=function) for function in self.functions]
-        if isinstance(self.function_call, NamedFunction):
-            self.tool_choice = NamedTool(type="function", function=self.function_call)
-        else:
-            self.tool_choice = self.function_call
-        self.parallel_tool_calls = False
+            setattr(self, field, value)
         return self
 
 
