@@ -18,6 +18,24 @@ def base_model(directory: Path) -> Path:
     return directory
 
 
+def code_model(directory: Path) -> list[int]:
+    """A copy of the demo model whose last tokens are StarCoder's to fill in the middle; returns their ids."""
+    shutil.copytree(DEMO, directory)
+    path = directory / "tokenizer.json"
+    tokenizer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    replaced = sorted(vocabulary, key=vocabulary.get)[-3:]
+    ids = [vocabulary.pop(text) for text in replaced]
+    for id, text in zip(ids, ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), strict=True):
+        vocabulary[text] = id
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        tokenizer["added_tokens"].append({"id": id, "content": text, "special": True, **flags})
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in tokenizer["model"]["merges"]]
+    tokenizer["model"]["merges"] = [pair for pair in merges if not {*pair, "".join(pair)} & {*replaced}]
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return ids
+
+
 @contextmanager
 def edited_config(directory: Path) -> Iterator[dict[str, Any]]:
     """Its genai_config.json, written as it is at the block's end."""

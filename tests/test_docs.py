@@ -140,7 +140,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 def masked(output: str) -> object:
     """What must be the same each time: no ids, no measured numbers, no folders; white space of JSON does not count."""
-    output = re.sub(r"req-[0-9a-f]{24}", "req-…", output.strip())
+    output = re.sub(r"(req|chatcmpl)-[0-9a-f]{24}", r"\1-…", output.strip())
+    output = re.sub(r"fp_[0-9a-f]{12}", "fp_…", output)
     output = re.sub(r'"[^"]*profiles/cpu"', '"profiles/cpu"', output)
     if not output.startswith("{"):
         return re.sub(r'("[a-z_]+":)[0-9.e-]+', r"\1…", output)

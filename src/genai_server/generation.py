@@ -61,6 +61,8 @@ class GenerationRequest(Struct, frozen=True):
     top_logprobs: int | None = None
     # Whether the prompt's tokens have them, too. Such a prompt is not taken from the cache.
     prompt_logprobs: bool = False
+    # They end the answer and are not part of it, whatever `ignore_eos` says.
+    stop_token_ids: list[int] = []
     # What the answer must match, in one of llguidance's two forms.
     grammar: str | None = None
     # Whether the answer fails where its grammar cannot be followed. Otherwise it goes on without.

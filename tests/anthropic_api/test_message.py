@@ -55,8 +55,8 @@ def test_a_whole_answer_has_a_block_for_its_thoughts_its_text_and_each_call() ->
     assert [block.to_dict() for block in message.content] == [
         {"type": "thinking", "thinking": "so be it", "signature": "unsigned"},
         {"type": "text", "text": "Hello"},
-        {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}},
-        {"type": "tool_use", "id": "call_2", "name": "sub", "input": {}},
+        {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}},
+        {"type": "tool_use", "id": "toolu_2", "name": "sub", "input": {}},
     ]
 
 
@@ -143,9 +143,14 @@ def test_a_stream_makes_up_the_same_blocks_as_the_whole_answer() -> None:
     assert [block.type for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
     assert written == {0: "so be it", 1: "Hello", 2: '{"a": 1}', 3: "{}"}
     assert [(block.id, block.name) for block in blocks if isinstance(block, ToolUseBlock)] == [
-        ("call_1", "add"),
-        ("call_2", "sub"),
+        ("toolu_1", "add"),
+        ("toolu_2", "sub"),
     ]
+
+
+def test_an_id_that_the_models_template_needs_stays() -> None:
+    message = _complete([ToolCallStart(0, "a1B2c3D4e", "add"), ToolCallArguments(0, "{}")])
+    assert [block.to_dict()["id"] for block in message.content] == ["a1B2c3D4e"]
 
 
 def test_parts_that_come_together_are_told_one_after_the_other() -> None:

@@ -103,7 +103,7 @@ def test_a_rule_with_braces_in_it_is_told_as_it_is(scripted: RunningServer) -> N
         ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing_required_parameter"),
-        ({"functions": []}, "functions", "unsupported_parameter"),
+        ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex", "invalid_value"),
         ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
         (

@@ -51,6 +51,15 @@ def test_a_response_names_what_was_left_out(scripted: RunningServer, stream: boo
     assert "hi" in response.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_verbosity_of_chat_completions_is_named(scripted: RunningServer, stream: bool) -> None:
+    path, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": "say hi"}], "stream": stream}
+    response = scripted.client.post(path, json={**fields, "verbosity": "low"})
+    assert (response.status_code, response.headers[HEADER]) == (200, "verbosity")
+    assert HEADER not in scripted.client.post(path, json={**fields, "verbosity": "medium"}).headers
+    assert scripted.client.post(path, json={**fields, "verbosity": "loud"}).status_code == 400
+
+
 def test_without_anything_left_out_there_is_no_header(scripted: RunningServer) -> None:
     assert HEADER not in _message(scripted).headers
     assert HEADER not in _response(scripted).headers
@@ -63,6 +72,9 @@ def test_with_strict_the_same_is_refused(strict: RunningServer) -> None:
         _message(strict, content=[IMAGE]),
         _message(strict, tools=[WEB_SEARCH]),
         _response(strict, client_metadata={}),
+        strict.client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], "verbosity": "low"}
+        ),
         _response(strict, tools=[{"type": "namespace", "name": "math", "tools": [FUNCTION]}]),
     ):
         assert response.status_code == 400
@@ -85,6 +97,10 @@ def test_an_effort_has_no_effect_with_a_model_that_does_not_reason(demo: Running
         body = {"messages": [{"role": "user", "content": "x"}], "output_config": {"effort": "high"}, **fields}
         response = demo.client.post(path, json=body)
         assert (response.status_code, response.headers[HEADER]) == (200, "output_config.effort")
+    chat = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "high", "max_tokens": 1}
+    response = demo.client.post("/v1/chat/completions", json=chat)
+    assert (response.status_code, response.headers[HEADER]) == (200, "reasoning_effort")
+    assert demo.client.post("/v1/chat", json=chat).status_code == 400
     response = _response(demo, reasoning={"effort": "high"}, max_output_tokens=1)
     assert (response.status_code, response.headers[HEADER]) == (200, "reasoning.effort")
 

@@ -156,6 +156,29 @@ def test_chat_templates_that_are_none_are_refused(value: str, reason: str) -> No
         _load(chat_template=value)
 
 
+def test_aliases_are_names_of_served_models() -> None:
+    found = _load(models="small=./small,big/1=./big", model_aliases="gpt-4o=big/1, qwen3:4b=small,*=small")
+    assert found.aliases == {"gpt-4o": "big/1", "qwen3:4b": "small", "*": "small"}
+    assert _load(model_aliases="gpt-4o=onnx-genai").aliases == {"gpt-4o": "onnx-genai"}
+    assert _load().aliases == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("gpt-4o=other", '"gpt-4o" is an alias of "other", a model that is not served'),
+        ("*=other", '"*" is an alias of "other", a model that is not served'),
+        ("gpt-4o", '"gpt-4o" is not an alias with its model, such as gpt-4o=onnx-genai'),
+        ("gpt*=onnx-genai", '"gpt*" is not an alias with its model'),
+        ("onnx-genai=onnx-genai", '"onnx-genai" is the name of a model'),
+        ("a=onnx-genai,a=onnx-genai", "an alias is named twice"),
+    ],
+)
+def test_aliases_that_are_none_are_refused(value: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        _load(model_aliases=value)
+
+
 def test_several_models_are_names_with_directories_and_else_there_is_one() -> None:
     several = _load(models="small=./models/demo, b/2=/srv/b=2")
     assert several.served == {"small": "./models/demo", "b/2": "/srv/b=2"}

@@ -14,11 +14,11 @@ from tests.answer_parts import PARTS, whole
 SCORED = ScoredToken(b"\xc3", -0.5, (ScoredToken(b"\xc3", -0.5), ScoredToken(b"e", -1.0)))
 
 
-def _build(**options: bool) -> ChatCompletionBuilder:
+def _build(**options: Any) -> ChatCompletionBuilder:
     return ChatCompletionBuilder("id1", "m", 1234, **options)
 
 
-def _complete(answer: WholeAnswer, reason: FinishReason = FinishReason.STOP, **options: bool) -> dict[str, Any]:
+def _complete(answer: WholeAnswer, reason: FinishReason = FinishReason.STOP, **options: Any) -> dict[str, Any]:
     build = _build(**options)
     return build.complete([build.choice(0, answer, reason)], Usage(3, 4))
 
@@ -37,7 +37,7 @@ def test_calls_and_reasoning_stand_beside_the_content() -> None:
     read = ChatCompletion.model_validate(_complete(whole(PARTS)))
     message = read.choices[0].message
     assert message.content == "Hello"
-    assert message.model_extra == {"reasoning_content": "so be it"}
+    assert message.model_extra == {"reasoning_content": "so be it", "reasoning": "so be it"}
     assert [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []] == [
         ("call_1", "add", '{"a": 1}'),
         ("call_2", "sub", "{}"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.openai_api.lenient import leave_out
+from genai_server.openai_api.lenient import leave_out, leave_out_of_chat
 
 FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
@@ -40,6 +40,17 @@ def test_what_has_no_effect_is_taken_out_and_named(
 ) -> None:
     body = deepcopy(given)
     assert (leave_out(body), body) == (names, left)
+
+
+def test_a_verbosity_of_chat_completions_is_taken_out_and_named() -> None:
+    for given, left, names in (
+        ({"verbosity": "low", "n": 1}, {"n": 1}, ["verbosity"]),
+        ({"verbosity": "medium"}, {"verbosity": "medium"}, []),
+        ({"verbosity": "loud"}, {"verbosity": "loud"}, []),
+        ({"client_metadata": {}}, {"client_metadata": {}}, []),
+    ):
+        body: Any = dict(given)
+        assert (leave_out_of_chat(body), body) == (names, left)
 
 
 def test_the_functions_of_a_namespace_take_its_place_and_keep_its_name() -> None:

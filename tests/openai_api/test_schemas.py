@@ -117,8 +117,6 @@ def test_an_unknown_field_is_refused_even_when_null(body: type[Wire], field: str
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("functions", []),
-        ("function_call", "auto"),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["audio"]),
         ("verbosity", "low"),
@@ -250,7 +248,9 @@ def test_other_prompts_are_refused(prompt: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"suffix": "x"}, {"best_of": 2}, {"max_tokens": 0}, {"logprobs": True}, {"logprobs": 21}], ids=repr
+    "fields",
+    [{"suffix": "x", "echo": True}, {"best_of": 2}, {"max_tokens": 0}, {"logprobs": True}, {"logprobs": 21}],
+    ids=repr,
 )
 def test_what_a_completion_cannot_do_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -66,7 +66,7 @@ class MessageBuilder:
                 case ToolCallStart(_, id, name):
                     self._num_calls += 1
                     events += self._close()
-                    events += self._within({"type": "tool_use", "id": id, "name": name, "input": {}})
+                    events += self._within({"type": "tool_use", "id": _tool_use_id(id), "name": name, "input": {}})
                 case ToolCallArguments(_, fragment):
                     events.append(self._delta({"type": "input_json_delta", "partial_json": fragment}))
                 case ToolCallCut():
@@ -86,7 +86,8 @@ class MessageBuilder:
         if answer.content:
             blocks.append({"type": "text", "text": answer.content})
         for call in answer.tool_calls:
-            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
+            called = {"name": call.name, "input": _input(call.arguments)}
+            blocks.append({"type": "tool_use", "id": _tool_use_id(call.id), **called})
         return blocks
 
     def _within(self, block: JsonObject) -> list[JsonObject]:
@@ -122,6 +123,11 @@ class MessageBuilder:
                 found = "max_tokens"
         end: JsonObject = {"stop_reason": found, "stop_sequence": None}
         return {**end, "genai_finish_reason": reason.value} if reason.is_interruption else end
+
+
+def _tool_use_id(id: str) -> str:
+    """A call's id in Anthropic's form, except where the model's template needs another, as Mistral's does."""
+    return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
 
 
 def _input(arguments: str) -> JsonObject:

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from genai_server.api.admin import adapters, profiles, requests, runtime_options
 from genai_server.api.admin import models as model_admin
 from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
+from genai_server.api.fingerprint import fingerprint
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
@@ -92,7 +94,7 @@ def create_app(
         most_waiting = settings.max_queue + settings.max_batch_size
         async with (
             engines() as folder,
-            Catalog(folder, load_text, most_waiting).followed() as models,
+            Catalog(folder, load_text, partial(fingerprint, settings), most_waiting).followed() as models,
             rare_full_collections(),
         ):
             responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)

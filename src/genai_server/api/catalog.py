@@ -16,7 +16,14 @@ from genai_server.engine_client.router import Router
 from genai_server.errors import ConfigurationError, ModelNotFound, ModelsBusy, NoEngineReady, QueueFull
 from genai_server.generation import Adapter
 from genai_server.messages.commands import Command, WantModel
-from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus, StatusFileReader
+from genai_server.messages.status_file import (
+    ANY_NAME,
+    EngineState,
+    EngineStatus,
+    ModelState,
+    ModelStatus,
+    StatusFileReader,
+)
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 
@@ -29,6 +36,8 @@ PATIENCE = 30.0
 # Checks a model directory and reads its text side for each of the devices. The last argument is a chat template that
 # replaces the model's own, or "". Raises ConfigurationError.
 LoadText = Callable[[str, Sequence[str], str], Mapping[str, TextCodec]]
+# Gives a model's `system_fingerprint`. Raises ConfigurationError.
+Fingerprint = Callable[[ModelStatus], str]
 
 
 @dataclass(frozen=True)
@@ -49,17 +58,20 @@ class ChosenModel:
 class ServedModel:
     """A loaded model: the clients of its engines, and its text side, read in a thread. Owned by the event loop."""
 
-    def __init__(self, about: ModelStatus, status_file: StatusFileReader, load_text: LoadText) -> None:
+    def __init__(
+        self, about: ModelStatus, status_file: StatusFileReader, load_text: LoadText, fingerprint: Fingerprint
+    ) -> None:
         self.name = about.name
         self.devices = about.devices
         self.router = Router(about.devices, status_file, about.name, about.serial)
         # Why the text side cannot be read, if it cannot.
         self.error: str | None = None
-        self._path = about.path
-        self._chat_template = about.chat_template
+        # Of its answers; "" until the text side is read.
+        self.fingerprint = ""
+        self._about = about
         # By device; empty until they are read.
         self._codecs: Mapping[str, TextCodec] = {}
-        self._reading = asyncio.create_task(self._read_text(load_text))
+        self._reading = asyncio.create_task(self._read_text(load_text, fingerprint))
         self._attached = asyncio.create_task(self._stay_attached())
 
     @property
@@ -71,6 +83,12 @@ class ServedModel:
     def takes_work(self) -> bool:
         """Whether requests can be sent to an engine."""
         return self.is_readable and any(engine.is_connected for engine in self.router.engines.values())
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of prompt and answer together that the model takes; None until an engine has told it."""
+        models = [engine.model for engine in self.router.engines.values()]
+        return min((model.context_length for model in models if model is not None), default=None)
 
     @property
     def codec(self) -> TextCodec:
@@ -98,9 +116,11 @@ class ServedModel:
         for codec in self._codecs.values():
             codec.close()
 
-    async def _read_text(self, load_text: LoadText) -> None:
+    async def _read_text(self, load_text: LoadText, fingerprint: Fingerprint) -> None:
+        about = self._about
         try:
-            self._codecs = await asyncio.to_thread(load_text, self._path, self.devices, self._chat_template)
+            self.fingerprint = await asyncio.to_thread(fingerprint, about)
+            self._codecs = await asyncio.to_thread(load_text, about.path, about.devices, about.chat_template)
         except ConfigurationError as error:
             self.error = f"cannot be read: {error.message}"
             log.error("the text side of model %s %s", self.name, self.error)
@@ -113,8 +133,9 @@ class ServedModel:
 class Catalog:
     """Knows all models, and serves those that are loaded. Owned by the event loop."""
 
-    def __init__(self, folder: Path, load_text: LoadText, most_waiting: int) -> None:
+    def __init__(self, folder: Path, load_text: LoadText, fingerprint: Fingerprint, most_waiting: int) -> None:
         self.load_text = load_text
+        self._fingerprint = fingerprint
         self._status_file = StatusFileReader(folder)
         # By serial.
         self._served: dict[int, ServedModel] = {}
@@ -148,7 +169,7 @@ class Catalog:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
         for serial in loaded.keys() - self._served.keys():
-            self._served[serial] = ServedModel(loaded[serial], self._status_file, self.load_text)
+            self._served[serial] = ServedModel(loaded[serial], self._status_file, self.load_text, self._fingerprint)
         return server_status.models
 
     def engine_statuses(self, about: ModelStatus) -> list[EngineStatus]:
@@ -179,10 +200,16 @@ class Catalog:
         raise ModelNotFound(f"{shown} is not served; {names} {'is' if len(models) == 1 else 'are'}", param="model")
 
     def choose(self, id: str | None) -> ChosenModel:
-        """The model of an id: NAME or ALIAS, either with :ADAPTER. Raises ModelNotFound."""
+        """The model of an id: NAME or ALIAS, either with :ADAPTER, or any other name if a model has the alias `*`.
+
+        Raises ModelNotFound.
+        """
+        served = {name for about in self.statuses() for name in (about.name, *about.aliases)}
         name, colon, adapter = (id or "").partition(":")
-        if not colon or not any(name in (about.name, *about.aliases) for about in self.statuses()):
+        if id is None or id in served:
             return ChosenModel(self.find(id))
+        if not colon or name not in served:
+            return ChosenModel(self.find(ANY_NAME if ANY_NAME in served else id))
         about = self.find(name)
         for known in about.adapters:
             if known.name == adapter:

@@ -61,6 +61,9 @@ _MOST_SHOWN = 100
 # A value with the right type but a wrong size shows which of a union's members the client means.
 _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 _ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
+# Both APIs have these; Anthropic's clients send a header of their own.
+_SHARED_PATH = re.compile(r"(/v1)?/models(/.*)?")
+_ANTHROPIC_HEADER = b"anthropic-version"
 # pydantic's kinds of findings in plain words; of other kinds pydantic's own message is shown.
 _RULES = {
     "bool_type": "must be true or false",
@@ -98,7 +101,9 @@ def internal_error() -> GenaiServerError:
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request is for one of Anthropic's paths."""
+    """Whether a request is for one of Anthropic's paths, or is for a path of both APIs and has Anthropic's header."""
+    if _SHARED_PATH.fullmatch(scope["path"]) is not None:
+        return any(name == _ANTHROPIC_HEADER for name, _ in scope["headers"])
     return _ANTHROPIC_PATH.fullmatch(scope["path"]) is not None
 
 

@@ -38,6 +38,11 @@ class Services:
         _, served = await self.models.serving(self.models.choose(model), self.settings.request_timeout)
         return served
 
+    def max_model_len(self, served: ServedModel) -> int | None:
+        """Most tokens of a request's prompt and answer together; None until an engine has told the model's limit."""
+        context = served.context_length
+        return None if context is None else min(self.settings.max_length, context)
+
 
 async def services(request: Request) -> Services:
     """The app's services."""

@@ -22,6 +22,8 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 # Valid names of adapters, which follow the model's name and a colon in requests.
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+# Valid aliases: names that other servers use, too, such as qwen3:4b, and one that stands for all other names.
+_ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}|\*"
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -57,6 +59,12 @@ class Settings(BaseModel):
         alias="GENAI_ADAPTERS",
         description="LoRA adapters, which requests choose by `MODEL:NAME`: `law=./law.onnx_adapter`, and for another "
         "model than the first `big:law=/srv/law.onnx_adapter`.",
+    )
+    model_aliases: str = Field(
+        "",
+        alias="GENAI_MODEL_ALIASES",
+        description="More names of models in requests, such as `gpt-4o=onnx-genai,gpt-4o-mini=small`; "
+        "`*=onnx-genai` names the model for every other name.",
     )
     max_models: int = Field(
         0,
@@ -198,8 +206,8 @@ class Settings(BaseModel):
     strict: bool = Field(
         False,
         alias="GENAI_STRICT",
-        description="Refuse what has no effect here in /v1/messages and /v1/responses, too, and schemas that can be "
-        "followed in part only; else the header `x-genai-ignored` names it.",
+        description="Refuse what has no effect here in /v1/messages, /v1/responses and /v1/chat/completions, too, and "
+        "schemas that can be followed in part only; else the header `x-genai-ignored` names it.",
     )
     cap_max_tokens: bool = Field(
         True,
@@ -448,6 +456,28 @@ class Settings(BaseModel):
         if len(set(names)) < len(names):
             raise ValueError("an adapter is named twice")
         return value
+
+    @field_validator("model_aliases")
+    @classmethod
+    def _are_aliases(cls, value: str, info: ValidationInfo) -> str:
+        models = _named(info)
+        entries = [entry.partition("=") for entry in _listed(value)] if value else []
+        for alias, _, model in entries:
+            if not re.fullmatch(_ALIAS, alias) or not model:
+                raise ValueError(f"{quoted(alias)} is not an alias with its model, such as gpt-4o=onnx-genai")
+            if model not in models:
+                raise ValueError(f"{quoted(alias)} is an alias of {quoted(model)}, a model that is not served")
+            if alias in models:
+                raise ValueError(f"{quoted(alias)} is the name of a model")
+        if len({alias for alias, _, _ in entries}) < len(entries):
+            raise ValueError("an alias is named twice")
+        return value
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The model of each alias."""
+        entries = (entry.partition("=") for entry in _listed(self.model_aliases) if entry)
+        return {alias: model for alias, _, model in entries}
 
     @field_validator("chat_template")
     @classmethod

@@ -14,6 +14,8 @@ from msgspec import Struct
 from genai_server.generation import Adapter
 
 _NAME = "status.json"
+# The alias that stands for every name which no model has.
+ANY_NAME = "*"
 _TRIES, _PAUSE = 20, 0.005
 
 T = TypeVar("T")

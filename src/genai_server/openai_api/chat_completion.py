@@ -19,17 +19,32 @@ from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.text_chunk import TextChunks
 from genai_server.openai_api.usage import Usage, openai_reason
 
+# Names of the reasoning: DeepSeek's and llama.cpp's, then vLLM's and OpenRouter's.
+REASONING = ("reasoning_content", "reasoning")
+
 
 class ChatCompletionBuilder:
-    """Builds the objects of one request."""
+    """Builds the objects of one request.
+
+    With `calls_functions` a call has the form from before tools: a message has one `function_call`, without an id.
+    """
 
     def __init__(
-        self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False
+        self,
+        id: str,
+        model: str,
+        created: int,
+        *,
+        fingerprint: str | None = None,
+        has_usage: bool = False,
+        has_logprobs: bool = False,
+        calls_functions: bool = False,
     ) -> None:
-        self._common = {"id": id, "created": created, "model": model}
+        self._common = {"id": id, "created": created, "model": model, "system_fingerprint": fingerprint}
         # Whether each chunk has a `usage`, which is null unless one is given.
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs
+        self._calls_functions = calls_functions
         self._texts = TextChunks(lambda index: self.part(index, [Content("")], []), "content")
 
     def complete(self, choices: Sequence[Any], usage: Usage) -> JsonObject:
@@ -45,7 +60,7 @@ class ChatCompletionBuilder:
         delta: JsonObject = {}
         for part in parts:
             _add(delta, part)
-        return self._chunk(index, delta, tokens, usage=usage)
+        return self._chunk(index, self._with_calls(delta), tokens, usage=usage)
 
     def text(self, index: int, text: str) -> bytes:
         """The chunk with more content of one answer and nothing else, as JSON."""
@@ -53,7 +68,7 @@ class ChatCompletionBuilder:
 
     def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
         """The chunk with the finish reason of one answer."""
-        return self._chunk(index, {}, [], reason=openai_reason(reason, calls_tools=calls_tools), usage=usage)
+        return self._chunk(index, {}, [], reason=self._reason(reason, calls_tools=calls_tools), usage=usage)
 
     def usage(self, usage: Usage) -> JsonObject:
         """The chunk with the usage, after all others."""
@@ -63,9 +78,9 @@ class ChatCompletionBuilder:
         """One whole answer."""
         return {
             "index": index,
-            "message": message(answer),
+            "message": self._with_calls(message(answer)),
             "logprobs": self._logprobs(answer.tokens, always=True),
-            **openai_reason(reason, calls_tools=bool(answer.tool_calls)),
+            **self._reason(reason, calls_tools=bool(answer.tool_calls)),
         }
 
     def _chunk(
@@ -86,6 +101,17 @@ class ChatCompletionBuilder:
         chunk: JsonObject = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
         return {**chunk, "usage": usage.to_json() if usage else None} if self._has_usage else chunk
 
+    def _with_calls(self, found: JsonObject) -> JsonObject:
+        """A message or delta, with its call in the form that the client knows."""
+        if self._calls_functions and (calls := found.pop("tool_calls", None)):
+            found["function_call"] = calls[0]["function"]
+        return found
+
+    def _reason(self, reason: FinishReason, *, calls_tools: bool) -> JsonObject:
+        if calls_tools and self._calls_functions and reason is FinishReason.STOP:
+            return {"finish_reason": "function_call"}
+        return openai_reason(reason, calls_tools=calls_tools)
+
     def _logprobs(self, tokens: list[ScoredToken], *, always: bool = False) -> JsonObject | None:
         if not self._has_logprobs or not (tokens or always):
             return None
@@ -96,7 +122,7 @@ def message(answer: WholeAnswer) -> JsonObject:
     """The assistant's message."""
     found: JsonObject = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning:
-        found["reasoning_content"] = answer.reasoning
+        found |= dict.fromkeys(REASONING, answer.reasoning)
     if answer.tool_calls:
         found["content"] = answer.content or None
         found["tool_calls"] = [
@@ -121,7 +147,7 @@ def _add(delta: JsonObject, part: Part) -> None:
         case Content(text):
             delta["content"] = delta.get("content", "") + text
         case Reasoning(text):
-            delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+            delta |= dict.fromkeys(REASONING, delta.get(REASONING[0], "") + text)
         case ToolCallStart(index, id, name):
             call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
             delta.setdefault("tool_calls", []).append(call)

@@ -16,9 +16,22 @@ class CompletionBuilder:
     """Builds the objects of one request, each a `text_completion`."""
 
     def __init__(
-        self, id: str, model: str, created: int, *, has_usage: bool = False, has_logprobs: bool = False
+        self,
+        id: str,
+        model: str,
+        created: int,
+        *,
+        fingerprint: str | None = None,
+        has_usage: bool = False,
+        has_logprobs: bool = False,
     ) -> None:
-        self._common = {"id": id, "object": "text_completion", "created": created, "model": model}
+        self._common = {
+            "id": id,
+            "object": "text_completion",
+            "created": created,
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
         # Whether each chunk has a `usage`, which is null unless one is given.
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs

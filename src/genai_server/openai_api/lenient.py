@@ -1,5 +1,6 @@
-"""What the Responses API takes, unless it is strict, although it has no effect here."""
+"""What the Responses API and chat completions take, unless they are strict, although it has no effect here."""
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from genai_server.openai_api.raw_body import objects_at, remove, replace_media
@@ -19,6 +20,8 @@ VALUES = {
     "reasoning.summary": ("concise", "detailed"),
     "reasoning.generate_summary": ("concise", "detailed"),
 }
+# Those of chat completions.
+CHAT_VALUES = {"verbosity": ("low", "high")}
 # Tools that OpenAI's servers run, or whose results are images.
 SERVER_TOOLS = (
     "code_interpreter",
@@ -38,15 +41,27 @@ _PLACES_OF_MEDIA = ("input[].content[]", "input[].output[]")
 
 
 def leave_out(body: Any) -> list[str]:
-    """Take all this out of a body, and put the functions of namespaces among its tools; returns the places."""
-    found = [place for path in WITHOUT_EFFECT for place in remove(body, path)]
-    for path, values in VALUES.items():
-        parent, _, field = path.rpartition(".")
-        if any(value.get(field) in values for _, value in objects_at(body, parent)):
-            found += remove(body, path)
+    """Take all this out of a body of the Responses API, and put the functions of namespaces among its tools; returns
+    the places.
+    """
+    found = [place for path in WITHOUT_EFFECT for place in remove(body, path)] + _values(body, VALUES)
     for path in _PLACES_OF_MEDIA:
         found += replace_media(body, path, MEDIA, "input_text")
     return found + _tools(body)
+
+
+def leave_out_of_chat(body: Any) -> list[str]:
+    """The same for a body of chat completions."""
+    return _values(body, CHAT_VALUES)
+
+
+def _values(body: Any, table: Mapping[str, Collection[str]]) -> list[str]:
+    found: list[str] = []
+    for path, values in table.items():
+        parent, _, field = path.rpartition(".")
+        if any(value.get(field) in values for _, value in objects_at(body, parent)):
+            found += remove(body, path)
+    return found
 
 
 def _tools(body: Any) -> list[str]:

@@ -1,6 +1,8 @@
 """Bodies to requests for the engine: resolves defaults and checks limits. Without I/O."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -21,6 +23,9 @@ _SAMPLING_FIELDS = (
 )
 # OpenAI's default outside chats.
 _COMPLETION_TOKENS = 16
+
+
+Tokens = TypeVar("Tokens", bound=Collection[int])
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ def to_generation_request(
         min_tokens=_min_tokens(body, room if max_tokens is None else min(room, max_tokens)),
         top_logprobs=_top_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body, model),
+        stop_token_ids=_known(body.stop_token_ids or [], model, "stop_token_ids"),
         progress=progress,
     )
 
@@ -126,14 +132,20 @@ def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
     """The request's sampling values, with the model's own for those left out. Raises InvalidField."""
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
-    if strange := [token for token in bias if token >= model.vocab_size]:
-        raise InvalidField(
-            f"logit_bias must have token ids below {model.vocab_size}, the model's vocabulary, given {strange[0]}",
-            param="logit_bias",
-        )
+    _known(bias, model, "logit_bias")
     # The engine's seeds are not negative; OpenAI's may be.
     seed = None if body.seed is None else body.seed % 2**64
     return structs.replace(model.defaults, **given, seed=seed, logit_bias=bias)
+
+
+def _known(tokens: Tokens, model: ModelInfo, param: str) -> Tokens:
+    """The token ids. Raises InvalidField if the model does not have one of them."""
+    if strange := [token for token in tokens if token >= model.vocab_size]:
+        raise InvalidField(
+            f"{param} must have token ids below {model.vocab_size}, the model's vocabulary, given {strange[0]}",
+            param=param,
+        )
+    return tokens
 
 
 def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:

@@ -78,6 +78,8 @@ class Supervisor:
                 chat_template=settings.chat_template_of(name),
             )
             self._models.add(model)
+        for alias, name in settings.aliases.items():
+            self._models.set_alias(alias, name)
         self._first: list[EngineWatch] = []
 
     def start(self) -> None:

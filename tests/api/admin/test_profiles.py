@@ -141,9 +141,9 @@ def test_a_session_that_is_written_to_is_not_removed(server: RunningServer) -> N
 
 
 def test_load_tools_can_switch_profiling_by_the_names_that_they_know(server: RunningServer) -> None:
-    on = server.client.post("/start_profile", json={})
+    on = server.client.post("/start_profile")
     assert on.json()["devices"]["cpu"]["enable_profiling"] == "onnxruntime_run_profile"
-    off = server.client.post("/stop_profile", json={})
+    off = server.client.post("/stop_profile")
     assert off.json()["devices"]["cpu"]["enable_profiling"] == "0"
     assert server.client.post("/start_profile", json={}, headers={"x-forwarded-for": "10.0.0.1"}).status_code == 403
 

@@ -113,6 +113,48 @@ def test_without_a_key_the_body_must_be_declared_as_json(scripted: RunningServer
     assert scripted.chat("say x").status_code == 200
 
 
+LOAD_TOOLS = ["/stop_profile", "/reset_prefix_cache", "/v1/admin/reset_prefix_cache"]
+
+
+@pytest.mark.parametrize("path", LOAD_TOOLS)
+@pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "none"}])
+def test_load_tools_send_no_body(scripted: RunningServer, path: str, headers: dict[str, str]) -> None:
+    response = scripted.client.post(path, headers=headers)
+    assert (response.status_code, list(response.json()["devices"])) == (200, ["scripted:0", "scripted:1"])
+
+
+@pytest.mark.parametrize("path", LOAD_TOOLS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "same-origin"},
+        {"content-type": "text/plain"},
+        {"x-forwarded-for": "10.0.0.1"},
+    ],
+)
+def test_a_web_page_cannot_send_no_body_in_their_place(
+    scripted: RunningServer, path: str, headers: dict[str, str]
+) -> None:
+    assert scripted.client.post(path, headers=headers).status_code == 403
+    assert scripted.client.post(path, headers={"origin": scripted.url}).status_code == 403
+
+
+def test_no_body_needs_no_content_type_but_a_body_does(scripted: RunningServer) -> None:
+    assert scripted.client.post("/stop_profile", content=b"x").status_code == 403
+    assert scripted.client.post("/stop_profile", content=iter([b"x"])).status_code == 403
+    assert scripted.client.post(PATH).status_code == 400
+
+
+def test_with_an_admin_key_load_tools_must_send_it(guarded: RunningServer) -> None:
+    for path in LOAD_TOOLS:
+        assert guarded.client.post(path).status_code == 403
+        assert guarded.client.post(path, headers=bearer(ADMIN)).status_code == 200
+
+
 def test_without_a_key_a_server_that_others_reach_refuses(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("open")
     with run_here(folder, "--device", "scripted", "--host", "0.0.0.0", "--insecure") as server:
@@ -324,6 +366,7 @@ def test_without_keys_plain_uvicorn_serves_its_own_machine_only() -> None:
     assert status(gate, client=("127.0.0.1", 1), headers=[(b"x-forwarded-for", b"127.0.0.1")]) == 401
     assert status(gate, client=None) == 401
     assert status(gate, client=("10.0.0.1", 1), path="/healthz") == 204
+    assert status(gate, client=("10.0.0.1", 1), path="/health") == 204
     everybody = Authentication(
         answer_204, keys, RateLimits(0, 0, time.monotonic), admin_key=None, on_loopback=False, insecure=True
     )

@@ -1,6 +1,7 @@
 """OpenAI's endpoints, through OpenAI's own client where it has a say."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,26 @@ def test_a_stream_of_chunks_makes_the_same_answer(client: OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "1, 2, 3, 4, 5"
     assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "stop"]
     assert all(chunk.usage is None for chunk in chunks)
+
+
+@pytest.mark.parametrize(("path", "prefix"), [("/v1/chat/completions", "chatcmpl-"), ("/v1/completions", "cmpl-")])
+def test_the_id_tells_the_request_and_the_fingerprint_the_model(
+    scripted: RunningServer, path: str, prefix: str
+) -> None:
+    fields: Any = {"prompt": "say x\n\x04"} if path == "/v1/completions" else body("say x")
+    found = []
+    for request_id in (None, "mine.1"):
+        headers = {} if request_id is None else {"x-request-id": request_id}
+        response = scripted.client.post(path, json=fields, headers=headers)
+        answer = response.json()
+        assert answer["id"] == prefix + response.headers["x-request-id"].removeprefix("req-")
+        found.append(answer["system_fingerprint"])
+    streamed = scripted.client.post(path, json={**fields, "stream": True, "stream_options": {"include_usage": True}})
+    chunks = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: {")]
+    found += [json.loads(chunk)["system_fingerprint"] for chunk in chunks]
+    assert len(found) > 4
+    assert re.fullmatch("fp_[0-9a-f]{12}", found[0])
+    assert set(found) == {found[0]}
 
 
 def test_usage_comes_in_a_last_chunk_without_choices_when_asked_for(client: OpenAI) -> None:
@@ -111,12 +132,6 @@ def test_a_field_that_is_wrong_or_not_honoured_is_named(
     assert response.json()["error"]["param"] == param
 
 
-def test_the_id_of_an_answer_is_the_request_id(scripted: RunningServer) -> None:
-    with scripted.stream("say x", path="/v1/chat/completions", stream=True) as events:
-        ids = {json.loads(event)["id"] for event in events if event != "[DONE]"}
-    assert ids == {events.response.headers["x-request-id"]}
-
-
 # what an answer may be asked to be
 
 
@@ -147,6 +162,45 @@ def test_a_stopped_answer_frees_its_slot_and_counts_what_was_made(client: OpenAI
     assert usage is not None
     assert len("1, 2, 3, 4, 5") <= usage.completion_tokens < 100
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(scripted: RunningServer, stream: bool) -> None:
+    for path, fields in (
+        ("/v1/chat/completions", body("say hello")),
+        ("/v1/completions", {"prompt": "say hello\n\x04"}),
+    ):
+        asked = {**fields, "stop_token_ids": [ord("z"), ord("l")], "ignore_eos": True, "stream": stream}
+        text = scripted.client.post(path, json=asked).text
+        lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")] or [text]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        parts = [choice.get("message") or choice.get("delta") or {"content": choice.get("text")} for choice in choices]
+        assert "".join(part.get("content") or "" for part in parts) == "he"
+        assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_a_stop_token_does_not_end_an_answer_too_early(scripted: RunningServer) -> None:
+    asked = body("say hello", stop_token_ids=[ord("e"), ord("o")], min_tokens=3)
+    answer = scripted.client.post("/v1/chat/completions", json=asked).json()
+    assert "o" not in answer["choices"][0]["message"]["content"]
+    assert answer["usage"]["completion_tokens"] >= 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ([257], "stop_token_ids must have token ids below 257, the model's vocabulary, given 257"),
+        ([-1], "stop_token_ids[0] must be at least 0; given -1"),
+        (["a"], "stop_token_ids[0] must be a whole number"),
+        ([1] * 129, "stop_token_ids must have at most 128 element(s)"),
+    ],
+)
+def test_stop_tokens_that_are_none_are_refused_with_the_limit(
+    scripted: RunningServer, ids: list[Any], says: str
+) -> None:
+    response = scripted.client.post("/v1/chat/completions", json=body("x", stop_token_ids=ids))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(says)
 
 
 def test_n_gives_so_many_answers(client: OpenAI) -> None:
@@ -205,11 +259,23 @@ def test_what_looks_like_a_call_without_tools_is_content(client: OpenAI, fields:
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (ADD, None, "stop")
 
 
+def test_each_piece_of_reasoning_has_both_names(client: OpenAI, scripted: RunningServer) -> None:
+    with scripted.stream("say <think>hm so</think>yes", path="/v1/chat/completions", stream=True) as events:
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events if event != "[DONE]"]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "hm so"
+    assert all(delta.get("reasoning") == delta.get("reasoning_content") for delta in deltas)
+    # A client sends back what it was told.
+    told = _chat(client, "say <think>hm</think>yes").choices[0].message.model_dump(exclude_none=True)
+    asked: Any = [{"role": "user", "content": "x"}, told, {"role": "user", "content": "say z"}]
+    again = client.chat.completions.create(model="onnx-genai", messages=asked)
+    assert again.choices[0].message.content == "z"
+
+
 def test_reasoning_stands_beside_the_content(client: OpenAI) -> None:
     whole = _chat(client, "say <think>hm</think>yes")
     assert (whole.choices[0].message.content, whole.choices[0].message.model_extra) == (
         "yes",
-        {"reasoning_content": "hm"},
+        {"reasoning_content": "hm", "reasoning": "hm"},
     )
     assert whole.usage is not None
     assert whole.usage.completion_tokens_details is not None

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 
+from tests.model_edits import code_model
 from tests.pruned_model import make_pruned_model
 from tests.running_server import RunningServer
 from tests.server_here import run_here
@@ -129,3 +131,38 @@ def test_progress_comes_before_the_echo(scripted: RunningServer) -> None:
     assert chunks[0]["prompt_progress"]["processed"] == chunks[0]["prompt_progress"]["total"] == 7
     assert chunks[0]["choices"][0]["text"] == ""
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "say a\n\x04a"
+
+
+# with a suffix
+
+
+def test_a_suffix_is_put_before_the_answer_in_the_models_tokens(tmp_path: Path) -> None:
+    before, between, after = code_model(tmp_path / "model")
+    with run_here(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
+        assert "insert" in server.client.get("/v1/models/onnx-genai").json()["capabilities"]
+
+        def tokens(text: str) -> list[int]:
+            asked = {"prompt": text, "add_special_tokens": False}
+            found: list[int] = server.client.post("/tokenize", json=asked).json()["tokens"]
+            return found
+
+        def answer(**fields: Any) -> dict[str, Any]:
+            asked = {"max_tokens": 5, "temperature": 0, **fields}
+            response = server.client.post("/v1/completions", json=asked)
+            assert response.status_code == 200, response.text
+            found: dict[str, Any] = response.json()
+            return found
+
+        ends = [before, between, after, *tokens("<|endoftext|>")]
+        prompt = [before, *tokens("The capital"), between, *tokens("is Paris."), after]
+        filled, same = answer(prompt="The capital", suffix="is Paris."), answer(prompt=prompt, stop_token_ids=ends)
+        assert filled["usage"]["prompt_tokens"] == len(prompt)
+        assert filled["choices"] == same["choices"]
+        assert answer(prompt="The capital", suffix="")["choices"] == answer(prompt="The capital")["choices"]
+
+
+def test_a_suffix_is_refused_where_the_model_has_no_tokens_for_it(scripted: RunningServer) -> None:
+    response = scripted.client.post("/v1/completions", json={"prompt": "x", "suffix": "y"})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], "no tokens to fill in the middle" in error["message"]) == ("suffix", True)

@@ -27,6 +27,11 @@ def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
     assert "error" not in device
 
 
+def test_health_says_that_the_server_lives_and_no_more(scripted: RunningServer) -> None:
+    response = scripted.client.get("/health")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
 def test_the_openapi_description_is_served(scripted: RunningServer) -> None:
     paths = scripted.client.get("/openapi.json").json()["paths"]
     assert {"/v1/chat", "/v1/chat/stream", "/v1/chat/completions", "/v1/models", "/v1/admin/runtime_options"} < set(

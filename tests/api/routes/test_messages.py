@@ -87,6 +87,21 @@ def test_a_stream_accumulates_to_the_same_message(client: Anthropic) -> None:
     assert (final.stop_reason, final.usage) == (plain.stop_reason, plain.usage)
 
 
+def test_thinking_is_signed_and_can_be_sent_back_as_it_is(client: Anthropic) -> None:
+    asked: Any = {"model": "onnx-genai", "max_tokens": 200}
+    question = _turn("say <think>hm</think>yes")
+    whole = client.messages.create(messages=[question], **asked)
+    with client.messages.stream(messages=[question], **asked) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        (thinking, _) = message.content
+        assert isinstance(thinking, ThinkingBlock)
+        assert (thinking.thinking, bool(thinking.signature)) == ("hm", True)
+        back: Any = {"role": "assistant", "content": [block.to_dict() for block in message.content]}
+        again = client.messages.create(messages=[question, back, _turn("say z")], **asked)
+        assert _text(again) == "z"
+
+
 def test_text_comes_token_by_token(client: Anthropic) -> None:
     with client.messages.stream(model="onnx-genai", max_tokens=200, messages=[_turn("say abc")]) as stream:
         assert list(stream.text_stream) == ["a", "b", "c"]

@@ -63,6 +63,20 @@ def test_a_token_is_taken_and_told() -> None:
     assert found.tokens == [1, 2, 3, 65]
 
 
+def test_a_stop_token_of_the_request_ends_the_answer_even_if_it_ignores_the_models() -> None:
+    found = sequence(stop_token_ids=[65, 66], ignore_eos=True)
+    assert step(found, 256).tokens == [256]
+    assert step(found, 66) == NextToken(reason=FinishReason.STOP)
+    assert found.num_produced == 1
+
+
+@pytest.mark.parametrize("grammar", [None, "start: /[A-C]+/"])
+def test_no_stop_token_is_chosen_too_early(grammar: str | None) -> None:
+    found = sequence(grammar, stop_token_ids=[65], min_tokens=1)
+    assert step(found, 65, 67).tokens == [67]
+    assert step(found, 65, 67) == NextToken(reason=FinishReason.STOP)
+
+
 @pytest.mark.parametrize("eos", EOS)
 def test_any_end_token_ends_the_answer_and_is_not_part_of_it(eos: int) -> None:
     found = sequence()

@@ -52,7 +52,7 @@ async def load_adapter(body: LoadAdapterRequest, services: TheServices) -> dict[
     except BaseException:
         await _unload(services, about, adapter)
         raise
-    return adapter_entry(models, models.find(about.name), adapter)
+    return adapter_entry(services, models.find(about.name), adapter)
 
 
 @router.post("/v1/admin/adapters/unload")

@@ -39,7 +39,7 @@ async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str,
         raise ModelLoadFailed(error.message) from None
     if body.wait is not False:
         await services.models.loaded(body.name, services.settings.load_timeout or math.inf)
-    entry = model_entry(services.models, services.models.find(body.name))
+    entry = model_entry(services, services.models.find(body.name))
     if entry["state"] != "ready" and "error" in entry:
         raise ModelLoadFailed(f"model {quoted(body.name)} cannot be loaded: {entry['error']}", param="path")
     return entry

@@ -56,6 +56,7 @@ async def set_runtime_options(
 
 
 @router.post("/v1/admin/reset_prefix_cache")
+@router.post("/reset_prefix_cache")
 async def reset_prefix_cache(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """Forget the cached prefixes of all requests that have ended; answers how many slots of each device had one."""
     slots = await ask(services.models.engines(), EngineAdmin.reset_prefix_cache)

@@ -237,6 +237,8 @@ class Generation:
     num_per_prompt: int
     # How tokens are chosen, with every default resolved.
     sampling: Sampling
+    # Of the model and how it is served.
+    fingerprint: str = ""
 
     async def pieces(self) -> AsyncIterator[tuple[int, RunningAnswer, Piece | None]]:
         """The pieces of all answers as they come, each with its answer and index; None when that answer has ended.

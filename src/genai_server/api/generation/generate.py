@@ -10,6 +10,7 @@ from functools import partial
 from msgspec import structs
 
 from genai_server.api.generation.answers import Generation, RunningAnswer
+from genai_server.api.generation.infill import with_suffix
 from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec, plain_output_spec
 from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prediction, encode_prompts
 from genai_server.api.generation.request_context import RequestContext
@@ -58,6 +59,8 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     engine.require_capacity(num_answers, param=multiplier)
 
     # Render and encode; resolve all defaults.
+    if isinstance(body, CompletionRequest) and body.suffix:
+        body = await with_suffix(body, codec)
     prompts = await encode_prompts(body, codec, context.leniency)
     prediction = await encode_prediction(body, codec, settings.max_length)
     limit = min(settings.max_length, model.context_length)
@@ -128,7 +131,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     # Read.
     answers = [read(stream) for read, stream in zip(readers, streams, strict=True)]
     context.record.answered(answers, num_per_prompt, requests[0])
-    return Generation(context.request_id, chosen.id, answers, num_per_prompt, requests[0].sampling)
+    return Generation(context.request_id, chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint)
 
 
 async def _checked_spec(services: Services, body: ChatParameters, codec: TextCodec, prompt: list[int]) -> OutputSpec:

@@ -19,7 +19,7 @@ from genai_server.config import is_loopback
 from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
 
 # Paths that need no key: they tell whether the server lives and works.
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/readyz"})
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
 _NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
@@ -155,9 +155,13 @@ def _not_local(request: Request, services: Services) -> str | None:
     origin = request.headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
         return "the Origin header names a web page"
-    is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
-    if request.method == "POST" and not is_json:
-        return "the body is not application/json"
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and kind != "application/json":
+        if kind or "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
+            return "the body is not application/json"
+        # A web page can send an empty body without asking first; browsers name the page in one of these headers.
+        if origin is not None or request.headers.get("sec-fetch-site", "none") != "none":
+            return "a web page may have sent it without a body"
     return None
 
 

@@ -1,6 +1,7 @@
 """OpenAI's /v1/chat/completions."""
 
 import time
+from contextlib import nullcontext
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -8,15 +9,19 @@ from fastapi.responses import Response
 from genai_server.api.generation.generate import generate
 from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import STREAMS
-from genai_server.api.middleware.body import BodyRoute
+from genai_server.api.middleware.body import lenient_route
 from genai_server.api.routes.choices import choices_response
 from genai_server.api.services import TheServices
 from genai_server.openai_api.chat_completion import ChatCompletionBuilder
+from genai_server.openai_api.functions import outer_error, outer_name
+from genai_server.openai_api.lenient import leave_out_of_chat
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatCompletionRequest
 
 router = APIRouter(
-    route_class=BodyRoute, tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
+    route_class=lenient_route(leave_out_of_chat),
+    tags=["openai"],
+    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
 )
 
 
@@ -28,12 +33,16 @@ async def create_chat_completion(
     context: TheRequestContext,
 ) -> Response:
     """OpenAI's chat completion, in one piece or as a stream of chunks."""
-    generation = await generate(services, body, context, is_streamed=bool(body.stream))
+    words = nullcontext() if body.functions is None else context.leniency.in_words(outer_name, outer_error)
+    with words:
+        generation = await generate(services, body, context, is_streamed=bool(body.stream))
     build = ChatCompletionBuilder(
-        context.request_id,
+        f"chatcmpl-{context.request_id.removeprefix('req-')}",
         generation.model,
         int(time.time()),
+        fingerprint=generation.fingerprint,
         has_usage=body.has_last_usage or body.has_running_usage,
         has_logprobs=bool(body.logprobs),
+        calls_functions=body.functions is not None,
     )
     return await choices_response(generation, build, body, context, is_long=bool(body.logprobs))

@@ -30,9 +30,10 @@ async def create_completion(
     """OpenAI's text completion, in one piece or as a stream of chunks."""
     generation = await generate(services, body, context, is_streamed=bool(body.stream))
     build = CompletionBuilder(
-        context.request_id,
+        f"cmpl-{context.request_id.removeprefix('req-')}",
         generation.model,
         int(time.time()),
+        fingerprint=generation.fingerprint,
         has_usage=body.has_last_usage or body.has_running_usage,
         has_logprobs=body.logprobs is not None,
     )

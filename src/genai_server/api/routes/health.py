@@ -32,6 +32,12 @@ async def about() -> dict[str, str]:
     }
 
 
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """200 as long as the API process lives: what vLLM's and llama.cpp's servers call /healthz."""
+    return {"status": "ok"}
+
+
 @router.get("/healthz")
 async def healthz(request: Request, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """200 as long as the API process lives, with the state of each model and device.
@@ -43,7 +49,7 @@ async def healthz(request: Request, services: Annotated[Services, Depends(servic
     if request.state.access is None:
         engines = models.engine_statuses(known[0]) if known else []
         return {"status": "ok", "devices": {engine.device: {"state": engine.state} for engine in engines}}
-    found = {about.name: model_status(models, about) for about in known}
+    found = {about.name: model_status(services, about) for about in known}
     return {
         "status": "ok",
         "backend": "onnx-genai",
@@ -82,9 +88,10 @@ async def readyz(request: Request, services: Annotated[Services, Depends(service
     return JSONResponse({"status": "not ready", "reason": "; ".join(reasons) or "no model is served", **body}, 503)
 
 
-def model_status(models: Catalog, about: ModelStatus) -> dict[str, Any]:
+def model_status(services: Services, about: ModelStatus) -> dict[str, Any]:
     """A model's state with that of its devices."""
-    entry = model_entry(models, about)
+    models = services.models
+    entry = model_entry(services, about)
     kept: dict[str, Any] = {name: entry[name] for name in ("state", "loading_seconds", "error") if name in entry}
     devices = {status.device: _device_status(models, about, status) for status in models.engine_statuses(about)}
     return {**kept, "path": about.path, "aliases": about.aliases, "devices": devices}

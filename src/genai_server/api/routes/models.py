@@ -1,49 +1,60 @@
-"""What is served: /v1/models and /v1/models/{id}."""
+"""What is served: /v1/models and /v1/models/{id}, in OpenAI's form or in Anthropic's."""
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
-from genai_server.api.catalog import Catalog, ChosenModel
-from genai_server.api.services import TheServices
+from genai_server.api.catalog import ChosenModel
+from genai_server.api.errors import speaks_anthropic
+from genai_server.api.generation.infill import infill_tokens
+from genai_server.api.services import Services, TheServices
 from genai_server.generation import Adapter
-from genai_server.messages.status_file import ModelState, ModelStatus
+from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
 from genai_server.openai_api.schemas.base import ErrorResponse
+from genai_server.text.codec import TextCodec
 
 router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
 
 
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
-async def list_models(services: TheServices) -> dict[str, Any]:
+async def list_models(request: Request, services: TheServices) -> dict[str, Any]:
     """The models, loaded or not, their aliases and their adapters."""
     found = []
     for about in services.models.statuses():
-        entry = model_entry(services.models, about)
-        found += [entry, *({**entry, "id": alias} for alias in about.aliases)]
-        found += [adapter_entry(services.models, about, adapter) for adapter in about.adapters]
-    return {"object": "list", "data": found}
+        entry = model_entry(services, about)
+        found += [entry, *({**entry, "id": alias} for alias in about.aliases if alias != ANY_NAME)]
+        found += [adapter_entry(services, about, adapter) for adapter in about.adapters]
+    if not speaks_anthropic(request.scope):
+        return {"object": "list", "data": found}
+    ids = [entry["id"] for entry in found] or [None]
+    return {"data": list(map(_anthropic_entry, found)), "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
 
 @router.get("/v1/models/{model:path}")
 @router.get("/models/{model:path}", include_in_schema=False)
-async def get_model(model: str, services: TheServices) -> dict[str, Any]:
+async def get_model(model: str, request: Request, services: TheServices) -> dict[str, Any]:
     """One model or adapter."""
     chosen = services.models.choose(model)
     if chosen.adapter is None:
-        return {**model_entry(services.models, chosen.about), "id": model}
-    return {**adapter_entry(services.models, chosen.about, chosen.adapter), "id": model}
+        found = model_entry(services, chosen.about)
+    else:
+        found = adapter_entry(services, chosen.about, chosen.adapter)
+    found["id"] = model
+    return _anthropic_entry(found) if speaks_anthropic(request.scope) else found
 
 
-def adapter_entry(models: Catalog, about: ModelStatus, adapter: Adapter) -> dict[str, Any]:
+def adapter_entry(services: Services, about: ModelStatus, adapter: Adapter) -> dict[str, Any]:
     """An adapter in the form of ModelEntry."""
     id = ChosenModel(about, adapter).id
-    return {**model_entry(models, about), "id": id, "root": id, "parent": about.name}
+    return {**model_entry(services, about), "id": id, "root": id, "parent": about.name}
 
 
-def model_entry(models: Catalog, about: ModelStatus) -> dict[str, Any]:
+def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
     """A model in the form of ModelEntry."""
+    models = services.models
     engines = models.engine_statuses(about)
     served = models.served(about)
     state = about.state
@@ -59,6 +70,9 @@ def model_entry(models: Catalog, about: ModelStatus) -> dict[str, Any]:
     }
     if served is not None and served.is_readable:
         entry["chat"] = served.codec.has_chat_template
+        entry["capabilities"] = _capabilities(served.codec)
+    if served is not None and (length := services.max_model_len(served)) is not None:
+        entry |= {"max_model_len": length, "context_length": length}
     errors = [engine.error for engine in engines if engine.error is not None]
     if served is not None and served.error is not None:
         errors.append(f"the text side {served.error}")
@@ -67,3 +81,29 @@ def model_entry(models: Catalog, about: ModelStatus) -> dict[str, Any]:
     if errors:
         entry["error"] = "; ".join(errors)
     return entry
+
+
+def _capabilities(codec: TextCodec) -> list[str]:
+    """What the model can do, in the words of llama.cpp and Ollama."""
+    takes_tools = codec.writer.takes_tools and codec.dialect.tool_format is not None
+    can = {
+        "completion": True,
+        "insert": bool(infill_tokens(codec)),
+        "tools": takes_tools,
+        "thinking": codec.dialect.reasoning is not None,
+    }
+    return [name for name, it_can in can.items() if it_can]
+
+
+def _anthropic_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """A ModelEntry in the form of Anthropic's ModelInfo."""
+    length = entry.get("max_model_len")
+    return {
+        "type": "model",
+        "id": entry["id"],
+        "display_name": entry["id"],
+        "created_at": datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": length,
+        "max_tokens": length,
+    }

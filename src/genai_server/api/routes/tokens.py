@@ -5,10 +5,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from genai_server.api.catalog import ServedModel
 from genai_server.api.generation.json_response import json_response
 from genai_server.api.middleware.body import BodyRoute
-from genai_server.api.services import Services, TheServices
+from genai_server.api.services import TheServices
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatMessage, Tool
 from genai_server.openai_api.schemas.tokens import (
@@ -33,7 +32,7 @@ async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
     served = await services.served(body.model)
     codec = served.codec
     tokens = await _tokens(body, codec)
-    max_model_len = _max_model_len(services, served)
+    max_model_len = services.max_model_len(served) or services.settings.max_length
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
     if body.with_pieces:
         found["pieces"] = await asyncio.to_thread(
@@ -80,12 +79,6 @@ def _plain(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 def _plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     return None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
-
-
-def _max_model_len(services: Services, served: ServedModel) -> int:
-    """Most tokens of prompt and answer together; the model's own limit is known only once an engine runs."""
-    models = [engine.model for engine in served.router.engines.values()]
-    return min([services.settings.max_length, *(model.context_length for model in models if model is not None)])
 
 
 def _piece(data: bytes) -> str | list[int]:

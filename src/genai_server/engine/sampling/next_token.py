@@ -26,8 +26,9 @@ class NextToken:
 def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> NextToken:
     """Choose the next token of a sequence, by the logits after its last token.
 
-    A token of `eos` ends the answer and is not part of it, unless the request ignores them. An answer with a grammar
-    ends when no further token is possible. Raises GrammarFailed and InvalidField, which end the answer, too.
+    A token of `eos` ends the answer and is not part of it, unless the request ignores them. So does a stop token of the
+    request. An answer with a grammar ends when no further token is possible. Raises GrammarFailed and InvalidField,
+    which end the answer, too.
     """
     if sequence.num_left == 0:
         return NextToken(reason=FinishReason.LENGTH)  # the request wants no token at all
@@ -40,7 +41,8 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
         sequence.guide = None
         token = _choose(sequence, scores, eos)
     guide = sequence.guide
-    if token is None or (token in eos and not request.ignore_eos):
+    is_own_end = token in request.stop_token_ids and not _is_too_early(sequence)
+    if token is None or is_own_end or (token in eos and not request.ignore_eos):
         return NextToken(reason=FinishReason.STOP)
     sequence.append(token)
     if guide is not None:
@@ -85,14 +87,17 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
         return token
     too_early = _is_too_early(sequence)
     if guide is None:
-        return scores.token(sequence.sampler.sample(scores.last, banned=eos if too_early else ()))
+        banned = (*eos, *request.stop_token_ids) if too_early else ()
+        return scores.token(sequence.sampler.sample(scores.last, banned=banned))
     first = sequence.sampler.first(scores.last, draws=not request.needs_grammar)
-    if first is not None and first not in eos and guide.allows(first):
+    if first is not None and first not in (*eos, *request.stop_token_ids) and guide.allows(first):
         sequence.sampler.note(first)
         return first
     allowed = guide.allowed()  # takes much longer
     if too_early or request.ignore_eos:
         allowed[list(eos)] = False
+    if too_early:
+        allowed[request.stop_token_ids] = False
     if not allowed.any():
         if guide.may_end:
             return None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wire, elements, field_error, missing_error
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
@@ -47,37 +47,53 @@ class ToolCall(Wire):
 ToolCalls = Annotated[list[ToolCall], elements(MOST_PARTS)]
 
 
+_ONLY_OF = {
+    "tool_calls": "assistant",
+    "function_call": "assistant",
+    "reasoning_content": "assistant",
+    "reasoning": "assistant",
+    "tool_call_id": "tool",
+}
+
+
 class ChatMessage(Wire):
     """One turn of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | TextParts | None = None
     name: NonEmptyText | None = None
     tool_calls: ToolCalls | None = Field(None, description="Of the assistant.")
     tool_call_id: NonEmptyText | None = Field(None, description="Of a tool's result: the call that it answers.")
     reasoning_content: Text | None = Field(None, description="Of the assistant.")
+    reasoning: Text | None = Field(None, description="The same under another name.")
     refusal: None = None
     annotations: Annotated[list[Any], elements(0)] | None = None
     audio: None = None
-    function_call: None = None
+    function_call: CalledFunction | None = Field(None, description="Of the assistant: a call without an id.")
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:
         if self.role == "assistant":
-            if self.content is None and not self.tool_calls:
+            if self.content is None and not self.tool_calls and self.function_call is None:
                 raise missing_error("content", "of an assistant without tool_calls")
         elif self.content is None:
             raise missing_error("content", f"of role {self.role}")
-        for field, role in (("tool_calls", "assistant"), ("reasoning_content", "assistant"), ("tool_call_id", "tool")):
+        for field, role in _ONLY_OF.items():
             if getattr(self, field) is not None and self.role != role:
                 raise field_error(field, f"is only allowed of role {role}; given with role {self.role}")
+        if self.tool_calls and self.function_call is not None:
+            raise field_error("function_call", "cannot be given beside tool_calls")
         if self.role == "tool" and self.tool_call_id is None:
             raise missing_error("tool_call_id", "of role tool")
+        if self.role == "function" and self.name is None:
+            raise missing_error("name", "of role function")
         return self
 
     def for_template(self) -> dict[str, Any]:
         """As the text side takes it: what is not there is left out, but for the content."""
-        fields = self.model_dump(exclude_none=True, exclude={"annotations"})
+        fields = self.model_dump(exclude_none=True, exclude={"annotations", "reasoning"})
+        if self.reasoning is not None:
+            fields.setdefault("reasoning_content", self.reasoning)
         return {"content": None, **fields} if self.tool_calls else fields
 
 
@@ -148,7 +164,19 @@ class ResponseFormat(Wire):
         return self
 
 
-Messages = Annotated[list[ChatMessage], elements(MOST_MESSAGES, least=1)]
+def _with_ids(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Calls and results from before tools, which have no ids, as those of tools. A result is that of the last call."""
+    id = ""
+    for place, message in enumerate(messages):
+        if message.function_call is not None:
+            id = f"call{place:05}"  # the length that Mistral's templates want
+            message.tool_calls, message.function_call = [ToolCall(id=id, function=message.function_call)], None
+        elif message.role == "function":
+            message.role, message.tool_call_id = "tool", id or f"call{place:05}"
+    return messages
+
+
+Messages = Annotated[list[ChatMessage], elements(MOST_MESSAGES, least=1), AfterValidator(_with_ids)]
 Tools = Annotated[list[Tool], elements(MOST_TOOLS)]
 
 
@@ -183,8 +211,6 @@ class ChatParameters(GenerationFields):
     # OpenAI's that this server cannot honour: nothing but null.
     audio: None = None
     modalities: Annotated[list[Literal["text"]], elements(8)] | None = None
-    functions: None = None
-    function_call: None = None
     verbosity: Literal["medium"] | None = Field(None, description="Nothing but OpenAI's default.")
     web_search_options: None = None
 
@@ -212,10 +238,35 @@ class ChatRequest(ChatParameters):
     """Body of /v1/chat and /v1/chat/stream."""
 
     n: int | None = Field(None, ge=1, le=1, description="These endpoints give one answer.")
+    functions: None = None
+    function_call: None = None
 
 
 class ChatCompletionRequest(ChatParameters, StreamFields):
     """Body of /v1/chat/completions."""
+
+    functions: Annotated[list[Function], elements(MOST_TOOLS)] | None = Field(None, description="Older name of tools.")
+    function_call: Literal["none", "auto"] | NamedFunction | None = Field(
+        None, description="Older name of tool_choice; only with functions."
+    )
+
+    @model_validator(mode="after")
+    def _functions_are_tools(self) -> Self:
+        if self.function_call is not None and self.functions is None:
+            raise field_error("function_call", "is only allowed with functions")
+        if self.functions is None:
+            return self
+        called = self.function_call
+        same_in_new = {
+            "tools": [Tool(type="function", function=function) for function in self.functions],
+            "tool_choice": NamedTool(type="function", function=called) if isinstance(called, NamedFunction) else called,
+            "parallel_tool_calls": False,
+        }
+        for field, value in same_in_new.items():
+            if getattr(self, field) not in (None, value):  # FastAPI validates a body once more
+                raise field_error(field, "cannot be given beside functions")
+            setattr(self, field, value)
+        return self
 
 
 class ChatResponse(BaseModel):

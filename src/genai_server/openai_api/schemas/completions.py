@@ -47,7 +47,9 @@ class CompletionRequest(GenerationFields, StreamFields):
     logprobs: int | None = Field(
         None, ge=0, le=20, description="Log probabilities of each token and so many likeliest."
     )
-    suffix: None = Field(None, description="Not supported.")
+    suffix: Text | None = Field(
+        None, description="Text after the answer, for models with tokens to fill in the middle; not with echo."
+    )
     add_special_tokens: bool | None = Field(
         None, description="Begin text prompts as the tokenizer does; true if left out."
     )
@@ -56,6 +58,8 @@ class CompletionRequest(GenerationFields, StreamFields):
     def _belong_together(self) -> Self:
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise field_error("best_of", f"must be n ({self.n or 1}), given {self.best_of}: nothing chooses among more")
+        if self.suffix and self.echo:
+            raise field_error("suffix", "cannot be given beside echo")
         if self.max_tokens == 0 and not self.echo:
             raise field_error("max_tokens", "may be 0 only with echo: true")
         return self

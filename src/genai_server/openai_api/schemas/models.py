@@ -64,7 +64,9 @@ class ModelEntry(BaseModel):
     model as `parent`, and are in its state.
 
     `loading_seconds` says for how long it has been loading, `error` why it cannot be loaded. `chat` is false for one
-    without a chat template, which takes raw prompts only; it is left out as long as that is not known.
+    without a chat template, which takes raw prompts only. `max_model_len` and `context_length` are the most tokens of a
+    request's prompt and answer together. `capabilities` are llama.cpp's and Ollama's words: `completion`,
+    `insert`, `tools`, `thinking`. These four are left out as long as they are not known.
     """
 
     id: str
@@ -75,5 +77,8 @@ class ModelEntry(BaseModel):
     parent: str | None = None
     state: Literal["loading", "ready", "unloading", "unloaded", "failed"]
     chat: bool | None = None
+    capabilities: list[str] | None = None
+    max_model_len: int | None = None
+    context_length: int | None = None
     loading_seconds: float | None = None
     error: str | None = None

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, WithoutEffect, elements, field_error, members
 
 MOST_STOP_STRINGS = 4
+MOST_STOP_TOKENS = 128
 MOST_CHOICES = 16
 MOST_SALT = 1024
 _TOKEN_ID_LIMIT = 2**31
@@ -97,6 +98,9 @@ class SamplingFields(Wire):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: StopText | Annotated[list[StopText], elements(MOST_STOP_STRINGS, least=1)] | None = Field(
         None, description="One to four texts that end the answer; they are not part of it."
+    )
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], elements(MOST_STOP_TOKENS)] | None = Field(
+        None, description="Tokens that end the answer; they are not part of it."
     )
     min_tokens: int | None = Field(None, ge=0, description="Nothing ends the answer by itself before so many tokens.")
     ignore_eos: bool | None = Field(None, description="Go on after the token that ends an answer.")
