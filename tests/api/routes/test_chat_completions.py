@@ -301,7 +301,6 @@ def test_running_usage_and_metrics_come_when_they_are_asked_for(scripted: Runnin
     ("fields", "param"),
     [
         ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS}, "tool_choice"),
-        ({"tool_choice": "required", "tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
