@@ -18,7 +18,7 @@ from _clients.client import Client, Model, Place, Result
 from _clients.coding_agents import CODING_AGENTS
 from _clients.installation import commands_here, install, installed_version, names, own_version
 from _clients.libraries import LIBRARIES, QUICK
-from _clients.report import rows, write
+from _clients.report import merged, placed, rows
 from _clients.suites import SUITES
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
@@ -61,7 +61,8 @@ def main() -> int:
         results.append(NOT_SERVED)
     print(table(rows(results), markdown=True))
     if arguments.write:
-        write(PAGE, results)
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(placed(page, table(merged(page, results), markdown=True)), encoding="utf-8")
     return 1 if any(result.failed for result in results) else 0
 
 

@@ -17,6 +17,9 @@ from .recipe import recipe
 _SECONDS = 120.0
 # An agent shows its prompt, too, but there the line break is another character.
 _SAID = "script: say hello⏎from the server"
+_INPUT = "prompt.txt"
+# For an agent that changes its argument and not its standard input.
+_FROM_INPUT = f"<{_INPUT}"
 _AIDER = (
     *("--yes-always", "--no-git", "--no-pretty", "--no-stream", "--no-show-model-warnings", "--no-detect-urls"),
     *("--no-check-update", "--analytics-disable"),
@@ -26,9 +29,10 @@ _HEARD = re.compile(r"hello\s*\n\s*from the server")
 
 def _agent(name: str, place: Place, prompt: str, options: tuple[str, ...], more: Mapping[str, str]) -> Ended:
     """Run the agent's recipe in the scratch folder."""
+    (_scratch(place) / _INPUT).write_text(f"{prompt}\n", encoding="utf-8")
     environment = {
         "PATH": f"{place.commands}{os.pathsep}{os.environ['PATH']}",
-        "PROMPT": prompt,
+        "PROMPT": "Hello." if _FROM_INPUT in options else prompt,
         "TERM": "dumb",
         **more,
     }
@@ -118,8 +122,8 @@ CODING_AGENTS = (
         _reads_a_file(
             "opencode",
             lambda file: {"name": "read", "arguments": {"filePath": str(file)}},
-            (),
-            {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
+            (_FROM_INPUT,),
+            {f"OPENCODE_DISABLE_{name}": "1" for name in ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")},
         ),
         Registry.NPM,
         recipe="opencode",

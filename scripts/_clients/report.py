@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-
-from _models.table import table
 
 from .client import Result
 
@@ -35,12 +32,15 @@ def _cell(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
-def write(page: Path, results: Sequence[Result]) -> None:
-    """Put the results into the table between the marks of a page. Rows of other clients stay."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    old, _, after = rest.partition(END)
+def merged(page: str, results: Sequence[Result]) -> list[list[str]]:
+    """The table in a page's text, with these results. Rows of other clients stay."""
+    old = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
     found = {result.name: _row(result) for result in results}
-    kept = [line.strip("| ").split(" | ") for line in old.strip().splitlines()[2:]]
-    body = [found.pop(row[0]) if row[0] in found else [*row, ""][: len(_HEAD)] for row in kept]
-    body += found.values()
-    page.write_text(f"{before}{BEGIN}{table([_HEAD, *body], markdown=True)}\n{END}{after}", encoding="utf-8")
+    kept = [[cell.strip() for cell in line.strip("|").split(" |")] for line in old]
+    return [_HEAD, *(found.pop(row[0]) if row[0] in found else row for row in kept), *found.values()]
+
+
+def placed(page: str, written: str) -> str:
+    """The page's text with this table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}{written}\n{END}{rest.partition(END)[2]}"
