@@ -8,7 +8,7 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
 SERVER = "http://127.0.0.1:8002"
 PROMPT = '"say hello"'
-_BLOCK = re.compile(r"```(?:sh|python)\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
 
 
 def section(heading: str) -> str:
@@ -26,5 +26,5 @@ def recipe(heading: str, url: str = SERVER, *options: str) -> str:
     block = _BLOCK.search(section(heading))
     if block is None:
         raise ValueError(f"{PAGE.name} has no lines of code below {heading}")
-    lines = block[1].replace(SERVER, url)
-    return lines if "import" in lines else lines.replace(PROMPT, " ".join(['"$PROMPT"', *options]))
+    language, lines = block[1], block[2].replace(SERVER, url)
+    return lines.replace(PROMPT, " ".join(['"$PROMPT"', *options])) if language == "sh" else lines
