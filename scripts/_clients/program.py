@@ -39,26 +39,26 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str], folder: P
     All its processes end with it.
     """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        cwd=folder,
-        env=kept | {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"} | dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    status: int | None = None
-    try:
-        output, errors = process.communicate(timeout=seconds)
-        status = process.returncode
-    except subprocess.TimeoutExpired:
-        _end(process)
-        output, errors = process.communicate()
-    finally:
-        _end(process)
-    (folder / "output.log").write_bytes(output + errors)
-    return Ended(status, output.decode(errors="replace"), errors.decode(errors="replace"))
+    output, errors = folder / "output.log", folder / "errors.log"
+    # Files, because a process that outlives its session would hold a pipe open.
+    with output.open("wb") as out, errors.open("wb") as err:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=folder,
+            env=kept | {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"} | dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        status: int | None = None
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _end(process)
+    return Ended(status, *(path.read_text(encoding="utf-8", errors="replace") for path in (output, errors)))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -21,9 +21,10 @@ def _tools() -> None:
     equal(_extract(instructor.Mode.TOOLS, call("City", **PARIS.model_dump())).model_dump(), PARIS.model_dump())
 
 
-@check("JSON")
+@check("JSON in Markdown")
 def _json() -> None:
-    equal(_extract(instructor.Mode.JSON, f"script: {ANSWER}").model_dump(), PARIS.model_dump())
+    prompt = f"script: say ```json⏎{PARIS.model_dump_json()}⏎```"
+    equal(_extract(instructor.Mode.MD_JSON, prompt).model_dump(), PARIS.model_dump())
 
 
 @check("JSON schema")
