@@ -49,7 +49,7 @@ LIBRARIES = (
     *QUICK,
     _library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain"),
     _library("LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex"),
-    _library("litellm", ("litellm",), "litellm_completion.py", heading="litellm"),
+    _library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
     _library("instructor", ("instructor",), "instructor_modes.py"),
     _library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py"),
     _library("AI SDK (JavaScript)", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"), "ai_sdk.mjs"),

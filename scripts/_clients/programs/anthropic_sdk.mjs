@@ -18,7 +18,7 @@ await run({
     const answer = await client.messages.parse({ ...ask(ANSWER), output_config: { format: zodOutputFormat(City) } });
     equal(answer.parsed_output, PARIS);
   },
-  async "toolRunner"() {
+  async toolRunner() {
     const tool = betaTool({ name: "get_weather", description: "Get the weather.", inputSchema: PARAMETERS, run: getWeather });
     const last = await client.beta.messages.toolRunner({ ...ask(ASK_FOR_WEATHER), tools: [tool] });
     equal(last.content[0].text.includes(WEATHER), true);

@@ -6,7 +6,8 @@ export const URL = process.env.CHECKED_URL;
 export const MODEL = "onnx-genai";
 export const PARIS = { name: "Paris", people: 2100000 };
 export const City = z.object({ name: z.string(), people: z.number() });
-export const ANSWER = `say ${JSON.stringify(PARIS)}`;
+// With the white space that answers to a schema have.
+export const ANSWER = `say {"name": "Paris", "people": 2100000}`;
 export const WEATHER = "21 degrees";
 export const Place = z.object({ city: z.string() });
 export const PARAMETERS = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };

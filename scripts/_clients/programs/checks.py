@@ -28,7 +28,9 @@ class City(BaseModel):
 
 
 PARIS = City(name="Paris", people=2100000)
-ANSWER = "say " + PARIS.model_dump_json()
+# With the white space that answers to a schema have.
+PARIS_JSON = json.dumps(PARIS.model_dump())
+ANSWER = f"say {PARIS_JSON}"
 WEATHER = "21 degrees"
 
 
@@ -37,7 +39,7 @@ def get_weather(city: str) -> str:
     return f"{WEATHER} in {city}"
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     """A prompt that the scripted model answers with this call."""
     written = json.dumps({"name": name, "arguments": arguments})
     return f"say <tool_call>⏎{written}⏎</tool_call>"

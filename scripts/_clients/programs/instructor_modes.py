@@ -5,7 +5,7 @@ from typing import Any
 import instructor
 from openai import OpenAI
 
-from _clients.programs.checks import ANSWER, MODEL, PARIS, URL, City, call, check, equal, run
+from _clients.programs.checks import ANSWER, MODEL, PARIS, PARIS_JSON, URL, City, call, check, equal, run
 
 client = OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
 
@@ -23,7 +23,7 @@ def _tools() -> None:
 
 @check("JSON in Markdown")
 def _json() -> None:
-    prompt = f"script: say ```json⏎{PARIS.model_dump_json()}⏎```"
+    prompt = f"script: say ```json⏎{PARIS_JSON}⏎```"
     equal(_extract(instructor.Mode.MD_JSON, prompt).model_dump(), PARIS.model_dump())
 
 

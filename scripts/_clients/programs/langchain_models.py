@@ -37,13 +37,13 @@ def _structured() -> None:
     equal(model.with_structured_output(City).invoke(ANSWER), PARIS)
 
 
-@check("with_structured_output, by a call")
+@check("with_structured_output by a call")
 def _structured_by_a_call() -> None:
     structured = model.with_structured_output(City, method="function_calling")
     equal(structured.invoke(call("City", **PARIS.model_dump())), PARIS)
 
 
-@check("bind_tools, tool loop")
+@check("bind_tools and tool loop")
 def _tools() -> None:
     tool = StructuredTool.from_function(get_weather)
     bound = model.bind_tools([tool])

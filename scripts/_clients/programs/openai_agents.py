@@ -30,7 +30,7 @@ def _chat() -> None:
     _loop(agents.OpenAIChatCompletionsModel, streams=False)
 
 
-@check("the same, streamed")
+@check("streamed tool loop over chat completions")
 def _chat_streamed() -> None:
     _loop(agents.OpenAIChatCompletionsModel, streams=True)
 
@@ -40,7 +40,7 @@ def _responses() -> None:
     _loop(agents.OpenAIResponsesModel, streams=False)
 
 
-@check("the same, streamed")
+@check("streamed tool loop over responses")
 def _responses_streamed() -> None:
     _loop(agents.OpenAIResponsesModel, streams=True)
 

@@ -22,7 +22,7 @@ await run({
     const answer = await client.chat.completions.parse({ ...ask(ANSWER), response_format: format });
     equal(answer.choices[0].message.parsed, PARIS);
   },
-  async "runTools"() {
+  async runTools() {
     const tool = {
       type: "function",
       function: { name: "get_weather", function: getWeather, parse: JSON.parse, parameters: PARAMETERS },
@@ -35,7 +35,7 @@ await run({
     const stream = client.responses.stream({ model: MODEL, input: "say more" });
     equal((await stream.finalResponse()).output_text, "more");
   },
-  async "responses, parse"() {
+  async "parse of responses"() {
     const text = { format: zodTextFormat(City, "city") };
     equal((await client.responses.parse({ model: MODEL, input: ANSWER, text })).output_parsed, PARIS);
   },

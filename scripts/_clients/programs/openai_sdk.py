@@ -74,12 +74,12 @@ def _responses() -> None:
         equal(stream.get_final_response().output_text, "more")
 
 
-@check("responses, parse")
+@check("parse of responses")
 def _responses_parse() -> None:
     equal(client.responses.parse(model=MODEL, input=ANSWER, text_format=City).output_parsed, PARIS)
 
 
-@check("responses, tool loop")
+@check("tool loop over responses")
 def _responses_tools() -> None:
     tool: Any = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": False}
     first = client.responses.create(model=MODEL, input=ASK_FOR_WEATHER, tools=[tool])
