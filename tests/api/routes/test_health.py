@@ -36,3 +36,7 @@ def test_the_openapi_description_is_served(scripted: RunningServer) -> None:
 
 def test_readyz_is_200_while_an_engine_takes_work(scripted: RunningServer) -> None:
     assert scripted.client.get("/readyz").status_code == 200
+
+
+def test_health_is_another_name_of_readyz(scripted: RunningServer) -> None:
+    assert scripted.client.get("/health").json() == scripted.client.get("/readyz").json()

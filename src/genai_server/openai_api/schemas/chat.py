@@ -60,6 +60,7 @@ class ChatMessage(Wire):
     annotations: Annotated[list[Any], elements(0)] | None = None
     audio: None = None
     function_call: None = None
+    provider_specific_fields: Any = Field(None, description="Of litellm, which sends back its messages as they are.")
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:
@@ -77,7 +78,7 @@ class ChatMessage(Wire):
 
     def for_template(self) -> dict[str, Any]:
         """As the text side takes it: what is not there is left out, but for the content."""
-        fields = self.model_dump(exclude_none=True, exclude={"annotations"})
+        fields = self.model_dump(exclude_none=True, exclude={"annotations", "provider_specific_fields"})
         return {"content": None, **fields} if self.tool_calls else fields
 
 
