@@ -7,14 +7,15 @@ export const MODEL = "onnx-genai";
 export const PARIS = { name: "Paris", people: 2100000 };
 export const City = z.object({ name: z.string(), people: z.number() });
 // With the white space that answers to a schema have.
-export const ANSWER = `say {"name": "Paris", "people": 2100000}`;
+export const PARIS_JSON = `{"name": "Paris", "people": 2100000}`;
+export const ANSWER = `say ${PARIS_JSON}`;
 export const WEATHER = "21 degrees";
 export const Place = z.object({ city: z.string() });
 export const PARAMETERS = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
 export const getWeather = ({ city }) => `${WEATHER} in ${city}`;
 // The scripted model calls the tool. It repeats the last line of its prompt, so the tool's result is the answer then.
-export const ASK_FOR_WEATHER =
-  'say <tool_call>⏎{"name": "get_weather", "arguments": {"city": "Paris"}}⏎</tool_call>';
+export const call = (name, json) => `say <tool_call>⏎{"name": "${name}", "arguments": ${json}}⏎</tool_call>`;
+export const ASK_FOR_WEATHER = call("get_weather", `{"city": "Paris"}`);
 
 export function equal(found, wanted) {
   const [one, other] = [JSON.stringify(found), JSON.stringify(wanted)];

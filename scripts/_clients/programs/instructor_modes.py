@@ -35,7 +35,7 @@ def _schema() -> None:
 @check("partial objects of a stream")
 def _partial() -> None:
     patched = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
-    messages: Any = [{"role": "user", "content": call("City", **PARIS.model_dump())}]
+    messages: Any = [{"role": "user", "content": call("PartialCity", **PARIS.model_dump())}]
     *_, last = patched.chat.completions.create_partial(model=MODEL, messages=messages, response_model=City)
     equal(last.model_dump(), PARIS.model_dump())
 
