@@ -75,6 +75,16 @@ def test_servers_are_compared_in_one_table_and_a_plot(tmp_path: Path) -> None:
     assert "<svg" in files[1].read_text(encoding="utf-8")
 
 
+@LINUX
+@pytest.mark.timeout(120)
+def test_clients_that_others_wrote_work(tmp_path: Path) -> None:
+    printed = run("check_clients", "--quick", "--work", str(tmp_path))
+    assert [
+        name for name in ("`openai` (Python)", "`anthropic` (Python)", "OpenAI Agents SDK") if name not in printed
+    ] == []
+    assert "not run" not in printed
+
+
 @pytest.mark.timeout(180)
 def test_it_is_measured_how_soon_a_client_that_leaves_frees_its_place(demo: RunningServer) -> None:
     printed = run("measure_cancellation", demo.url, "--times", "2")

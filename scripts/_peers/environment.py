@@ -28,24 +28,34 @@ class Environment:
         """The interpreter."""
         return self.folder / "bin" / "python"
 
-    def install(self, requirements: Sequence[str], *options: str) -> None:
-        """Install what is not yet installed."""
+    def install(
+        self, requirements: Sequence[str], *options: str, uv: Path | None = None, seconds: float | None = None
+    ) -> None:
+        """Install what is not yet installed, with uv if it is given, within so many seconds."""
         stamp = self.folder / "installed"
         wanted = "\n".join([*requirements, *options, ""])
         done = stamp.read_text(encoding="utf-8") if stamp.exists() else ""
         if wanted in done:
             return
         if not self.python.exists():
-            venv.create(self.folder, with_pip=True)
-        self.run([str(self.python), "-m", "pip", "install", *options, *requirements])
+            venv.create(self.folder, with_pip=uv is None)
+        pip: list[str | Path] = [self.python, "-m", "pip", "install"]
+        if uv is not None:
+            pip = [uv, "pip", "install", "--python", self.python]
+        self.run([*pip, *options, *requirements], seconds=seconds)
         stamp.write_text(done + wanted, encoding="utf-8")
 
     def uninstall(self, *packages: str) -> None:
         """Remove packages that others require, but which do not work here."""
         self.run([str(self.python), "-m", "pip", "uninstall", "--yes", *packages])
 
-    def run(self, command: Sequence[str | Path], more: Mapping[str, str] | None = None) -> None:
-        """Run a command, politely, with its output in the folder's log. Raises PeerUnavailable if it fails."""
+    def run(
+        self, command: Sequence[str | Path], more: Mapping[str, str] | None = None, *, seconds: float | None = None
+    ) -> None:
+        """Run a command, politely, with its output in the folder's log.
+
+        Raises PeerUnavailable if it fails, or takes longer than `seconds`.
+        """
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PATH": f"{self.python.parent}:{os.environ['PATH']}"}
         log = self.folder / _LOG
         words = [str(word) for word in command]
@@ -53,8 +63,15 @@ class Environment:
         with log.open("ab") as file:
             try:
                 code = subprocess.run(
-                    ["nice", *words], env=environment | dict(more or {}), stdout=file, stderr=file, check=False
+                    ["nice", *words],
+                    env=environment | dict(more or {}),
+                    stdout=file,
+                    stderr=file,
+                    check=False,
+                    timeout=seconds,
                 ).returncode
+            except subprocess.TimeoutExpired:
+                raise PeerUnavailable(f"{Path(words[0]).name} takes longer than {seconds} s: {end_of(log)}") from None
             except OSError as error:
                 raise PeerUnavailable(f"{words[0]}: {error.strerror}") from None
         if code:

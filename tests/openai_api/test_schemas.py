@@ -173,6 +173,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
         {"role": "user", "content": [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
         {"role": "developer", "content": "x", "name": "Ann"},
         {"role": "assistant", "content": "x", "reasoning_content": "y", "refusal": None},
+        {"role": "assistant", "content": "x", "provider_specific_fields": {"refusal": None}},
         {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]},
         {"role": "tool", "content": "3", "tool_call_id": "1"},
     ],
@@ -181,6 +182,7 @@ def test_messages_of_every_kind_are_taken(message: dict[str, Any]) -> None:
     given = ChatRequest.model_validate({"messages": [message]}).messages[0].for_template()
     assert given["role"] == message["role"]
     assert given["content"] == message.get("content")
+    assert "provider_specific_fields" not in given
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,6 @@ def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
     assert "error" not in device
 
 
-def test_health_says_that_the_server_lives_and_no_more(scripted: RunningServer) -> None:
-    response = scripted.client.get("/health")
-    assert (response.status_code, response.json()) == (200, {"status": "ok"})
-
-
 def test_the_openapi_description_is_served(scripted: RunningServer) -> None:
     paths = scripted.client.get("/openapi.json").json()["paths"]
     assert {"/v1/chat", "/v1/chat/stream", "/v1/chat/completions", "/v1/models", "/v1/admin/runtime_options"} < set(
@@ -41,3 +36,7 @@ def test_the_openapi_description_is_served(scripted: RunningServer) -> None:
 
 def test_readyz_is_200_while_an_engine_takes_work(scripted: RunningServer) -> None:
     assert scripted.client.get("/readyz").status_code == 200
+
+
+def test_health_is_another_name_of_readyz(scripted: RunningServer) -> None:
+    assert scripted.client.get("/health").json() == scripted.client.get("/readyz").json()

@@ -290,3 +290,8 @@ print(psutil.Process().num_threads() - before)
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
     assert result.stdout.split()[-1] == "0"
+
+
+def test_a_scripted_device_has_the_context_that_the_settings_ask_for() -> None:
+    runners = choose.load_runners(msgspec.structs.replace(spec(10_000), device="scripted"))
+    assert runners.model.context_length == 10_000

@@ -50,6 +50,7 @@ def _answer(script: str) -> str:
         ("hello there", "hello there"),
         ("say hi", "hi"),
         ("say 🦜 é", "🦜 é"),
+        ("say one⏎⏎two", "one\n\ntwo"),
         ("say meet me at home", "meet me at home"),
         ("count 1", "1"),
         ("count 12", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"),
@@ -69,6 +70,21 @@ def test_the_answer_is_what_the_script_says(script: str, answer: str) -> None:
 
 def test_only_the_last_line_is_a_script() -> None:
     assert _answer("say one\nfail at 0\nsay two") == "two"
+
+
+@pytest.mark.parametrize(
+    ("below", "answer"),
+    [
+        ("", "first"),
+        ("\nsay nothing", "first"),
+        ("\nscript after never: say never", "first"),
+        ("\nresult: key", "second"),
+        ("\nresult: keys\nRemember to be brief.", "second"),
+        ("\nresult: key\n script: say third", "third"),
+    ],
+)
+def test_a_marked_line_is_obeyed_wherever_it_stands_and_from_when_its_word_is_below_it(below: str, answer: str) -> None:
+    assert _answer(f"key\nscript: say first\nscript after key: say second{below}") == answer
 
 
 @pytest.mark.parametrize("script", ["count on me", "delay the train", "count", "delay", "hold", "hold on at 0"])

@@ -32,12 +32,6 @@ async def about() -> dict[str, str]:
     }
 
 
-@router.get("/health")
-async def health() -> dict[str, str]:
-    """200 as long as the API process lives: what vLLM's and llama.cpp's servers call /healthz."""
-    return {"status": "ok"}
-
-
 @router.get("/healthz")
 async def healthz(request: Request, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """200 as long as the API process lives, with the state of each model and device.
@@ -61,6 +55,8 @@ async def healthz(request: Request, services: Annotated[Services, Depends(servic
     }
 
 
+# The name in vLLM and llama.cpp, which other programs ask for before they begin.
+@router.get("/health")
 @router.get("/readyz")
 async def readyz(request: Request, services: Annotated[Services, Depends(services)]) -> JSONResponse:
     """200 when at least one engine can take work, or a model is loaded on demand; else 503 with the reason.

@@ -38,7 +38,7 @@ LEAST_GAIN = 1.2
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
     if spec.device.startswith("scripted"):
-        return RunnerPair(ScriptedRunner(), reason="it is scripted")
+        return RunnerPair(ScriptedRunner(max(4096, spec.settings.max_length)), reason="it is scripted")
     from genai_server.engine.model.session_options import use_global_pool, with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
     from genai_server.engine.runners.og_generator import OgGeneratorRunner

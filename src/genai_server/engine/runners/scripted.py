@@ -3,12 +3,16 @@
 Tokens are the bytes of UTF-8 text (text/tokenizer.py has the other half). Token 256 ends an answer, byte 4 a prompt.
 The last line of a prompt says what the sequence does, as commands separated by semicolons:
 
-    say TEXT         answer with the text (the default: repeat the line)
+    say TEXT         answer with the text, in which ⏎ is a line break (the default: repeat the line)
     count N          answer with "1, 2, …, N"
     delay S          take S seconds for each forward pass
     hold S at N      before output token N, keep Python's lock for S seconds, as some library calls do
     fail at N        raise RunnerFailed instead of output token N
     crash at N       end the process at once instead of output token N
+
+Clients may write below what a user has typed. A line `script: COMMANDS` anywhere in the prompt is obeyed instead of the
+last one. A line `script after WORD: COMMANDS` counts from when the word stands below it, as in the result of a tool. Of
+several such lines the last counts.
 
 An adapter is a text file: its first line is said before each answer.
 """
@@ -42,6 +46,8 @@ _COMMANDS = {
     "fail": re.compile(r"fail at (?P<at>\d+)"),
     "crash": re.compile(r"crash at (?P<at>\d+)"),
 }
+_MARKED = re.compile(r"^[ \t]*script(?: after (?P<word>\S+))?: (?P<commands>.+)$", re.MULTILINE)
+LINE_BREAK = "⏎"
 
 
 class ScriptedSequence:
@@ -59,7 +65,7 @@ class ScriptedSequence:
 
     def start(self) -> None:
         """Read the script; the prompt is complete."""
-        line = bytes(self.prompt[:-1]).decode(errors="replace").strip().rpartition("\n")[2]
+        line = _commands(bytes(self.prompt[:-1]).decode(errors="replace").strip())
         self.answer = line.encode()
         for part in line.split(";"):
             for verb, command in _COMMANDS.items():
@@ -71,7 +77,7 @@ class ScriptedSequence:
     def _add(self, verb: str, given: dict[str, str]) -> None:
         argument = given.get("argument", "")
         if verb == "say":
-            self.answer = argument.encode()
+            self.answer = argument.replace(LINE_BREAK, "\n").encode()
         elif verb == "count":
             self.answer = ", ".join(str(n) for n in range(1, int(argument) + 1)).encode()
         elif verb == "delay":
@@ -168,6 +174,14 @@ class ScriptedRunner:
 
     def end_session(self) -> None:
         """Does nothing: there is no session."""
+
+
+def _commands(prompt: str) -> str:
+    """The line of a prompt that is obeyed, without its mark."""
+    for match in reversed(list(_MARKED.finditer(prompt))):
+        if match["word"] is None or match["word"] in prompt[match.end() :]:
+            return match["commands"]
+    return prompt.rpartition("\n")[2]
 
 
 def hold_lock(seconds: float) -> None:

@@ -70,6 +70,7 @@ class ChatMessage(Wire):
     annotations: Annotated[list[Any], elements(0)] | None = None
     audio: None = None
     function_call: CalledFunction | None = Field(None, description="Of the assistant: a call without an id.")
+    provider_specific_fields: Any = Field(None, description="Of litellm, which sends back its messages as they are.")
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:
@@ -91,7 +92,7 @@ class ChatMessage(Wire):
 
     def for_template(self) -> dict[str, Any]:
         """As the text side takes it: what is not there is left out, but for the content."""
-        fields = self.model_dump(exclude_none=True, exclude={"annotations", "reasoning"})
+        fields = self.model_dump(exclude_none=True, exclude={"annotations", "provider_specific_fields", "reasoning"})
         if self.reasoning is not None:
             fields.setdefault("reasoning_content", self.reasoning)
         return {"content": None, **fields} if self.tool_calls else fields

@@ -1,0 +1,1 @@
+"""Clients, suites and agents which others wrote, run against this server."""

@@ -1,0 +1,133 @@
+"""Coding agents, by the lines of docs/clients.md: each answers, and does one thing to a file of a scratch folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from .client import Check, Client, Place, Registry
+from .program import Ended, run
+from .recipe import recipe
+
+_SECONDS = 120.0
+# An agent shows its prompt, too, but there the line break is another character.
+_SAID = "script: say hello⏎from the server"
+_INPUT = "prompt.txt"
+# For an agent that changes its argument and not its standard input.
+_FROM_INPUT = f"<{_INPUT}"
+_AIDER = (
+    *("--yes-always", "--no-git", "--no-pretty", "--no-stream", "--no-show-model-warnings", "--no-detect-urls"),
+    *("--no-check-update", "--analytics-disable"),
+)
+_HEARD = re.compile(r"hello\s*\n\s*from the server")
+
+
+def _agent(name: str, place: Place, prompt: str, options: tuple[str, ...], more: Mapping[str, str]) -> Ended:
+    """Run the agent's recipe in the scratch folder."""
+    (_scratch(place) / _INPUT).write_text(f"{prompt}\n", encoding="utf-8")
+    environment = {
+        "PATH": f"{place.commands}{os.pathsep}{os.environ['PATH']}",
+        "PROMPT": "Hello." if _FROM_INPUT in options else prompt,
+        "TERM": "dumb",
+        **more,
+    }
+    lines = recipe(name, place.url, *options)
+    return run(["sh", "-c", f"set -e\n{lines}"], environment, _scratch(place), _SECONDS)
+
+
+def _scratch(place: Place) -> Path:
+    return place.folder / "scratch"
+
+
+def _answers(ended: Ended, pattern: re.Pattern[str]) -> str:
+    """Why the agent's output is not that; "" if it is."""
+    if pattern.search(ended.output):
+        return ""
+    return ended.why or f"it said: {' '.join(ended.output.split())[-200:]}"
+
+
+def _reads_a_file(
+    name: str, call: Callable[[Path], dict[str, object]], options: tuple[str, ...], more: Mapping[str, str]
+) -> Callable[[Place], list[Check]]:
+    """Such an agent is told to call its tool that reads a file, and goes on when the model has seen the file."""
+
+    def check(place: Place) -> list[Check]:
+        key = f"key-{secrets.token_hex(6)}"
+        shutil.rmtree(_scratch(place), ignore_errors=True)
+        _scratch(place).mkdir()
+        file = _scratch(place) / "key.txt"
+        file.write_text(f"{key}\n", encoding="utf-8")
+        first = _agent(name, place, _SAID, options, more)
+        script = (
+            f"script: say <tool_call>⏎{json.dumps(call(file))}⏎</tool_call>\nscript after {key}: say I have⏎read it"
+        )
+        second = _agent(name, place, script, options, more)
+        return [
+            Check("answers", _answers(first, _HEARD)),
+            Check("calls a tool that reads a file", _answers(second, re.compile(r"I have\s*\n\s*read it"))),
+        ]
+
+    return check
+
+
+def _check_aider(place: Place) -> list[Check]:
+    key = f"key-{secrets.token_hex(6)}"
+    shutil.rmtree(_scratch(place), ignore_errors=True)
+    _scratch(place).mkdir()
+    more = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    first = _agent("aider", place, _SAID, _AIDER, more)
+    second = _agent("aider", place, f"script: say made.txt⏎```⏎{key}⏎```", _AIDER, more)
+    made = _scratch(place) / "made.txt"
+    written = made.exists() and made.read_text(encoding="utf-8").strip() == key
+    return [
+        Check("answers", _answers(first, _HEARD)),
+        Check("writes a file", "" if written else second.why or "the file is not as it was told"),
+    ]
+
+
+CODING_AGENTS = (
+    Client(
+        "Claude Code",
+        ("@anthropic-ai/claude-code",),
+        _reads_a_file(
+            "Claude Code",
+            lambda file: {"name": "Read", "arguments": {"file_path": str(file)}},
+            (),
+            {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+        ),
+        Registry.NPM,
+        recipe="Claude Code",
+        postinstall="@anthropic-ai/claude-code/install.cjs",
+    ),
+    Client(
+        "Codex",
+        ("@openai/codex",),
+        _reads_a_file(
+            "Codex",
+            lambda file: {"name": "exec_command", "arguments": {"cmd": f"cat {file.name}"}},
+            ("--skip-git-repo-check",),
+            {},
+        ),
+        Registry.NPM,
+        recipe="Codex",
+    ),
+    Client(
+        "opencode",
+        ("opencode-ai",),
+        _reads_a_file(
+            "opencode",
+            lambda file: {"name": "read", "arguments": {"filePath": str(file)}},
+            (_FROM_INPUT,),
+            {f"OPENCODE_DISABLE_{name}": "1" for name in ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")},
+        ),
+        Registry.NPM,
+        recipe="opencode",
+        postinstall="opencode-ai/postinstall.mjs",
+    ),
+    Client("aider", ("aider-chat",), _check_aider, recipe="aider"),
+)

@@ -1,0 +1,58 @@
+"""Libraries, each checked by a program in its own language, which prints a line of JSON for each check."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from .client import Check, Client, Place, Registry
+from .program import run
+from .recipe import recipe
+
+_PROGRAMS = Path(__file__).with_name("programs")
+_SCRIPTS = _PROGRAMS.parents[1]
+_SECONDS = 120.0
+
+
+def _library(name: str, packages: tuple[str, ...], program: str, *, heading: str = "") -> Client:
+    def check(place: Place) -> list[Check]:
+        environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
+        if heading:
+            environment["CHECKED_RECIPE"] = recipe(heading, place.url)
+        return _run(program, place, environment)
+
+    registry = Registry.NPM if program.endswith(".mjs") else Registry.PYPI
+    return Client(name, packages, check, registry, recipe=heading)
+
+
+def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]:
+    if program.endswith(".mjs"):
+        # Node.js looks for packages above the program.
+        for path in _PROGRAMS.glob("*.mjs"):
+            shutil.copy(path, place.folder)
+        command: list[str | Path] = ["node", place.folder / program]
+    else:
+        command = [place.commands / "python", _PROGRAMS / program]
+    ended = run(command, environment, place.folder, _SECONDS)
+    found = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
+    checks = [Check(each["check"], each["why"]) for each in found]
+    return [*checks, Check("the program", ended.why)] if ended.why else checks
+
+
+QUICK = (
+    _library("`openai` (Python)", ("openai", "pydantic"), "openai_sdk.py"),
+    _library("`anthropic` (Python)", ("anthropic", "pydantic"), "anthropic_sdk.py"),
+    _library("OpenAI Agents SDK", ("openai-agents",), "openai_agents.py"),
+)
+LIBRARIES = (
+    *QUICK,
+    _library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain"),
+    _library("LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex"),
+    _library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
+    _library("instructor", ("instructor",), "instructor_modes.py"),
+    _library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py"),
+    _library("AI SDK (JavaScript)", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"), "ai_sdk.mjs"),
+    _library("`openai` (JavaScript)", ("openai", "zod"), "openai_sdk.mjs"),
+    _library("`@anthropic-ai/sdk`", ("@anthropic-ai/sdk", "zod"), "anthropic_sdk.mjs"),
+)

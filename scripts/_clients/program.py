@@ -1,0 +1,67 @@
+"""Runs a program to its end, or to that of its time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
+_LAST = 300
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended."""
+
+    # None if its time was over.
+    status: int | None
+    output: str
+    # What it wrote to standard error.
+    errors: str
+
+    @property
+    def why(self) -> str:
+        """Why it failed, with the last that it said; "" if it did not."""
+        if self.status == 0:
+            return ""
+        last = (self.errors.strip() or self.output.strip()).rpartition("\n")[2][-_LAST:]
+        return f"{'its time was over' if self.status is None else f'exit status {self.status}'}: {last}"
+
+
+def run(command: Sequence[str | Path], environment: Mapping[str, str], folder: Path, seconds: float) -> Ended:
+    """Run a program in a folder, which is its home, too. Of the caller's environment it has next to nothing.
+
+    All its processes end with it.
+    """
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    output, errors = folder / "output.log", folder / "errors.log"
+    # Files, because a process that outlives its session would hold a pipe open.
+    with output.open("wb") as out, errors.open("wb") as err:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=folder,
+            env=kept | {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"} | dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        status: int | None = None
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _end(process)
+    return Ended(status, *(path.read_text(encoding="utf-8", errors="replace") for path in (output, errors)))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

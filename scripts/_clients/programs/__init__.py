@@ -1,0 +1,1 @@
+"""Programs that use one library each, in that library's environment."""

@@ -1,0 +1,42 @@
+// What the JavaScript programs share. Each prints a line of JSON for each check, as checks.py does.
+import { z } from "zod";
+
+// The server's, without /v1.
+export const URL = process.env.CHECKED_URL;
+export const MODEL = "onnx-genai";
+export const PARIS = { name: "Paris", people: 2100000 };
+export const City = z.object({ name: z.string(), people: z.number() });
+// With the white space that answers to a schema have.
+export const PARIS_JSON = `{"name": "Paris", "people": 2100000}`;
+export const ANSWER = `say ${PARIS_JSON}`;
+export const WEATHER = "21 degrees";
+export const Place = z.object({ city: z.string() });
+export const PARAMETERS = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
+export const getWeather = ({ city }) => `${WEATHER} in ${city}`;
+// The scripted model calls the tool. It repeats the last line of its prompt, so the tool's result is the answer then.
+export const call = (name, json) => `say <tool_call>⏎{"name": "${name}", "arguments": ${json}}⏎</tool_call>`;
+export const ASK_FOR_WEATHER = call("get_weather", `{"city": "Paris"}`);
+
+export function equal(found, wanted) {
+  const [one, other] = [JSON.stringify(found), JSON.stringify(wanted)];
+  if (one !== other) throw new Error(`${one} instead of ${other}`);
+}
+
+export async function collect(texts) {
+  let whole = "";
+  for await (const text of texts) whole += text;
+  return whole;
+}
+
+export async function run(checks) {
+  for (const [check, test] of Object.entries(checks)) {
+    let why = "";
+    try {
+      await test();
+    } catch (error) {
+      console.error(error);
+      why = String(error);
+    }
+    console.log(JSON.stringify({ check, why }));
+  }
+}

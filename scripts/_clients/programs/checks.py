@@ -1,0 +1,85 @@
+"""What the Python programs share. Each runs in its client's environment, which has nothing of genai-server's.
+
+A program prints a line of JSON for each check.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+
+# The server's, without /v1.
+URL = os.environ["CHECKED_URL"]
+MODEL = "onnx-genai"
+_checks: list[tuple[str, Callable[[], None]]] = []
+
+
+class City(BaseModel):
+    """A class that answers are parsed to."""
+
+    name: str
+    people: int
+
+
+PARIS = City(name="Paris", people=2100000)
+# With the white space that answers to a schema have.
+PARIS_JSON = json.dumps(PARIS.model_dump())
+ANSWER = f"say {PARIS_JSON}"
+WEATHER = "21 degrees"
+
+
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    return f"{WEATHER} in {city}"
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    """A prompt that the scripted model answers with this call."""
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"say <tool_call>⏎{written}⏎</tool_call>"
+
+
+# The model repeats the last line of its prompt, so the tool's result is the answer after the call.
+ASK_FOR_WEATHER = call("get_weather", city="Paris")
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def equal(found: Any, wanted: Any) -> None:
+    """Fail unless both are equal."""
+    if found != wanted:
+        raise AssertionError(f"{found!r} instead of {wanted!r}")
+
+
+def check(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Make a function a check of the program."""
+
+    def register(function: Callable[[], None]) -> Callable[[], None]:
+        _checks.append((name, function))
+        return function
+
+    return register
+
+
+def recipe() -> dict[str, Any]:
+    """Run the lines that docs/clients.md shows for the client; gives the names which they define."""
+    names: dict[str, Any] = {}
+    exec(os.environ["CHECKED_RECIPE"], names)
+    return names
+
+
+def run() -> None:
+    """Run all checks."""
+    for name, function in _checks:
+        why = ""
+        try:
+            function()
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            why = f"{type(error).__name__}: {error}"
+        print(json.dumps({"check": name, "why": why}), flush=True)

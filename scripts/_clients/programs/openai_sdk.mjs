@@ -1,0 +1,42 @@
+// OpenAI's JavaScript SDK.
+import OpenAI from "openai";
+import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
+import { ANSWER, ASK_FOR_WEATHER, City, MODEL, PARAMETERS, PARIS, URL, WEATHER, collect, equal, getWeather, run } from "./checks.mjs";
+
+const client = new OpenAI({ baseURL: `${URL}/v1`, apiKey: "none", maxRetries: 0 });
+const ask = (content) => ({ model: MODEL, messages: [{ role: "user", content }] });
+
+await run({
+  async chat() {
+    equal((await client.chat.completions.create(ask("say hello"))).choices[0].message.content, "hello");
+  },
+  async stream() {
+    const stream = await client.chat.completions.create({ ...ask("count 5"), stream: true });
+    async function* texts() {
+      for await (const chunk of stream) yield chunk.choices[0]?.delta?.content ?? "";
+    }
+    equal(await collect(texts()), "1, 2, 3, 4, 5");
+  },
+  async parse() {
+    const format = zodResponseFormat(City, "city");
+    const answer = await client.chat.completions.parse({ ...ask(ANSWER), response_format: format });
+    equal(answer.choices[0].message.parsed, PARIS);
+  },
+  async runTools() {
+    const tool = {
+      type: "function",
+      function: { name: "get_weather", function: getWeather, parse: JSON.parse, parameters: PARAMETERS },
+    };
+    const runner = client.chat.completions.runTools({ ...ask(ASK_FOR_WEATHER), tools: [tool] });
+    equal((await runner.finalContent()).includes(WEATHER), true);
+  },
+  async responses() {
+    equal((await client.responses.create({ model: MODEL, input: "say hello" })).output_text, "hello");
+    const stream = client.responses.stream({ model: MODEL, input: "say more" });
+    equal((await stream.finalResponse()).output_text, "more");
+  },
+  async "parse of responses"() {
+    const text = { format: zodTextFormat(City, "city") };
+    equal((await client.responses.parse({ model: MODEL, input: ANSWER, text })).output_parsed, PARIS);
+  },
+});

@@ -1,0 +1,106 @@
+"""OpenAI's Python SDK."""
+
+import json
+from typing import Any
+
+import openai
+
+from _clients.programs.checks import (
+    ANSWER,
+    ASK_FOR_WEATHER,
+    MODEL,
+    PARAMETERS,
+    PARIS,
+    URL,
+    WEATHER,
+    City,
+    check,
+    equal,
+    get_weather,
+    run,
+)
+
+client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
+TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+
+
+def _user(content: str) -> Any:
+    return {"role": "user", "content": content}
+
+
+@check("chat")
+def _chat() -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=[_user("say hello")])
+    equal(answer.choices[0].message.content, "hello")
+
+
+@check("stream")
+def _stream() -> None:
+    options: Any = {"include_usage": True}
+    chunks = list(
+        client.chat.completions.create(model=MODEL, messages=[_user("count 5")], stream=True, stream_options=options)
+    )
+    equal("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), "1, 2, 3, 4, 5")
+    equal(chunks[-1].usage.completion_tokens > 0, True)
+
+
+@check("parse")
+def _parse() -> None:
+    answer = client.chat.completions.parse(model=MODEL, messages=[_user(ANSWER)], response_format=City)
+    equal(answer.choices[0].message.parsed, PARIS)
+
+
+@check("tool loop")
+def _tools() -> None:
+    messages = [_user(ASK_FOR_WEATHER)]
+    message = client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL]).choices[0].message
+    (made,) = message.tool_calls
+    result = get_weather(**json.loads(made.function.arguments))
+    messages += [message, {"role": "tool", "tool_call_id": made.id, "content": result}]
+    answer = client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL])
+    equal(WEATHER in answer.choices[0].message.content, True)
+
+
+@check("completions")
+def _completions() -> None:
+    equal(client.completions.create(model=MODEL, prompt="say hello\n\x04").choices[0].text, "hello")
+
+
+@check("responses")
+def _responses() -> None:
+    first = client.responses.create(model=MODEL, input="say hello")
+    equal(first.output_text, "hello")
+    with client.responses.stream(model=MODEL, input="say more", previous_response_id=first.id) as stream:
+        equal(stream.get_final_response().output_text, "more")
+
+
+@check("parse of responses")
+def _responses_parse() -> None:
+    equal(client.responses.parse(model=MODEL, input=ANSWER, text_format=City).output_parsed, PARIS)
+
+
+@check("tool loop over responses")
+def _responses_tools() -> None:
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": False}
+    first = client.responses.create(model=MODEL, input=ASK_FOR_WEATHER, tools=[tool])
+    (made,) = (item for item in first.output if item.type == "function_call")
+    result: Any = {
+        "type": "function_call_output",
+        "call_id": made.call_id,
+        "output": get_weather(**json.loads(made.arguments)),
+    }
+    second = client.responses.create(model=MODEL, input=[result], previous_response_id=first.id, tools=[tool])
+    equal(WEATHER in second.output_text, True)
+
+
+@check("errors")
+def _errors() -> None:
+    try:
+        client.chat.completions.create(model="gpt-9", messages=[_user("x")])
+    except openai.NotFoundError as error:
+        equal(error.code, "model_not_found")
+    else:
+        raise AssertionError("an unknown model was served")
+
+
+run()

@@ -1,0 +1,30 @@
+"""The lines of docs/clients.md which readers type; the clients are run by them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
+SERVER = "http://127.0.0.1:8002"
+PROMPT = '"say hello"'
+_BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
+
+
+def section(heading: str) -> str:
+    """The text below a heading. Raises ValueError if there is none."""
+    _, found, rest = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    if not found:
+        raise ValueError(f"{PAGE.name} has no heading {heading}")
+    return rest.partition("\n## ")[0]
+
+
+def recipe(heading: str, url: str = SERVER, *options: str) -> str:
+    """The first lines of code below a heading, for the server at `url`. A shell's take their prompt from $PROMPT, and
+    these options behind it. Raises ValueError if there are none.
+    """
+    block = _BLOCK.search(section(heading))
+    if block is None:
+        raise ValueError(f"{PAGE.name} has no lines of code below {heading}")
+    language, lines = block[1], block[2].replace(SERVER, url)
+    return lines.replace(PROMPT, " ".join(['"$PROMPT"', *options])) if language == "sh" else lines

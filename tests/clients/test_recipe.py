@@ -1,0 +1,50 @@
+"""The recipes of docs/clients.md are what scripts/check_clients.py runs, and say so."""
+
+import re
+
+import pytest
+
+from scripts._clients.client import Client, Registry
+from scripts._clients.coding_agents import CODING_AGENTS
+from scripts._clients.libraries import LIBRARIES
+from scripts._clients.recipe import PAGE, PROMPT, SERVER, recipe, section
+
+RUN = [client.recipe for client in (*LIBRARIES, *CODING_AGENTS) if client.recipe]
+RECIPES = re.findall(r"^## (.*)\n\n(?:Run by the script|Not run)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_there_are_recipes_that_are_run_and_others() -> None:
+    assert set(RUN) < set(RECIPES)
+
+
+@pytest.mark.parametrize("heading", RECIPES)
+def test_a_recipe_says_whether_it_is_run(heading: str) -> None:
+    assert section(heading).startswith("\nRun by the script") == (heading in RUN)
+
+
+@pytest.mark.parametrize("heading", RUN)
+def test_the_lines_are_for_any_server(heading: str) -> None:
+    lines = recipe(heading, "http://127.0.0.1:1")
+    assert "http://127.0.0.1:1" in lines
+    assert SERVER not in lines
+
+
+@pytest.mark.parametrize("client", CODING_AGENTS, ids=lambda client: client.name)
+def test_an_agent_takes_its_prompt_from_the_environment(client: Client) -> None:
+    assert PROMPT in section(client.recipe)
+    assert recipe(client.recipe, SERVER, "--more").rstrip().endswith('"$PROMPT" --more')
+
+
+def test_a_library_keeps_its_prompt() -> None:
+    assert PROMPT in recipe("LangChain", SERVER)
+
+
+def test_a_heading_that_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match="no heading Nothing"):
+        recipe("Nothing")
+    with pytest.raises(ValueError, match="no lines of code below When the conversation is too long"):
+        recipe("When the conversation is too long")
+
+
+def test_only_agents_of_npm_need_a_step_after_their_installation() -> None:
+    assert all(client.registry is Registry.NPM for client in CODING_AGENTS if client.postinstall)
