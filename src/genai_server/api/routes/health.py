@@ -56,7 +56,7 @@ async def healthz(request: Request, services: Annotated[Services, Depends(servic
 
 
 # The name in vLLM and llama.cpp, which other programs ask for before they begin.
-@router.get("/health")
+@router.get("/health", include_in_schema=False)
 @router.get("/readyz")
 async def readyz(request: Request, services: Annotated[Services, Depends(services)]) -> JSONResponse:
     """200 when at least one engine can take work, or a model is loaded on demand; else 503 with the reason.
