@@ -65,7 +65,7 @@ def test_a_cached_prefix_shows_in_the_time_to_the_first_token() -> None:
 
 
 def test_a_disturbance_shows_in_the_streams() -> None:
-    plan = Plan("disturbance", rounds=1, disturbing_tokens=300, output_tokens=2000)
+    plan = Plan("disturbance", rounds=1, disturbing_tokens=300, output_tokens=20_000)
     report, _ = bench(plan, prompt_token=0.001, disturbed_token=0.1)
     assert ratio(report)["ITL p95, streams during a prompt: against undisturbed"] > 2
     assert ratio(report)["TTFT p50, prompt beside streams: against alone"] > 0.5
@@ -75,7 +75,7 @@ def test_a_disturbance_shows_in_the_streams() -> None:
         disturbance.ALONE,
         disturbance.BESIDE,
     }
-    assert not any(measurement.errors for measurement in report.measurements)
+    assert [error for measurement in report.measurements for error in measurement.errors] == []
 
 
 def test_streams_that_end_before_the_disturbance_are_told() -> None:
@@ -92,7 +92,7 @@ def test_a_server_that_refuses_is_told_before_anything_is_measured() -> None:
 
 
 def test_a_short_prompt_is_measured_beside_streams_and_behind_a_long_one() -> None:
-    plan = Plan("fairness", rounds=1, requests=2, disturbing_tokens=1000, streams=2, output_tokens=2000)
+    plan = Plan("fairness", rounds=1, requests=2, disturbing_tokens=1000, streams=2, output_tokens=20_000)
     report, fake = bench(plan, prompt_token=0.001)
     assert {measurement.case.name: measurement.completed for measurement in report.measurements} == {
         fairness.BESIDE: 2,
