@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "profile_plan",
         "installation",
         "quoted_values",
+        "pooling_model",
     ),
     ("config", "logs"),
     ("text", "openai_api", "profiles", "hub", "grammar_checker"),

@@ -117,7 +117,9 @@ def graph_of(directory: Path) -> str:
     for name in _GRAPHS:
         if (directory / name).is_file():
             return name
-    found = sorted(path.relative_to(directory).as_posix() for path in (*directory.glob("*.onnx"), *directory.glob("onnx/*.onnx")))
+    found = sorted(
+        path.relative_to(directory).as_posix() for path in (*directory.glob("*.onnx"), *directory.glob("onnx/*.onnx"))
+    )
     if len(found) == 1:
         return found[0]
     if found:

@@ -39,6 +39,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.ProfileNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
+    errors.DeadlinePassed: (504, "server_error"),
     errors.ModelUnloaded: (503, "service_unavailable_error"),
     errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),

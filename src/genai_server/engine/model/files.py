@@ -7,7 +7,7 @@ from typing import Any
 
 from genai_server.errors import ModelDirectoryError
 from genai_server.generation import ModelInfo, Sampling
-from genai_server.pooling_model import PoolingModel, graph_of, read_pooling_model, task_of, Task
+from genai_server.pooling_model import PoolingModel, Task, graph_of, read_pooling_model, task_of
 from genai_server.profile_plan import PREFIX
 from genai_server.quoted_values import quoted
 

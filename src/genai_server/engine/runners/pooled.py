@@ -1,7 +1,7 @@
 """The runner of models that give a vector or a score for each text: encoders and decoders, on plain ONNX Runtime.
 
-A text is read in one pass, in a batch of texts of similar lengths. A decoder's graph has its caches as inputs, which are
-empty, and as outputs, which are not asked for.
+A text is read in one pass, in a batch of texts of similar lengths. A decoder's graph has its caches as inputs, which
+are empty, and as outputs, which are not asked for.
 """
 
 import logging

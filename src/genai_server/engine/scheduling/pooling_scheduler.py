@@ -11,8 +11,8 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 
-# A pass should take so many seconds, within these numbers of tokens. Fewer would leave the cores idle at its edges; more
-# would not be faster.
+# A pass should take so many seconds, within these numbers of tokens. Fewer would leave the cores idle at its edges;
+# more would not be faster.
 _SECONDS = 0.25
 _LEAST_TOKENS, _MOST_TOKENS = 512, 8192
 
