@@ -21,6 +21,8 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 GENAI_CONFIG = "genai_config.json"
 PROMPTS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
+# What there may be of these in a directory, beside the folders that modules.json names.
+POOLING_FILES = (GENAI_CONFIG, CONFIG, MODULES, PROMPTS, LENGTHS)
 # The places of a graph in a repository, by priority.
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 # The flags of older configurations, in the order in which several vectors are joined.
@@ -37,6 +39,7 @@ MODES = tuple(_MODES.values())
 _SHIFTED = {"camembert", "data2vec-text", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
 _MOST_TOKENS = 2**31
 _CLASSIFIER = "ForSequenceClassification"
+_DECODERS = ("ForCausalLM", "ForConditionalGeneration")
 
 
 class Task(StrEnum):
@@ -110,6 +113,11 @@ def read_pooling_model(directory: Path) -> PoolingModel | None:
         raise ModelDirectoryError(f"a configuration in {directory} lacks or has a wrong value for {error}") from None
 
 
+def is_decoder(directory: Path) -> bool:
+    """Whether a directory in Hugging Face's format has a decoder. Raises ModelDirectoryError."""
+    return _architecture(_json(directory / CONFIG)).endswith(_DECODERS)
+
+
 def graph_of(directory: Path) -> str:
     """The ONNX file of a pooling model, relative to its directory. Raises ModelDirectoryError."""
     if (directory / GENAI_CONFIG).is_file():
@@ -141,7 +149,7 @@ def _task(directory: Path) -> Task:
     config = _json(directory / CONFIG)
     if _architecture(config).endswith(_CLASSIFIER):
         return Task.RERANK
-    if (directory / GENAI_CONFIG).is_file() or not config:
+    if (directory / GENAI_CONFIG).is_file() or not config or _architecture(config).endswith(_DECODERS):
         return Task.GENERATE
     return Task.EMBED
 

@@ -49,9 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with _client(arguments.target, arguments.api_key) as client:
             models = client.models()
-            model = arguments.model or next(iter(models), "")
+            model = arguments.model or client.first_model()
             if model not in models:
                 raise ChatFailed(f"{client.url} has no model {quoted(model)}; it has: {', '.join(models) or 'none'}")
+            if endpoint := client.endpoint(model):
+                raise ChatFailed(f"{model} does not chat; it serves {client.url.rstrip('/')}{endpoint}")
             if not client.takes_messages(model):
                 raise ChatFailed(f"{model} {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}, for the server")
             print(f"{model} at {client.url}; /help lists the commands")

@@ -1,7 +1,7 @@
 """`genai-server export REPO|DIR`: builds a model directory from a model in Hugging Face's format.
 
-It runs onnxruntime-genai's model builder with the settings that are fastest for this server. The builder needs PyTorch,
-which serving does not. Install the extra `export`, here or in the environment that --python names.
+It runs onnxruntime-genai's model builder with the settings that are fastest for this server; encoders for embeddings
+and reranking are exported by PyTorch itself. Both need PyTorch, which serving does not. Install the extra `export`, here or in the environment that --python names.
 """
 
 import argparse
@@ -18,13 +18,22 @@ from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
 from genai_server.hub.client import Hub
 from genai_server.hub.download import download
 from genai_server.hub.repository import select_source
+from genai_server.pooling_model import Task, is_decoder, task_of
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """The subcommand and its options."""
     parser = subparsers.add_parser("export", help="build a model directory", description=__doc__)
     parser.add_argument("source", metavar="REPO|DIR", help="such as Qwen/Qwen3-0.6B, or a directory with config.json")
-    parser.add_argument("--precision", choices=PRECISIONS, default="int4", help="of the weights (default: int4)")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="of the weights (default: int4; encoders: fp32, or int8)"
+    )
+    parser.add_argument(
+        "--task",
+        choices=tuple(Task),
+        type=Task,
+        help="what it is for (default: what its files say); rerank for decoders such as Qwen3-Reranker",
+    )
     parser.add_argument(
         "--device", choices=tuple(PROVIDERS), default="cpu", help="device that will serve it (default: cpu)"
     )
@@ -51,10 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Build a model directory; returns the exit status. Raises ConfigurationError, PullFailed and ExportFailed."""
     if wrong := [option for option in arguments.extra if "=" not in option]:
         raise ConfigurationError(f"--extra {wrong[0]}: an option is NAME=VALUE")
-    builder.check_environment(arguments.python)
     local = Path(arguments.source).expanduser()
     name = local.resolve().name if local.is_dir() else checked_name(arguments.source)
-    place = store.place_of(load_settings().models_path, f"{name}-{arguments.precision}-{arguments.device}")
+    # Before anything is fetched, and again for an encoder.
+    builder.check_environment(arguments.python)
+    place = store.place_of(load_settings().models_path, f"{name}-{arguments.precision or 'int4'}-{arguments.device}")
     directory = absolute(arguments.to or place)
     if directory.exists():
         raise ConfigurationError(f"{directory} already exists; name another directory with --to, or remove it")
@@ -80,7 +90,7 @@ def _build_from_hub(arguments: argparse.Namespace, name: str, directory: Path) -
 def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin: store.Origin) -> None:
     folder = store.staging(directory, "export")
     shutil.rmtree(folder, ignore_errors=True)
-    order = Build(source, folder, arguments.precision, arguments.device, tuple(arguments.extra))
+    order = _order(arguments, source, folder)
     built = f"{order.precision} {order.device} {' '.join(order.options)}"
     _tell(f"building {directory.name} ({built})")
     try:
@@ -98,6 +108,21 @@ def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{directory} is built and checked; the builder's log is {builder.LOG} there")
+
+
+def _order(arguments: argparse.Namespace, source: Path, folder: Path) -> Build:
+    """What to build. Raises ConfigurationError for what cannot be built so."""
+    task = arguments.task or task_of(source)
+    is_encoder = task is not Task.GENERATE and not is_decoder(source)
+    precision = arguments.precision or ("fp32" if is_encoder else "int4")
+    if is_encoder:
+        builder.check_environment(arguments.python, for_encoders=True)
+        if precision not in builder.ENCODER_PRECISIONS:
+            known = ", ".join(builder.ENCODER_PRECISIONS)
+            raise ConfigurationError(f"--precision {precision}: an encoder is built in one of {known}")
+        if arguments.extra:
+            raise ConfigurationError(f"--extra {arguments.extra[0]}: there are no further options for an encoder")
+    return Build(source, folder, precision, arguments.device, tuple(arguments.extra), task)
 
 
 def _tell(line: str) -> None:
