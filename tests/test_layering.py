@@ -82,7 +82,10 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 # Libraries, by pattern of their top module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
-    "onnxruntime*": ("engine.*",),
+    # hub.export_encoder is a program for another environment, with PyTorch.
+    "onnxruntime*": ("engine.*", "hub.export_encoder"),
+    "torch": ("hub.export_encoder",),
+    "transformers": ("hub.export_encoder",),
     # It reads what strangers send, and must not do so in the API process.
     "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler"),
     "tokenizers": ("text.tokenizer",),
@@ -105,7 +108,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "os.environ": ("config.*",),
     "os.getenv": ("config.*",),
     "os.putenv": ("config.*",),
-    "print": ("cli.*",),
+    "print": ("cli.*", "hub.export_encoder"),
 }
 
 
