@@ -35,6 +35,7 @@ SETTINGS = {
         "GENAI_MAX_BODY_BYTES": "16000000",
     },
     Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO)},
+    Model.POOLED: {"GENAI_MODELS": f"vectors={DEMO}-embeddings,scores={DEMO}-reranker"},
 }
 PAGE = REPOSITORY / "docs" / "compatibility.md"
 

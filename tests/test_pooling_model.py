@@ -15,6 +15,7 @@ CLASSIFIER = BERT | {"architectures": ["BertForSequenceClassification"], "id2lab
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+WIDTH = {"word_embedding_dimension": 8}
 MEAN = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
 
 
@@ -67,11 +68,11 @@ def test_modules_say_how_vectors_become_one(tmp_path: Path) -> None:
     [
         ({"pooling_mode": "lasttoken", "embedding_dimension": 8}, ("lasttoken",), 8),
         ({"pooling_mode": ["cls", "mean"], "embedding_dimension": 8}, ("cls", "mean"), 16),
-        ({"word_embedding_dimension": 8, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, ("lasttoken",), 8),
-        ({"word_embedding_dimension": 8, "pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, ("cls", "max"), 16),
-        ({"word_embedding_dimension": 8}, ("mean",), 8),
+        ({**WIDTH, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, ("lasttoken",), 8),
+        ({**WIDTH, "pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, ("cls", "max"), 16),
+        (WIDTH, ("mean",), 8),
     ],
-)  # fmt: skip
+)
 def test_both_forms_of_pooling_are_read(
     tmp_path: Path, pooling: dict[str, Any], modes: tuple[str, ...], dimensions: int
 ) -> None:

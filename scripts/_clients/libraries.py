@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from .client import Check, Client, Place, Registry
+from .client import Check, Client, Model, Place, Registry
 from .program import run
 from .recipe import recipe
 
@@ -15,7 +15,9 @@ _SCRIPTS = _PROGRAMS.parents[1]
 _SECONDS = 120.0
 
 
-def _library(name: str, packages: tuple[str, ...], program: str, *, heading: str = "") -> Client:
+def _library(
+    name: str, packages: tuple[str, ...], program: str, *, heading: str = "", model: Model = Model.SCRIPTED
+) -> Client:
     def check(place: Place) -> list[Check]:
         environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
         if heading:
@@ -23,7 +25,7 @@ def _library(name: str, packages: tuple[str, ...], program: str, *, heading: str
         return _run(program, place, environment)
 
     registry = Registry.NPM if program.endswith(".mjs") else Registry.PYPI
-    return Client(name, packages, check, registry, recipe=heading)
+    return Client(name, packages, check, registry, model, heading)
 
 
 def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]:
@@ -49,6 +51,21 @@ LIBRARIES = (
     *QUICK,
     _library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain"),
     _library("LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex"),
+    _library(
+        "LangChain, embeddings",
+        ("langchain-openai",),
+        "langchain_embeddings.py",
+        heading="LangChain, embeddings",
+        model=Model.POOLED,
+    ),
+    _library(
+        "LlamaIndex, embeddings",
+        ("llama-index-embeddings-openai-like",),
+        "llama_index_embeddings.py",
+        heading="LlamaIndex, embeddings",
+        model=Model.POOLED,
+    ),
+    _library("`cohere` (Python)", ("cohere",), "cohere_rerank.py", heading="Cohere, reranking", model=Model.POOLED),
     _library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
     _library("instructor", ("instructor",), "instructor_modes.py"),
     _library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py"),

@@ -1,8 +1,8 @@
 """`genai-server export REPO|DIR`: builds a model directory from a model in Hugging Face's format.
 
-It runs onnxruntime-genai's model builder with the settings that are fastest for this server. Encoders for embeddings and
-reranking are exported by PyTorch itself. Both need PyTorch, which serving does not. Install the extra `export`, here or
-in the environment that --python names.
+It runs onnxruntime-genai's model builder with the settings that are fastest for this server. Encoders for embeddings
+and reranking are exported by PyTorch itself. Both need PyTorch, which serving does not. Install the extra `export`,
+here or in the environment that --python names.
 """
 
 import argparse

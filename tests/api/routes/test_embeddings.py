@@ -190,11 +190,15 @@ def test_long_documents_are_refused_or_cut(server: RunningServer) -> None:
     [
         ("embeddings", {"input": "a", "model": "chat"}, 'model "chat" makes no embeddings; "vectors" can'),
         ("embeddings", {"input": "a", "model": "scores"}, 'model "scores" makes no embeddings; "vectors" can'),
-        ("rerank", {"query": "a", "documents": ["b"], "model": "vectors"}, 'model "vectors" cannot rerank or score texts; "scores" can'),
+        (
+            "rerank",
+            {"query": "a", "documents": ["b"], "model": "vectors"},
+            'model "vectors" cannot rerank or score texts; "scores" can',
+        ),
         ("completions", {"prompt": "a", "model": "vectors"}, 'model "vectors" generates no text; "chat" can'),
         ("chat/completions", {**body("hi"), "model": "scores"}, 'model "scores" generates no text; "chat" can'),
     ],
-)  # fmt: skip
+)
 def test_what_a_model_cannot_do_is_refused_with_those_that_can(
     server: RunningServer, path: str, fields: dict[str, Any], message: str
 ) -> None:

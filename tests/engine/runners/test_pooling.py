@@ -18,9 +18,15 @@ MASK = np.array([[0, 1, 1, 1], [1, 1, 0, 0]])
         ("max", [STATES[0, 3], STATES[1, 1]]),
         ("mean", [STATES[0, 1:].mean(axis=0), STATES[1, :2].mean(axis=0)]),
         ("mean_sqrt_len_tokens", [STATES[0, 1:].sum(axis=0) / 3**0.5, STATES[1, :2].sum(axis=0) / 2**0.5]),
-        ("weightedmean", [(2 * STATES[0, 1] + 3 * STATES[0, 2] + 4 * STATES[0, 3]) / 9, (STATES[1, 0] + 2 * STATES[1, 1]) / 3]),
+        (
+            "weightedmean",
+            [
+                (2 * STATES[0, 1] + 3 * STATES[0, 2] + 4 * STATES[0, 3]) / 9,
+                (STATES[1, 0] + 2 * STATES[1, 1]) / 3,
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_only_the_tokens_that_count_are_pooled(mode: str, expected: list[np.ndarray]) -> None:
     np.testing.assert_allclose(pool(STATES, MASK, [mode]), expected, rtol=1e-6)
 
