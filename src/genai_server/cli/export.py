@@ -8,6 +8,8 @@ here or in the environment that --python names.
 import argparse
 import shutil
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from genai_server.cli.pull import absolute, add_hub_options, checked_name, tell_how_to_serve
@@ -19,7 +21,7 @@ from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
 from genai_server.hub.client import Hub
 from genai_server.hub.download import download
 from genai_server.hub.repository import select_source
-from genai_server.pooling_model import Task, is_decoder, task_of
+from genai_server.pooling_model import CONFIG, MODULES, Task, task_of
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -62,30 +64,46 @@ def run(arguments: argparse.Namespace) -> int:
     if wrong := [option for option in arguments.extra if "=" not in option]:
         raise ConfigurationError(f"--extra {wrong[0]}: an option is NAME=VALUE")
     local = Path(arguments.source).expanduser()
-    name = local.resolve().name if local.is_dir() else checked_name(arguments.source)
-    # Before anything is fetched, and again for an encoder.
-    builder.check_environment(arguments.python)
-    place = store.place_of(load_settings().models_path, f"{name}-{arguments.precision or 'int4'}-{arguments.device}")
-    directory = absolute(arguments.to or place)
-    if directory.exists():
-        raise ConfigurationError(f"{directory} already exists; name another directory with --to, or remove it")
-    with store.only_one(directory):
-        if local.is_dir():
-            _build(arguments, local.resolve(), directory, store.Origin(str(local.resolve())))
-        else:
-            _build_from_hub(arguments, name, directory)
+    if local.is_dir():
+        source = local.resolve()
+        directory = _target(arguments, source.name, source)
+        with store.only_one(directory):
+            _build(arguments, source, directory, store.Origin(str(source)))
+    else:
+        directory = _build_from_hub(arguments, checked_name(arguments.source))
     tell_how_to_serve(directory)
     return 0
 
 
-def _build_from_hub(arguments: argparse.Namespace, name: str, directory: Path) -> None:
+def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
+    """The directory to build, once it is known that this can be built. Raises ConfigurationError.
+
+    Of the `source`, only the files that say what the model is need be there.
+    """
+    order = _order(arguments, source, source)
+    builder.check_environment(arguments.python, for_encoders=order.is_encoder)
+    place = store.place_of(load_settings().models_path, f"{name}-{order.precision}-{arguments.device}")
+    directory = absolute(arguments.to or place)
+    if directory.exists():
+        raise ConfigurationError(f"{directory} already exists; name another directory with --to, or remove it")
+    return directory
+
+
+def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
     """Build from the hub: the original is fetched like a model, and removed after a successful build."""
     hub = Hub(arguments.token)
     repository = hub.repository(name, arguments.revision)
-    source = store.staging(directory, "source")
-    download(hub, repository, select_source(repository), source, tell=_tell)
-    _build(arguments, source, directory, store.Origin(name, repository.commit))
-    shutil.rmtree(source, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for file in repository.files:
+            if file.path in (CONFIG, MODULES):
+                hub.fetch(repository, file, Path(folder) / file.path)
+        directory = _target(arguments, name, Path(folder))
+    with store.only_one(directory):
+        source = store.staging(directory, "source")
+        download(hub, repository, select_source(repository), source, tell=_tell)
+        _build(arguments, source, directory, store.Origin(name, repository.commit))
+        shutil.rmtree(source, ignore_errors=True)
+    return directory
 
 
 def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin: store.Origin) -> None:
@@ -114,16 +132,16 @@ def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin:
 def _order(arguments: argparse.Namespace, source: Path, folder: Path) -> Build:
     """What to build. Raises ConfigurationError for what cannot be built so."""
     task = arguments.task or task_of(source)
-    is_encoder = task is not Task.GENERATE and not is_decoder(source)
-    precision = arguments.precision or ("fp32" if is_encoder else "int4")
-    if is_encoder:
-        builder.check_environment(arguments.python, for_encoders=True)
-        if precision not in builder.ENCODER_PRECISIONS:
-            known = ", ".join(builder.ENCODER_PRECISIONS)
-            raise ConfigurationError(f"--precision {precision}: an encoder is built in one of {known}")
-        if arguments.extra:
-            raise ConfigurationError(f"--extra {arguments.extra[0]}: there are no further options for an encoder")
-    return Build(source, folder, precision, arguments.device, tuple(arguments.extra), task)
+    order = Build(source, folder, arguments.precision or "", arguments.device, tuple(arguments.extra), task)
+    if not order.is_encoder:
+        return replace(order, precision=order.precision or "int4")
+    order = replace(order, precision=order.precision or "fp32")
+    if order.precision not in builder.ENCODER_PRECISIONS:
+        known = ", ".join(builder.ENCODER_PRECISIONS)
+        raise ConfigurationError(f"--precision {order.precision}: an encoder is built in one of {known}")
+    if arguments.extra:
+        raise ConfigurationError(f"--extra {arguments.extra[0]}: there are no further options for an encoder")
+    return order
 
 
 def _tell(line: str) -> None:

@@ -51,12 +51,19 @@ class Build:
     task: Task = Task.GENERATE
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether this package's own program builds it. Raises ModelDirectoryError."""
+        return self.task is not Task.GENERATE and not is_decoder(self.source)
+
+    @property
     def options(self) -> list[str]:
         """The options for the builder.
 
         The prompt needs only the logits of its last token. The other options suit a CPU's kernels best (measurements in
-        docs/performance.md).
+        docs/performance.md). Encoders have none.
         """
+        if self.is_encoder:
+            return []
         chosen = {
             Task.GENERATE: {"prune_lm_head": "true"},
             Task.EMBED: {"exclude_lm_head": "true"},
@@ -89,7 +96,7 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
 
     Raises ExportFailed with the end of that output.
     """
-    if build.task is not Task.GENERATE and not is_decoder(build.source):
+    if build.is_encoder:
         _build_encoder(build, python, environment, tell)
         return
     command = [str(python), "-u", "-m", "onnxruntime_genai.models.builder", "-i", str(build.source)]

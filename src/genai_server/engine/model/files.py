@@ -15,6 +15,8 @@ CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+# Names of outputs that hold one vector for each text.
+VECTORS = ("sentence_embedding", "text_embeds", "pooled_embeddings")
 # The message about a model without a chat template.
 NO_CHAT_TEMPLATE = "has no chat template: it takes raw prompts (/v1/completions), and chats get a 400"
 GIVE_A_TEMPLATE = "give it one with GENAI_CHAT_TEMPLATE or --chat-template, a file or a name such as chatml"
@@ -71,6 +73,13 @@ def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
         _check_inside(directory, name, "model directory")
         _check_present(directory, name, " is missing")
     graph = directory / model.graph
+    if model.task is Task.EMBED and not model.modes:
+        data = graph.read_bytes()
+        if not any(name.encode() in data for name in VECTORS):
+            raise ModelDirectoryError(
+                f"{directory} does not say how a text's vectors become one, and {model.graph} has no output {VECTORS[0]}: "
+                "copy modules.json and the folders that it names, such as 1_Pooling, from the original model"
+            )
     for name in external_files(graph):
         inner = str(PurePosixPath(model.graph).parent / name)
         _check_inside(directory, inner, model.graph)

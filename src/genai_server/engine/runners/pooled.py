@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.files import VECTORS, check_model_directory
 from genai_server.engine.model.output_head import LAST_POSITIONS, read_last
 from genai_server.engine.model.session import EXTERNAL_DATA
 from genai_server.engine.model.session_options import node_shares, open_with, session_options
@@ -28,7 +28,6 @@ from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 log = logging.getLogger(__name__)
 Ids = NDArray[np.int64]
 # Names of outputs, by priority: a vector for each text, for each token, or the logits.
-_VECTOR = ("sentence_embedding", "text_embeds", "pooled_embeddings")
 _STATES = ("token_embeddings", "last_hidden_state", "hidden_states")
 _LOGITS = "logits"
 _IDS, _MASK, _TYPES, _POSITIONS, _PAST = "input_ids", "attention_mask", "token_type_ids", "position_ids", "past_"
@@ -229,15 +228,10 @@ def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> st
     if model.task is Task.RERANK:
         wanted: tuple[str, ...] = (_LOGITS,)
     else:
-        wanted = _STATES if model.modes else _VECTOR
+        wanted = _STATES if model.modes else VECTORS
     for name in wanted:
         if name in outputs:
             return name
-    if model.task is Task.EMBED and not model.modes:
-        raise ModelDirectoryError(
-            f"{graph.parent} does not say how a text's vectors become one, and {graph.name} has no output "
-            f"{_VECTOR[0]}: copy modules.json and the folders that it names, such as 1_Pooling, from the original model"
-        )
     raise ModelDirectoryError(f"{graph} has no output {' or '.join(wanted)}; it has {', '.join(outputs)}")
 
 
