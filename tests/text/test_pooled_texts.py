@@ -1,5 +1,6 @@
 """The token ids of texts to pool, and their limits."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -125,10 +126,10 @@ def test_prompts_are_chosen_by_name() -> None:
     assert named_prompt(RERANKER, None) == ""
 
 
-async def test_a_codec_of_a_model_that_pools_takes_no_messages() -> None:
+def test_a_codec_of_a_model_that_pools_takes_no_messages() -> None:
     codec = load_text_codec(ROOT / "models" / "demo-embeddings", "cpu")
     assert (codec.task, codec.has_chat_template) == (Task.EMBED, False)
-    found = await codec.encode_pooled(lambda texts: texts.encode(["rain"], TextLimit(9, "")))
+    found = asyncio.run(codec.encode_pooled(lambda texts: texts.encode(["rain"], TextLimit(9, ""))))
     assert len(found) == 1
     codec.close()
 

@@ -103,9 +103,8 @@ def test_a_token_that_the_model_does_not_have_is_refused(server: RunningServer) 
 
 
 def test_usage_counts_the_tokens_of_all_texts(server: RunningServer) -> None:
-    answer = server.client.post("/v1/embeddings", json={"input": ["rain", [1, 2, 3]]}).json()
-    alone = server.client.post("/tokenize", json={"model": "vectors", "prompt": "rain"}).json()["count"]
-    assert answer["usage"] == {"prompt_tokens": alone + 3, "total_tokens": alone + 3}
+    answer = server.client.post("/v1/embeddings", json={"input": [[1, 2], [1, 2, 3]]}).json()
+    assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
     assert (answer["object"], answer["model"]) == ("list", "vectors")
 
 
