@@ -61,6 +61,8 @@ class PoolingModel(Struct, frozen=True):
     vocab_size: int
     # Fills the rows of a batch. Some graphs find it by its id.
     pad_token: int = 0
+    # Of a decoder's attention; not every graph says it.
+    head_size: int = 0
     # How the vectors of a text's tokens become one; several are joined. None: the graph does it.
     modes: tuple[str, ...] = ()
     # Whether a prompt before the text is part of the vector.
@@ -165,6 +167,7 @@ def _read(directory: Path, task: Task) -> PoolingModel:
         max_tokens=_max_tokens(directory, config, genai, tokenizer, pad_token),
         vocab_size=int(config["vocab_size"] if "vocab_size" in config else genai["model"]["vocab_size"]),
         pad_token=pad_token,
+        head_size=_head_size(config, genai),
         **(_embedding(directory, config, own) if task is Task.EMBED else _reranker(directory, config, own)),
     )
     if not 0 < model.max_tokens < _MOST_TOKENS or not 0 < model.vocab_size < _MOST_TOKENS:
@@ -252,6 +255,13 @@ def _max_tokens(
     ]
     # Tokenizers without a limit have one of 30 digits.
     return int(min((limit for limit in limits if limit is not None and limit < _MOST_TOKENS), default=512))
+
+
+def _head_size(config: Mapping[str, Any], genai: Mapping[str, Any]) -> int:
+    decoder = genai.get("model", {}).get("decoder", {})
+    heads = int(config.get("num_attention_heads") or 0)
+    found = decoder.get("head_size") or config.get("head_dim")
+    return int(found or (int(config.get("hidden_size") or 0) // heads if heads else 0))
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from genai_server.engine.runners.pooling import normalized, pool
+from genai_server.engine.runners.scores import Logits
 
-STATES = np.arange(24, dtype=np.float32).reshape(2, 4, 3) - 6
+STATES: Logits = np.arange(24, dtype=np.float32).reshape(2, 4, 3) - 6
 # The first row has a token that does not count, the second ends early.
 MASK = np.array([[0, 1, 1, 1], [1, 1, 0, 0]])
 
@@ -27,8 +28,8 @@ MASK = np.array([[0, 1, 1, 1], [1, 1, 0, 0]])
         ),
     ],
 )
-def test_only_the_tokens_that_count_are_pooled(mode: str, expected: list[np.ndarray]) -> None:
-    np.testing.assert_allclose(pool(STATES, MASK, [mode]), expected, rtol=1e-6)
+def test_only_the_tokens_that_count_are_pooled(mode: str, expected: list[Logits]) -> None:
+    np.testing.assert_allclose(pool(STATES, MASK, [mode]), np.stack(expected), rtol=1e-6)
 
 
 def test_several_modes_are_joined_in_their_order() -> None:

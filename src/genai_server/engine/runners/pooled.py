@@ -89,14 +89,13 @@ class PooledRunner:
         tokens = np.concatenate([np.array(row.tokens, np.int64) for row in rows])
         texts = [text for row in rows for text in row.texts]
         ends = np.cumsum([text.num_tokens for text in texts])
-        found: list[Logits | None] = [None] * len(texts)
+        found: dict[int, Logits] = {}
         for batch in _batches(texts, are_filled=self._fills):
             ids = [tokens[ends[number] - texts[number].num_tokens : ends[number]] for number in batch]
             vectors = self._read(ids, [texts[number] for number in batch], alone=len(rows) == 1)
-            for number, vector in zip(batch, vectors, strict=True):
-                found[number] = vector
-        whole = iter(found)
-        return [Scores(vectors=np.stack([next(whole) for _ in row.texts])) for row in rows]
+            found.update(zip(batch, vectors, strict=True))
+        numbers = iter(range(len(texts)))
+        return [Scores(vectors=np.stack([found[next(numbers)] for _ in row.texts])) for row in rows]
 
     def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
         raise RunnerFailed("this model gives vectors or scores of whole texts")
@@ -160,6 +159,7 @@ class PooledRunner:
                 feed[name] = mask * (places >= seconds[:, np.newaxis])
             elif name.startswith(_PAST):
                 _, heads, _, width = value.shape
+                width = width if isinstance(width, int) else self._model.head_size
                 feed[name] = np.zeros((len(ids), heads, 0, width), _KINDS[value.type])
             elif name == LAST_POSITIONS:
                 lasts = mask.sum(axis=1) - 1

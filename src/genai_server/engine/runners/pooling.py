@@ -20,15 +20,21 @@ def pool(states: Logits, mask: NDArray[np.int64], modes: Sequence[str]) -> Logit
 
 def _pooled(states: Logits, mask: NDArray[np.int64], mode: str) -> Logits:
     rows = np.arange(len(states))
+    found: Logits
     if mode == "cls":
-        return states[rows, mask.argmax(axis=1)]
-    if mode == "lasttoken":
-        return states[rows, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)]
-    if mode == "max":
-        return np.where(mask[..., np.newaxis] == 0, np.float32(-np.inf), states).max(axis=1)
-    weights = mask.astype(np.float32)
+        found = states[rows, mask.argmax(axis=1)]
+    elif mode == "lasttoken":
+        found = states[rows, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)]
+    elif mode == "max":
+        found = np.where(mask[..., np.newaxis] == 0, np.float32(-np.inf), states).max(axis=1)
+    else:
+        found = _mean(states, mask.astype(np.float32), mode)
+    return found
+
+
+def _mean(states: Logits, weights: Logits, mode: str) -> Logits:
     if mode == "weightedmean":
-        weights *= np.arange(1, mask.shape[1] + 1, dtype=np.float32)
+        weights = weights * np.arange(1, weights.shape[1] + 1, dtype=np.float32)
     total = np.matmul(weights[:, np.newaxis], states)[:, 0]
     count = np.maximum(weights.sum(axis=1, keepdims=True), _LEAST)
     return np.asarray(total / (np.sqrt(count) if mode == "mean_sqrt_len_tokens" else count), np.float32)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
+from genai_server.generation import PooledText
 
 # A pass should take so many seconds, within these numbers of tokens. Fewer would leave the cores idle at its edges;
 # more would not be faster.
@@ -33,7 +34,8 @@ class PoolingScheduler(Scheduler):
 
 def _next_texts(sequence: Sequence, room: int, *, is_first: bool) -> Read | None:
     """The next texts of a request, at most `room` tokens; the first one of a step may have more."""
-    texts, num_tokens = [], 0
+    texts: list[PooledText] = []
+    num_tokens = 0
     for text in sequence.request.texts[sequence.num_texts :]:
         if num_tokens + text.num_tokens > room and (texts or not is_first):
             break
