@@ -7,11 +7,13 @@ See models/README.md.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from _models.environment import REPOSITORY, ensure_environment
 
@@ -28,10 +30,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000, help="of training for each of the two (default 2000)")
     parser.add_argument("--work", type=Path, help="keep the PyTorch models here")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--only-record", action="store_true", help="train nothing; record what --work has")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write what sentence-transformers gives, for tests")
     arguments = parser.parse_args()
     ensure_environment()
     with tempfile.TemporaryDirectory() as folder:
-        make(arguments, arguments.work or Path(folder))
+        work = arguments.work or Path(folder)
+        if not arguments.only_record:
+            make(arguments, work)
+        if arguments.record:
+            record(work, arguments.record)
 
 
 def make(arguments: argparse.Namespace, work: Path) -> None:
@@ -49,10 +57,26 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
     share = training.share_of_nearest(embeddings, tokenizer, known)
     print(f"{share:.0%} of the held-out queries have a text of their topic as the nearest")
     training.save(embeddings, tokenizer, work / "embeddings", reranks=False)
-    reranker = training.train_reranker(tokenizer, known, budget, arguments.seed)
+    reranker = training.train_reranker(tokenizer, known, budget, arguments.seed, embeddings)
     training.save(reranker, tokenizer, work / "reranker", reranks=True)
     for name in ("embeddings", "reranker"):
         write_directory(work / name, arguments.out / f"demo-{name}", CARDS / f"{name}_card.md")
+
+
+def record(work: Path, file: Path) -> None:
+    """Write some vectors and scores of sentence-transformers for the trained weights."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+    texts = ["rain", "Which of these is about France?", "Paris is the capital of France.", "Kraków 🙂 " * 20]
+    pairs = [[texts[1], text] for text in texts] + [["rain", "It will rain all afternoon."]]
+    vectors = SentenceTransformer(str(work / "embeddings"), device="cpu").encode(texts)
+    scores = CrossEncoder(str(work / "reranker"), device="cpu").predict(pairs)
+    found = {"texts": texts, "vectors": _short(vectors.tolist()), "pairs": pairs, "scores": _short(scores.tolist())}
+    file.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
+def _short(value: Any) -> Any:
+    return [_short(inner) for inner in value] if isinstance(value, list) else round(value, 6)
 
 
 def write_directory(source: Path, out: Path, card: Path) -> None:

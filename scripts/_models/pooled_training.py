@@ -84,12 +84,16 @@ def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, 
 
 
 def train_reranker(
-    tokenizer: Tokenizer, topics: list[Topic], budget: Budget, seed: int
+    tokenizer: Tokenizer, topics: list[Topic], budget: Budget, seed: int, first: BertModel
 ) -> BertForSequenceClassification:
-    """A model that tells whether a text is about a query: of each pair with a text of the topic, and of two others."""
-    config = make_config(tokenizer, 96, 3)
+    """A model that tells whether a text is about a query: of each pair with a text of the topic, and of two others.
+
+    It begins with the weights of the model for embeddings, which knows already what belongs together.
+    """
+    config = make_config(tokenizer, WIDTHS[0], 3)
     config.num_labels = 1
     model = BertForSequenceClassification(config)
+    model.bert.load_state_dict(first.state_dict(), strict=False)
     rng = random.Random(seed)
     for step, optimizer in _steps(model, budget):
         pairs = _pairs(topics, rng)
