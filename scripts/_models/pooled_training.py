@@ -20,6 +20,7 @@ from .topics import Topic, is_held_out
 VOCABULARY, LONGEST, MOST_TOKENS = 2400, 32, 256
 WIDTHS = (128, 64, 32)
 PAIRS, TEMPERATURE, RATE, WARM_UP = 64, 0.05, 2e-3, 0.1
+RERANKED, RERANK_RATE = 24, 1e-3
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -71,8 +72,8 @@ def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, 
     """
     model = BertModel(make_config(tokenizer, WIDTHS[0], 3), add_pooling_layer=False)
     rng = random.Random(seed)
-    for step, optimizer in _steps(model, budget):
-        pairs = _pairs(topics, rng)
+    for step, optimizer in _steps(model, budget, RATE):
+        pairs = _pairs(topics, rng, PAIRS)
         queries, texts = (_vectors(model, tokenizer, side) for side in zip(*pairs, strict=True))
         wanted = torch.arange(len(pairs))
         loss = torch.zeros(())
@@ -95,8 +96,8 @@ def train_reranker(
     model = BertForSequenceClassification(config)
     model.bert.load_state_dict(first.state_dict(), strict=False)
     rng = random.Random(seed)
-    for step, optimizer in _steps(model, budget):
-        pairs = _pairs(topics, rng)
+    for step, optimizer in _steps(model, budget, RERANK_RATE):
+        pairs = _pairs(topics, rng, RERANKED)
         others = [text for _, text in pairs]
         asked = [(query, text, 1.0) for query, text in pairs]
         asked += [
@@ -162,10 +163,10 @@ def _write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _pairs(topics: list[Topic], rng: random.Random) -> list[tuple[str, str]]:
-    """A query, or a text, and a text of each of some topics."""
+def _pairs(topics: list[Topic], rng: random.Random, count: int) -> list[tuple[str, str]]:
+    """A query, or a text, and a text of each of so many topics."""
     found = []
-    for topic in rng.sample(topics, PAIRS):
+    for topic in rng.sample(topics, count):
         known = [text for text in topic.texts if not is_held_out(text)] or list(topic.texts)
         asked = [query for query in topic.queries if not is_held_out(query)] or list(topic.queries)
         first = rng.choice(asked if rng.random() < 0.7 else known)
@@ -194,9 +195,9 @@ def _batch(encoded: list[Any], *, with_types: bool) -> dict[str, torch.Tensor]:
     return found | ({"token_type_ids": padded([one.type_ids for one in encoded])} if with_types else {})
 
 
-def _steps(model: torch.nn.Module, budget: Budget) -> Iterator[tuple[int, Any]]:
+def _steps(model: torch.nn.Module, budget: Budget, rate: float) -> Iterator[tuple[int, Any]]:
     """Each step with its optimizer; the rate rises at first and falls to zero at the end."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     model.train()
     started = time.monotonic()
     for step in range(budget.steps):
@@ -204,7 +205,7 @@ def _steps(model: torch.nn.Module, budget: Budget) -> Iterator[tuple[int, Any]]:
         if used >= 1:
             return
         for group in optimizer.param_groups:
-            group["lr"] = RATE * (used / WARM_UP if used < WARM_UP else (1 - used) / (1 - WARM_UP))
+            group["lr"] = rate * (used / WARM_UP if used < WARM_UP else (1 - used) / (1 - WARM_UP))
         yield step, optimizer
 
 

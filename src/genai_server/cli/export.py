@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Build a model directory; returns the exit status. Raises ConfigurationError, PullFailed and ExportFailed."""
     if wrong := [option for option in arguments.extra if "=" not in option]:
         raise ConfigurationError(f"--extra {wrong[0]}: an option is NAME=VALUE")
+    builder.check_environment(arguments.python)  # before anything is fetched
     local = Path(arguments.source).expanduser()
     if local.is_dir():
         source = local.resolve()
@@ -81,7 +82,8 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
     Of the `source`, only the files that say what the model is need be there.
     """
     order = _order(arguments, source, source)
-    builder.check_environment(arguments.python, for_encoders=order.is_encoder)
+    if order.is_encoder:
+        builder.check_environment(arguments.python, for_encoders=True)
     place = store.place_of(load_settings().models_path, f"{name}-{order.precision}-{arguments.device}")
     directory = absolute(arguments.to or place)
     if directory.exists():
