@@ -45,13 +45,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(KNOWN), choices=list(KNOWN), metavar="FAMILY")
     parser.add_argument("--python", type=Path, help="Python with PyTorch and sentence-transformers")
+    parser.add_argument(
+        "--sources", type=Path, metavar="DIR", help="keep the models before their export here, or take them"
+    )
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
     arguments = parser.parse_args()
     if arguments.python is None:
         prepare()
     environment = arguments.python or python()
     with tempfile.TemporaryDirectory() as folder:
-        rows, failed = check(Path(folder), environment, arguments.only)
+        sources = arguments.sources or Path(folder) / "sources"
+        if not sources.exists():
+            subprocess.run([environment, PROGRAM, sources], check=True)
+        rows, failed = check(sources, Path(folder), environment, arguments.only)
     head = ["stands for", "checked with", "precision", "largest difference"]
     print(table([head, *rows], markdown=True))
     if arguments.write:
@@ -62,10 +68,8 @@ def main() -> None:
     sys.exit(failed)
 
 
-def check(folder: Path, environment: Path, names: list[str]) -> tuple[list[list[str]], int]:
+def check(sources: Path, folder: Path, environment: Path, names: list[str]) -> tuple[list[list[str]], int]:
     """A row for each family, and how many of them differ."""
-    sources = folder / "sources"
-    subprocess.run([environment, PROGRAM, sources], check=True)
     rows, failed = [], 0
     for name in names:
         try:
