@@ -172,7 +172,11 @@ def write(folder: Path, tokenizer: Tokenizer, model: Any, pooling: dict[str, Any
         for name, known in names.items()
         if any(tokenizer.token_to_id(token) is not None for token in known)
     }
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=LONGEST, **given).save_pretrained(folder)
+    has_types = getattr(model.config, "type_vocab_size", 0) > 1
+    inputs = ["input_ids", "token_type_ids", "attention_mask"] if has_types else ["input_ids", "attention_mask"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=LONGEST, model_input_names=inputs, **given
+    ).save_pretrained(folder)
     if pooling is None:
         return
     kinds = ["Transformer", "Pooling", *(["Dense"] if "dense" in folder.name else []), "Normalize"]

@@ -135,7 +135,11 @@ def save(model: Any, tokenizer: Tokenizer, work: Path, *, reranks: bool) -> None
     model.save_pretrained(work)
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, mask_token="[MASK]", model_max_length=MOST_TOKENS, **names
+        tokenizer_object=tokenizer,
+        mask_token="[MASK]",
+        model_max_length=MOST_TOKENS,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **names,
     ).save_pretrained(work)
     tokenizer.save(str(work / "tokenizer.json"))
     if reranks:

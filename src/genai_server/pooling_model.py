@@ -61,6 +61,8 @@ class PoolingModel(Struct, frozen=True):
     vocab_size: int
     # Fills the rows of a batch. Some graphs find it by its id.
     pad_token: int = 0
+    # Whether the second text of a pair has another type of tokens, where the tokenizer knows types.
+    has_types: bool = True
     # Of a decoder's attention; not every graph says it.
     head_size: int = 0
     # How the vectors of a text's tokens become one; several are joined. None: the graph does it.
@@ -167,6 +169,7 @@ def _read(directory: Path, task: Task) -> PoolingModel:
         max_tokens=_max_tokens(directory, config, genai, tokenizer, pad_token),
         vocab_size=int(config["vocab_size"] if "vocab_size" in config else genai["model"]["vocab_size"]),
         pad_token=pad_token,
+        has_types="token_type_ids" in (tokenizer.get("model_input_names") or ["token_type_ids"]),
         head_size=_head_size(config, genai),
         **(_embedding(directory, config, own) if task is Task.EMBED else _reranker(directory, config, own)),
     )

@@ -97,13 +97,14 @@ class PooledTexts:
         of_query = dict(zip(queries, encoded, strict=False))
         found = []
         for (query, _), document, place in zip(pairs, encoded[len(queries) :], places, strict=True):
-            first, second = of_query[query], document[: limit.document]
+            first, last = of_query[query], document[: limit.document]
             if limit.most is not None:
                 num_around = len(self._tokenizer.framed_pair([], [])[0])
-                first, second = _cut_pair(first, second, limit.most - num_around)
-            tokens, begins = self._tokenizer.framed_pair(first, second)
+                first, last = _cut_pair(first, last, limit.most - num_around)
+            tokens, begins = self._tokenizer.framed_pair(first, last)
             _check_length(len(tokens), limit, place)
-            found.append(EncodedText(tokens, PooledText(len(tokens), begins)))
+            second = begins if self._model.has_types else 0
+            found.append(EncodedText(tokens, PooledText(len(tokens), second)))
         return found
 
     def _written(

@@ -144,10 +144,10 @@ def test_wrong_bodies_are_refused_with_the_field(
 
 
 def test_openais_client_gets_vectors(server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    found = client.embeddings.create(model="vectors", input=["rain", "France"], dimensions=64)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        found = client.embeddings.create(model="vectors", input=["rain", "France"], dimensions=64)
+        as_numbers = client.embeddings.create(model="vectors", input="rain", encoding_format="float")
     assert [len(entry.embedding) for entry in found.data] == [64, 64]
-    as_numbers = client.embeddings.create(model="vectors", input="rain", encoding_format="float")
     assert as_numbers.data[0].embedding == embed(server, "rain")[0]
 
 
