@@ -120,7 +120,12 @@ def _forms(
 ) -> Iterator[list[dict[str, Any]]]:
     """The messages in the forms that templates take, with the tools in a message where the template reads them."""
     knows_developer = template.mentions("developer")
-    for form in conversation_forms(messages, knows_developer=knows_developer, knows_calls=_knows_calls(template)):
+    for form in conversation_forms(
+        messages,
+        knows_developer=knows_developer,
+        knows_calls=_knows_calls(template),
+        reads_thinking=template.mentions("message.thinking"),
+    ):
         if tools and "tools" not in template.variables:
             yield from with_tools(form, tools)
         else:
