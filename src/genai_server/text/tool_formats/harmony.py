@@ -68,10 +68,10 @@ class Harmony:
         return True
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        # One call: the model stops after it.
         head = spelled(f" {CONSTRAIN}json{MESSAGE}", opaque_tokens)
         called = any_of(f"{quoted(tool.name)} {head} {fits(tool.schema)}" for tool in tools)
-        return f"calls: opening {called}\n"
+        more = f"({spelled(f'{CALL}{START}assistant', opaque_tokens)} call)*" if parallel else ""
+        return f"calls: call {more} {spelled(CALL, opaque_tokens)}?\ncall: opening {called}\n"
 
     def lark_beginning(self, names: Sequence[str]) -> str:
         marks = "|".join(map(re.escape, (START, CHANNEL)))
