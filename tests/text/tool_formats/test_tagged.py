@@ -223,6 +223,7 @@ def test_names_are_free_where_the_schema_is_no_list_of_properties(form: str, sch
     [
         ({"properties": {"city": {"type": "string", "pattern": "^O"}}}, '"city", that must be more than a text'),
         ({"anyOf": [{"required": ["city"]}], "properties": {"city": {}}}, "are no list of properties"),
+        ({"properties": {"city": {}, "a>b": {}}, "required": ["city"]}, "with plain names"),
     ],
 )
 def test_what_cannot_be_bound_is_refused_if_it_is_promised(form: str, schema: dict[str, Any], says: str) -> None:

@@ -25,6 +25,8 @@ from genai_server.text.tool_formats.tool_format import (
 )
 
 _NAME = re.compile(r"""[^\s<>"]*""")
+# A parameter's name that tags can hold, and one of a schema that lists none.
+_KEY = re.compile(r"""[^\s<>"]([^<>"\n]*[^\s<>"])?""")
 _ANY_KEY = r"/[A-Za-z_][0-9A-Za-z_.-]*/"
 
 
@@ -160,9 +162,9 @@ class Tagged:
         before, after = (
             spelled(text, opaque_tokens) for text in (self.before_key, f"{self.after_key}{self.before_value}")
         )
-        if not can_be_split(schema):
+        if not can_be_split(schema) or not all(map(_KEY.fullmatch, schema["properties"])):
             if tool.is_promised and schema != ANY_OBJECT:
-                raise _refused(tool, "are no list of properties")
+                raise _refused(tool, "are no list of properties with plain names")
             return f"any_{number}*", [f"any_{number}: {before} {_ANY_KEY} {after} value"]
         parts, rules = [], []
         for place, (key, part) in enumerate(schema["properties"].items()):
