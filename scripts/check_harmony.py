@@ -1,7 +1,7 @@
 """Compare how gpt-oss's messages are read here with how OpenAI's library reads them, on messages at random.
 
-It needs the package openai-harmony and, in the folder VOCABULARY, the file o200k_base.tiktoken, which that library would
-fetch. Ends with status 1 where the two differ.
+It needs the package openai-harmony and, in the folder VOCABULARY, the file o200k_base.tiktoken, which that library
+would fetch. Ends with status 1 where the two differ.
 """
 
 from __future__ import annotations

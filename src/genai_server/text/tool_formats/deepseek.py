@@ -66,11 +66,10 @@ class DeepSeek:
         return False
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        heads, tails = zip(*(self._around(tool.name) for tool in tools), strict=True)
-        called = [
-            f"{spelled(head, opaque_tokens)} {fits(tool.schema)} {spelled(tail, opaque_tokens)}"
-            for head, tool, tail in zip(heads, tools, tails, strict=True)
-        ]
+        called = []
+        for tool in tools:
+            head, tail = (spelled(text, opaque_tokens) for text in self._around(tool.name))
+            called.append(f"{head} {fits(tool.schema)} {tail}")
         several = separated("call", "\n", several=parallel) if self.is_fenced else "call+" if parallel else "call"
         return f"calls: opening {several} {spelled(_CLOSING, opaque_tokens)}\ncall: {any_of(called)}\n"
 

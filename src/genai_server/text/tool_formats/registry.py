@@ -14,10 +14,11 @@ from genai_server.text.tool_formats.pythonic import Pythonic
 from genai_server.text.tool_formats.qwen3_coder import QWEN3_CODER
 from genai_server.text.tool_formats.tool_format import ToolFormat
 
-_PLAIN = (Hermes(), Llama3Json(), Pythonic(), Mistral(), Phi4Mini(), Granite(), Kimi(), Harmony())
-TOOL_FORMATS: dict[str, ToolFormat] = {
-    one.name: one for one in (*_PLAIN, QWEN3_CODER, GLM, MINIMAX, DEEPSEEK_V3, DEEPSEEK_V31)
-}
+_ALL: tuple[ToolFormat, ...] = (
+    *(Hermes(), Llama3Json(), Pythonic(), Mistral(), Phi4Mini(), Granite(), Kimi(), Harmony()),
+    *(DEEPSEEK_V3, DEEPSEEK_V31, QWEN3_CODER, GLM, MINIMAX),
+)
+TOOL_FORMATS = {one.name: one for one in _ALL}
 # Words of chat templates, all of which must be there, and the format that they show, the surest first. None stands for
 # one that is not known: JSON in a tag with the function's name, as Llama 3.1 can be asked to write.
 _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
