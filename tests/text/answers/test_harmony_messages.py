@@ -1,5 +1,7 @@
 """The messages of gpt-oss. The texts are those of OpenAI's "Harmony response format", unless a test says otherwise."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +9,12 @@ import pytest
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.text.answers.reasoning import HARMONY
 from genai_server.text.grammars import grammar
+from genai_server.text.tokenizer import ModelTokenizer
+from genai_server.text.tool_formats.harmony import MARKERS
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import Call, Tool
-from tests.text.guided import fits, validate
+from tests.running_server import DEMO
+from tests.text.guided import fits, matcher, tokenizer_with, validate
 from tests.text.parsing import NAMES, assert_cuts_change_nothing, call, merged, parser, stream
 
 THOUGHT = "Need to use function get_weather."
@@ -180,3 +185,28 @@ def test_a_format_binds_the_final_message() -> None:
     validate(one_of_both, param="tools")
     assert fits(one_of_both, '<|channel|>final<|message|>{"a": 1}')
     assert fits(one_of_both, "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}")
+
+
+def test_markers_that_are_tokens_reach_the_parser_and_bind_the_answer(tmp_path: Path) -> None:
+    tokenizer, content = tokenizer_with(DEMO / "tokenizer.json", dict.fromkeys(MARKERS, True))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    model = ModelTokenizer(tmp_path)
+    opaque = grammar.find_opaque_tokens(content)
+    head = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    text = f'{ANALYSIS}{NEXT}{ANNOUNCED}{NEXT}{head}{{"location": "Oslo"}}'
+    tokens = model.encode(text)
+    assert tokens.count(opaque["<|channel|>"]) == 3
+    shown = model.decoder(HARMONY.shown_tokens)
+    parts = merged(stream(parser("harmony", reasoning=HARMONY), [shown.decode([token]) for token in tokens]))
+    assert parts == [Reasoning(THOUGHT), Content(PLAN), *call(0, "get_weather", '{"location": "Oslo"}')]
+
+    for written, allowed in (
+        (text, True),
+        (text.replace("Oslo", "Rome"), False),
+        (f"{text}<|call|>{NEXT.replace('<|end|>', '')}{head}" + '{"location": "Oslo"}<|call|>', True),
+        (f"{ANALYSIS}{NEXT}<|channel|>final<|message|>Hi <b>", True),
+        (f"{ANALYSIS}{NEXT}Hi", False),
+    ):
+        state, ids = matcher(tokenizer, _built(opaque=opaque)), model.encode(written)
+        fitted = state.validate_tokens(ids) == len(ids) and state.consume_tokens(ids)
+        assert (fitted and state.is_accepting()) is allowed, written

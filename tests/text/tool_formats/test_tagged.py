@@ -140,9 +140,10 @@ def test_an_argument_that_is_told_is_complete(form: str) -> None:
     assert told == [ToolCallArguments(0, '{"city": "Oslo"')]
 
 
-def test_qwen_may_leave_out_the_first_tag() -> None:
+@pytest.mark.parametrize("end", ["", "\n</tool_call>"])
+def test_qwen_may_leave_out_the_first_tag(end: str) -> None:
     text = CALLS["qwen3_coder"].partition("\n")[2].partition("\n</tool_call>")[0]
-    assert parse(text, "qwen3_coder", FUNCTIONS) == call(0, "get_weather", ARGUMENTS)
+    assert parse(f"Hm {text}{end}", "qwen3_coder", FUNCTIONS) == [Content("Hm"), *call(0, "get_weather", ARGUMENTS)]
 
 
 @pytest.mark.parametrize("form", TAGGED)

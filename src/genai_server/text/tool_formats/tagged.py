@@ -68,14 +68,13 @@ class Tagged:
         return self.opening[0]
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
-        opened = yield from text.take(self.opening)
-        if not opened and not self.may_be_bare:
+        if not (yield from text.take(self.opening)) and not self.may_be_bare:
             return False
         while (yield from self._read_call(text, calls)):
             place = text.at
             if not (yield from text.skip_space()):
                 return True
-            if opened and self.closing and (yield from text.take_last(self.closing)):
+            if self.closing and (yield from text.take_last(self.closing)):
                 return True
             if not self.is_shared:
                 text.at = place
