@@ -123,8 +123,8 @@ def test_an_answer_may_begin_within_reasoning() -> None:
 
 def test_reasoning_content_and_arguments_come_while_they_are_written() -> None:
     told = stream(parser("harmony", reasoning=HARMONY), [ANALYSIS[:40], ANALYSIS[40:], NEXT, CALL[:90], CALL[90:]])
-    assert told[0] == [Reasoning(THOUGHT[:9])]
-    assert told[1] == [Reasoning(THOUGHT[9:])]
+    assert told[0] == [Reasoning(THOUGHT[:10])]
+    assert told[1] == [Reasoning(THOUGHT[10:])]
     assert told[3] == [ToolCallStart(0, "0", "get_weather"), ToolCallArguments(0, ARGUMENTS[: 90 - len(CALL) + 36])]
 
 

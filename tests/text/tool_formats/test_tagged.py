@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genai_server.answer_parts import Content, ToolCallArguments, ToolCallCut, ToolCallStart
@@ -13,7 +14,7 @@ from genai_server.errors import InvalidField
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Call, Tool
-from tests.text.guided import fits, validate
+from tests.text.guided import draw, fits, validate
 from tests.text.parsing import assert_cuts_change_nothing, call, parse, parse_all
 
 TAGGED = ["qwen3_coder", "glm", "minimax"]
@@ -231,3 +232,42 @@ def test_what_cannot_be_bound_is_refused_if_it_is_promised(form: str, schema: di
     with pytest.raises(InvalidField, match=says):
         _grammar(form, schema)
     assert fits(_grammar(form, schema, is_promised=False), _one(form, "Rome"))
+
+
+PARTS = st.sampled_from(
+    [
+        {"type": "integer", "minimum": -3, "maximum": 12},
+        {"type": ["boolean", "null"]},
+        {"type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 2},
+        {"enum": ["Oslo", 'New\n"York"', 1, None, [2]]},
+        {"type": "string", "const": "5"},
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(TAGGED),
+    st.dictionaries(st.sampled_from(["a", "from", "é", "x-y"]), PARTS),
+    st.sets(st.sampled_from(["a", "from"])),
+    st.integers(0, 1000),
+)
+def test_what_is_drawn_is_read_and_fits_the_schema(
+    form: str, properties: dict[str, Any], required: set[str], seed: int
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(required & properties.keys()),
+        "additionalProperties": False,
+        "$defs": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    }
+    answer = draw(_grammar(form, schema), seed)
+    assert answer is not None
+    parts = parse_all(answer, form, {"get_weather": schema, "now": None})
+    for start, part in zip(parts[::2], parts[1::2], strict=True):
+        assert isinstance(start, ToolCallStart)
+        assert isinstance(part, ToolCallArguments)
+        given = json.loads(part.fragment)
+        if start.name == "get_weather":
+            jsonschema.Draft202012Validator(schema).validate(given)
