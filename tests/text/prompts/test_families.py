@@ -83,7 +83,7 @@ RENDERED = {
         "</function>\n</tool_call><tool_response>21</tool_response>"
     ),
     "glm": (
-        "\n<tool_call>now\n<arg_key>city</arg_key>\n<arg_value>Ør <b></arg_value>\n<arg_key>days</arg_key>\n"
+        "<tool_call>now\n<arg_key>city</arg_key>\n<arg_value>Ør <b></arg_value>\n<arg_key>days</arg_key>\n"
         "<arg_value>[3]</arg_value>\n</tool_call><|observation|>21"
     ),
     "minimax": (
