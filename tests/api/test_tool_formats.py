@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from genai_server.cli.serve import loaders
+from genai_server.text.answers.dialect import read_dialect
+from genai_server.text.codec import TextCodec, load_text_codec
+from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from tests.running_server import RunningServer
 from tests.server_here import run_here
@@ -64,15 +68,32 @@ ANSWERS = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(ANSWERS))
+@pytest.fixture(scope="module")
+def codecs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, list[TextCodec]]]:
+    """A server, and the text side of its model."""
+    loaded: list[TextCodec] = []
+
+    def load(*arguments: Any, **fields: Any) -> TextCodec:
+        loaded.append(load_text_codec(*arguments, **fields))
+        return loaded[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders, "load_text_codec", load)
+        with run_here(tmp_path_factory.mktemp("formats"), "--device", "scripted") as server:
+            yield server, loaded
+
+
+@pytest.fixture(params=sorted(ANSWERS))
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def server(form: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with run_here(tmp_path_factory.mktemp(form), "--device", "scripted", "--tool-parser", form) as server:
-        yield server
+@pytest.fixture
+def server(form: str, codecs: tuple[RunningServer, list[TextCodec]]) -> RunningServer:
+    """The server as it is with GENAI_TOOL_PARSER; one start is enough for all formats."""
+    server, (codec,) = codecs
+    codec.dialect = read_dialect(SCRIPTED_TEMPLATE, form)
+    return server
 
 
 def _events(server: RunningServer, path: str, sent: dict[str, Any]) -> list[dict[str, Any]]:
