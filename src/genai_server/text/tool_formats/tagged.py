@@ -158,6 +158,10 @@ class Tagged:
     def _lark_arguments(self, number: int, tool: Tool, opaque_tokens: Mapping[str, int]) -> tuple[str, list[str]]:
         """The expression for the arguments of a call, in the order of the properties, and its rules."""
         schema = tool.schema
+        fits(schema)  # refuses most of what is no schema
+        properties = schema.get("properties", {})
+        if not isinstance(properties, dict) or not all(isinstance(part, dict | bool) for part in properties.values()):
+            raise InvalidField(f"the properties of tool {tool.name} must be an object of JSON schemas", param="tools")
         before, after = (
             spelled(text, opaque_tokens) for text in (self.before_key, f"{self.after_key}{self.before_value}")
         )
