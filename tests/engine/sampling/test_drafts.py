@@ -21,7 +21,7 @@ def _by_token(num_tokens: int) -> float:
 
 
 def _draft(prompt: list[int], answer: list[int], *, prediction: list[int] | None = None, most: int = 15) -> list[int]:
-    return Drafter(prompt, prediction or []).draft([*prompt, *answer], most, _free)
+    return list(Drafter(prompt, prediction or []).draft([*prompt, *answer], most, _free))
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 1]])
