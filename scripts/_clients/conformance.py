@@ -143,7 +143,13 @@ _RESULTS = {
     "get_weather": '"weather"',
 }
 _PROVIDERS = """export const PROVIDERS: any = {
-  genai: { apiBaseUrl: %s, apiKey: "none", apiType: ["responses", "chat"], modelName: "onnx-genai", providerDetails: {} },
+  genai: {
+    apiBaseUrl: %s,
+    apiKey: "none",
+    apiType: ["responses", "chat"],
+    modelName: "onnx-genai",
+    providerDetails: {},
+  },
 };
 """
 
