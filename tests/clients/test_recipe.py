@@ -4,13 +4,12 @@ import re
 
 import pytest
 
-from scripts._clients.applications import APPLICATIONS
 from scripts._clients.client import Client, Registry
 from scripts._clients.coding_agents import CODING_AGENTS
 from scripts._clients.libraries import LIBRARIES
 from scripts._clients.recipe import PAGE, PROMPT, SERVER, recipe, section
 
-RUN = [client.recipe for client in (*LIBRARIES, *CODING_AGENTS, *APPLICATIONS) if client.recipe]
+RUN = [client.recipe for client in (*LIBRARIES, *CODING_AGENTS) if client.recipe] + ["Open WebUI"]
 RECIPES = re.findall(r"^## (.*)\n\n(?:Run by the script|Not run)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 

@@ -1,12 +1,11 @@
 """What of other servers' tests applies here, and how their results are read."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from scripts._clients.client import Check, Registry
-from scripts._clients.conformance import CONFORMANCE, _of_case, _of_report, _script, why_not_here
+from scripts._clients.client import Check
+from scripts._clients.verdicts import of_case, of_report, script_of, why_not_here
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="unit.test_chat_completion" name="test_logprobs"/>
@@ -35,7 +34,7 @@ def test_a_test_applies_unless_it_is_named(name: str, applies: bool) -> None:
 
 
 def test_a_report_tells_the_tests_that_apply_and_were_run() -> None:
-    assert list(_of_report(REPORT)) == [
+    assert list(of_report(REPORT)) == [
         Check("chat completions"),
         Check("chat completions", "test_logit_bias: assert 1 == 2"),
         Check("tokenize", "test_tokenize_detokenize: no fixture"),
@@ -44,7 +43,7 @@ def test_a_report_tells_the_tests_that_apply_and_were_run() -> None:
 
 def test_a_case_is_told_what_to_call_and_when_to_end() -> None:
     case = {"tool_name": "get_weather", "input": "?", "expected_arguments": '{"location":"São Paulo"}'}
-    first, second = _script(case).splitlines()
+    first, second = script_of(case).splitlines()
     assert first.startswith("script: say <think>")
     assert json.dumps({"name": "get_weather", "arguments": {"location": "São Paulo"}}, ensure_ascii=False) in first
     assert second == 'script after "weather": say done'
@@ -52,14 +51,7 @@ def test_a_case_is_told_what_to_call_and_when_to_end() -> None:
 
 def test_a_case_fails_on_other_arguments_too() -> None:
     result = {"apiType": "chat", "success": True, "details": {}, "toolCallingDetails": {}}
-    assert _of_case({"tool_name": "t", "result": result}) == Check("its cases over chat")
+    assert of_case({"tool_name": "t", "result": result}) == Check("its cases over chat")
     warned = {**result, "toolCallingDetails": {"warning": "wrong"}}
-    assert _of_case({"tool_name": "t", "result": warned}).why == "t: {'warning': 'wrong'}"
-    assert _of_case({"tool_name": "t", "error": "400"}) == Check("the program", "t: 400")
-
-
-def test_a_suite_that_is_in_no_registry_says_where_its_checkout_belongs(tmp_path: Path) -> None:
-    (client,) = (each for each in CONFORMANCE if each.registry is Registry.NPM)
-    assert client.fetch is not None
-    with pytest.raises(Exception, match=f"checkout of openai/gpt-oss at {tmp_path / 'checkouts' / 'gpt-oss'}"):
-        client.fetch(tmp_path / "its-folder")
+    assert of_case({"tool_name": "t", "result": warned}).why == "t: {'warning': 'wrong'}"
+    assert of_case({"tool_name": "t", "error": "400"}) == Check("the program", "t: 400")
