@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
@@ -108,5 +110,6 @@ def test_an_answer_ends_if_its_response_cannot_be_built(
         raise ValueError("a defect")
 
     monkeypatch.setattr(f"genai_server.api.routes.{builder}", broken)
-    assert here.client.post(path, json=fields).status_code == 500
+    with suppress(httpx.ReadError):  # the connection ends behind the 500, or before
+        assert httpx.post(f"{here.url}{path}", json=fields, timeout=30).status_code == 500
     wait_until(lambda: here.idle("scripted"), 5)
