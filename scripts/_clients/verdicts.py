@@ -65,7 +65,11 @@ _NOT_HERE = {
         "test_cancel_request",
         "test_completion_prompt_cache",
     ),
-    "models to download": ("test_anthropic_vision*", "test_anthropic_thinking_with_reasoning_model"),
+    "models to download": (
+        "test_anthropic_vision*",
+        "test_anthropic_thinking_with_reasoning_model",
+        "test_completion_stream_with_openai_library_stops",
+    ),
     "what OpenAI or Anthropic refuses: no name of a schema, a small budget of thinking, no messages": (
         "test_completion_with_response_format[response_format2-*",
         "test_anthropic_thinking",

@@ -12,7 +12,7 @@ _SCHEMA = {
     "required": ["city"],
 }
 # Followed in part: each of its keywords is relaxed or left out where nothing is strict.
-_PARTLY = {
+_PARTLY: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "format": "path", "not": {"const": "Rome"}},
@@ -30,7 +30,7 @@ _PARTLY = {
 }
 _FUNCTION = {"name": "weather", "description": "The weather.", "parameters": _SCHEMA, "strict": True}
 _TOOL = {"type": "function", "function": _FUNCTION}
-_LOOSE_FUNCTIONS = [
+_LOOSE_FUNCTIONS: list[dict[str, Any]] = [
     {"name": "partly", "parameters": _PARTLY},
     {"name": "loose", "parameters": _PARTLY, "strict": False},
     {"name": "anything"},
