@@ -27,7 +27,7 @@ from _clients.programs.checks import (
 class Weather:
     """A plugin."""
 
-    @kernel_function(name="get_weather", description="Get the weather of a city.")
+    @kernel_function(name="get_weather", description="Get the weather of a city.")  # type: ignore[untyped-decorator]
     def get(self, city: Annotated[str, "The city."]) -> str:
         """Get the weather of a city."""
         return get_weather(city)
