@@ -86,7 +86,7 @@ def _stream(client: httpx.Client) -> str:
 
 
 def _title(client: httpx.Client) -> str:
-    messages = [{"role": "user", "content": 'script: say {"title": "Hello"}'}]
+    messages = [{"role": "user", "content": 'Hello.\nscript: say {"title": "Hello"}'}]
     answer = client.post("/api/v1/tasks/title/completions", json={**_ASKED, "messages": messages}).json()
     said = answer["choices"][0]["message"]["content"]
     return "" if said == '{"title": "Hello"}' else f"it said: {said}"
