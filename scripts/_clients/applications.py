@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def _environment(place: Place, data: Path) -> dict[str, str]:
 
 def _check_open_webui(place: Place) -> list[Check]:
     port, data = free_port(), place.folder / "data"
-    data.mkdir(exist_ok=True)
+    # Its database keeps the server's URL from the first start.
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir()
     lines = f"{recipe(_NAME, place.url).rstrip()} --host {HOST} --port {port}"
     with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=60) as client:
 
