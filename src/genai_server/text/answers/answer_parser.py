@@ -109,8 +109,8 @@ class AnswerParser:
         text.kept_from = calls.emitted_to = text.at
         whole = self._format is not None and (yield from self._format.read_calls(text, calls, new_line=new_line))
         if calls.open:
-            calls.cut(text.between(calls.began, calls.emitted_to))
             whole = not (yield from text.peek())
+            calls.cut(text.between(calls.began, text.at if whole else calls.emitted_to))
         text.kept_from = None
         return whole
 
