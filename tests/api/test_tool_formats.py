@@ -20,10 +20,6 @@ PARAMETERS = {
     "required": ["city"],
     "additionalProperties": False,
 }
-TOOLS = [
-    {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}},
-    {"type": "function", "function": {"name": "now"}},
-]
 CALLS = [("get_weather", {"city": "Oslo", "days": 3}), ("now", {})]
 THOUGHT = "<think>⏎Hm.⏎</think>⏎⏎"
 # Thought, a text and both calls.
@@ -96,6 +92,24 @@ def server(form: str, codecs: tuple[RunningServer, list[TextCodec]]) -> RunningS
     return server
 
 
+def _tools(form: str) -> list[dict[str, Any]]:
+    """The functions. With another description in each format, because specs made of the same functions are kept."""
+    return [
+        {"name": "get_weather", "description": form, "parameters": PARAMETERS},
+        {"name": "now", "description": form, "parameters": {"type": "object", "properties": {}}},
+    ]
+
+
+def _chat(form: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": function} for function in _tools(form)]
+    return {"messages": [{"role": "user", "content": _said(form)}], "tools": tools}
+
+
+def _response(form: str) -> dict[str, Any]:
+    tools = [{"type": "function", **function, "strict": False} for function in _tools(form)]
+    return {"model": "onnx-genai", "input": _said(form), "tools": tools}
+
+
 def _events(server: RunningServer, path: str, sent: dict[str, Any]) -> list[dict[str, Any]]:
     with server.client.stream("POST", path, json={**sent, "stream": True}) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
@@ -107,7 +121,7 @@ def _said(form: str) -> str:
 
 
 def test_chat_completions_have_reasoning_text_and_calls(server: RunningServer, form: str) -> None:
-    sent = {"messages": [{"role": "user", "content": _said(form)}], "tools": TOOLS}
+    sent = _chat(form)
     choice = server.client.post("/v1/chat/completions", json=sent).json()["choices"][0]
     message = choice["message"]
     assert choice["finish_reason"] == "tool_calls"
@@ -128,8 +142,7 @@ def test_chat_completions_have_reasoning_text_and_calls(server: RunningServer, f
 
 
 def test_responses_have_items_for_them(server: RunningServer, form: str) -> None:
-    tools = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]  # type: ignore[dict-item]
-    sent = {"model": "onnx-genai", "input": _said(form), "tools": tools}
+    sent = _response(form)
     output = server.client.post("/v1/responses", json=sent).json()["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "function_call"]
     assert [(item["name"], json.loads(item["arguments"])) for item in output[2:]] == CALLS
@@ -139,8 +152,8 @@ def test_responses_have_items_for_them(server: RunningServer, form: str) -> None
 
 def test_messages_have_blocks_for_them(server: RunningServer, form: str) -> None:
     tools = [
-        {"name": name, "input_schema": schema}
-        for name, schema in (("get_weather", PARAMETERS), ("now", {"type": "object"}))
+        {"name": function["name"], "description": form, "input_schema": function["parameters"]}
+        for function in _tools(form)
     ]
     sent = {"model": "onnx-genai", "max_tokens": 2000, "messages": [{"role": "user", "content": _said(form)}]}
     message = server.client.post("/v1/messages", json={**sent, "tools": tools}).json()
@@ -156,14 +169,13 @@ def test_messages_have_blocks_for_them(server: RunningServer, form: str) -> None
 
 def test_a_call_in_which_the_answer_ends_is_not_presented_as_whole(server: RunningServer, form: str) -> None:
     most = len(ANSWERS[form].replace("⏎", "\n").partition("slo")[0].encode())
-    sent = {"messages": [{"role": "user", "content": _said(form)}], "tools": TOOLS, "max_tokens": most}
+    sent = {**_chat(form), "max_tokens": most}
     choice = server.client.post("/v1/chat/completions", json=sent).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     for call in choice["message"].get("tool_calls") or ():
         with pytest.raises(ValueError, match="line 1"):
             json.loads(call["function"]["arguments"])
-    tools = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]  # type: ignore[dict-item]
-    sent = {"model": "onnx-genai", "input": _said(form), "tools": tools, "max_output_tokens": most}
+    sent = {**_response(form), "max_output_tokens": most}
     response = server.client.post("/v1/responses", json=sent).json()
     assert response["status"] == "incomplete"
     assert [item["status"] for item in response["output"] if item["type"] == "function_call"] in ([], ["incomplete"])
