@@ -69,7 +69,9 @@ def _theirs(library: Any, encoding: Any, tokens: list[int]) -> tuple[Any, ...]:
     stream = library.StreamableParser(encoding, role=library.Role.ASSISTANT)
     for token in tokens:
         stream.process(token)
-    reasoning, content, calls = [], [], []
+    reasoning: list[str] = []
+    content: list[str] = []
+    calls = []
     for message in stream.messages:
         text = message.content[0].text
         if message.recipient and message.recipient.startswith("functions."):
