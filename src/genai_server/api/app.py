@@ -31,6 +31,7 @@ from genai_server.api.middleware.keys import ApiKeys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
+from genai_server.api.pulling import PullModel
 from genai_server.api.routes import (
     chat,
     chat_completions,
@@ -39,6 +40,9 @@ from genai_server.api.routes import (
     messages,
     metrics,
     models,
+    ollama,
+    ollama_models,
+    ollama_pull,
     responses,
     tokens,
 )
@@ -77,6 +81,7 @@ def create_app(
     settings: Settings,
     engines: Engines,
     load_text: LoadText,
+    pull: PullModel,
     drain: Drain,
     keys: ApiKeys,
     telemetry: Telemetry,
@@ -85,7 +90,7 @@ def create_app(
 ) -> FastAPI:
     """The ASGI app. Its lifespan connects to the engines.
 
-    `load_text` reads the text side of a model. `drain` is started from outside. `on_loopback` says whether only this
+    `load_text` reads the text side of a model, `pull` fetches one from a hub. `drain` is started from outside. `on_loopback` says whether only this
     machine can reach the server, as far as is known.
     """
 
@@ -102,7 +107,15 @@ def create_app(
             telemetry.registry.register(engine_metrics)
             with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
                 app.state.services = Services(
-                    settings, models, responses, grammars, telemetry.clock, on_loopback, drain, telemetry.registry
+                    settings,
+                    models,
+                    responses,
+                    grammars,
+                    telemetry.clock,
+                    on_loopback,
+                    drain,
+                    telemetry.registry,
+                    pull,
                 )
                 yield
             telemetry.registry.unregister(engine_metrics)
@@ -117,6 +130,9 @@ def create_app(
         completions,
         responses,
         messages,
+        ollama,
+        ollama_models,
+        ollama_pull,
         models,
         tokens,
         runtime_options,
@@ -127,6 +143,7 @@ def create_app(
         health,
     ):
         app.include_router(module.router)
+    app.include_router(ollama.unsupported)
     if settings.metrics != "off":
         app.include_router(metrics.router)
 
