@@ -62,6 +62,16 @@ class Engines(Protocol):
 
 
 @dataclass(frozen=True)
+class ModelFiles:
+    """What reads and fetches the files of models."""
+
+    # Reads the text side of a model.
+    load_text: LoadText
+    # Fetches a model from a hub.
+    pull: PullModel
+
+
+@dataclass(frozen=True)
 class Telemetry:
     """What observes the app's requests."""
 
@@ -80,8 +90,7 @@ class Telemetry:
 def create_app(
     settings: Settings,
     engines: Engines,
-    load_text: LoadText,
-    pull: PullModel,
+    model_files: ModelFiles,
     drain: Drain,
     keys: ApiKeys,
     telemetry: Telemetry,
@@ -90,8 +99,8 @@ def create_app(
 ) -> FastAPI:
     """The ASGI app. Its lifespan connects to the engines.
 
-    `load_text` reads the text side of a model, `pull` fetches one from a hub. `drain` is started from outside. `on_loopback` says whether only this
-    machine can reach the server, as far as is known.
+    `drain` is started from outside. `on_loopback` says whether only this machine can reach the server, as far as is
+    known.
     """
 
     @asynccontextmanager
@@ -99,7 +108,7 @@ def create_app(
         most_waiting = settings.max_queue + settings.max_batch_size
         async with (
             engines() as folder,
-            Catalog(folder, load_text, partial(fingerprint, settings), most_waiting).followed() as models,
+            Catalog(folder, model_files.load_text, partial(fingerprint, settings), most_waiting).followed() as models,
             rare_full_collections(),
         ):
             responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
@@ -115,7 +124,7 @@ def create_app(
                     on_loopback,
                     drain,
                     telemetry.registry,
-                    pull,
+                    model_files.pull,
                 )
                 yield
             telemetry.registry.unregister(engine_metrics)

@@ -9,7 +9,6 @@ import argparse
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from genai_server.config import load_settings
@@ -59,6 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
 def pull(
     hub: Hub,
     name: str,
@@ -66,7 +69,7 @@ def pull(
     include: Sequence[str] = (),
     revision: str | None = None,
     *,
-    tell: Callable[[str], None] = partial(print, flush=True),
+    tell: Callable[[str], None] = _say,
     watch: Watch | None = None,
 ) -> str:
     """Fetch a repository's model into a directory, unless it is there; says what was done.
@@ -109,7 +112,7 @@ def _fetch(
 
 def checked_name(text: str) -> str:
     """A repository's name as its owner writes it. The address of its page is accepted, too."""
-    name = text.removeprefix("https://huggingface.co/").strip("/")
+    name = text.removeprefix("https://").removeprefix("huggingface.co/").strip("/")
     if not is_repository_name(name):
         raise ConfigurationError(f"{quoted(text)} is not the name of a repository, such as owner/name")
     return name

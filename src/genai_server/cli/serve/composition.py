@@ -19,7 +19,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
-from genai_server.api.app import Engines, Telemetry, create_app
+from genai_server.api.app import Engines, ModelFiles, Telemetry, create_app
 from genai_server.api.middleware.drain import Drain
 from genai_server.api.middleware.keys import ApiKeys, load_keys
 from genai_server.api.telemetry.request_log import log_request
@@ -114,8 +114,7 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     return create_app(
         settings,
         engines,
-        text_loader(settings),
-        model_puller(settings),
+        ModelFiles(text_loader(settings), model_puller(settings)),
         drain,
         _live_keys(settings),
         telemetry,
