@@ -36,7 +36,9 @@ from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.quoted_values import quoted
 
 _ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (400, 403, 404, 500, 503)}
-router = APIRouter(route_class=lenient_route(leave_out, caps=True), tags=["ollama"], responses=_ERRORS)
+router = APIRouter(
+    route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=_ERRORS
+)
 unsupported = APIRouter(route_class=BodyRoute, include_in_schema=False)
 
 

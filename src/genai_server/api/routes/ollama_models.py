@@ -13,7 +13,7 @@ from fastapi import APIRouter
 
 from genai_server import __version__
 from genai_server.api.catalog import Catalog, ChosenModel
-from genai_server.api.middleware.body import BodyRoute
+from genai_server.api.middleware.body import lenient_route
 from genai_server.api.routes.models import model_entry
 from genai_server.api.services import Services, TheServices
 from genai_server.errors import MissingField, ModelNotFound
@@ -24,7 +24,9 @@ from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.quoted_values import quoted
 
 router = APIRouter(
-    route_class=BodyRoute, tags=["ollama"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
+    route_class=lenient_route(lambda body: [], takes_undeclared=True),
+    tags=["ollama"],
+    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
 )
 # The release of Ollama whose API this is: some clients refuse an older one.
 OLLAMA_VERSION = "0.19.0"
