@@ -18,14 +18,14 @@ from _clients.client import Client, Model, Place, Result
 from _clients.coding_agents import CODING_AGENTS
 from _clients.installation import commands_here, install, installed_version, names, own_version
 from _clients.libraries import LIBRARIES, QUICK
+from _clients.ollama_clients import OLLAMA
 from _clients.report import merged, placed, rows
 from _clients.suites import SUITES
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
 from _peers.environment import PeerUnavailable
 
-CLIENTS = (*LIBRARIES, *CODING_AGENTS, *SUITES)
-NOT_SERVED = Result("`ollama`", "", missing="the server has no Ollama API")
+CLIENTS = (*LIBRARIES, *OLLAMA, *CODING_AGENTS, *SUITES)
 SETTINGS = {
     # A token is a byte, and the first prompt of a coding agent has 120,000.
     Model.SCRIPTED: {
@@ -57,8 +57,6 @@ def main() -> int:
     work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     results = _install_all(clients, work) if arguments.install_only else check(clients, work, quick=arguments.quick)
-    if not arguments.quick and not arguments.clients:
-        results.append(NOT_SERVED)
     print(table(rows(results), markdown=True))
     if arguments.write:
         page = PAGE.read_text(encoding="utf-8")

@@ -102,6 +102,7 @@ class ToolCall(Wire):
     """A call that the assistant made."""
 
     id: Text | None = None
+    index: Whole | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
 
