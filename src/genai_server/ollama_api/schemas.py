@@ -26,7 +26,7 @@ def _duration(given: float | str) -> float | str:
 
 # Some clients write all numbers alike, such as 40.0.
 Whole = Annotated[int, BeforeValidator(_whole)]
-KeepAlive = Annotated[float | str, AfterValidator(_duration)]
+KeepAlive = Annotated[float | Annotated[str, Field(max_length=64)], AfterValidator(_duration)]
 # Some clients send an empty list with each message.
 NoImages = Annotated[list[Any], elements(0)]
 
@@ -86,7 +86,7 @@ class _AnswerFields(Wire):
 
     @property
     def seconds_to_keep(self) -> float | None:
-        """The seconds of `keep_alive`, infinite for ever; None if it is left out."""
+        """The seconds of `keep_alive`, infinite for always; None if it is left out."""
         return None if self.keep_alive is None else seconds(self.keep_alive)
 
 

@@ -1,7 +1,6 @@
 """Ollama's /api/chat and /api/generate, and those of its endpoints that this server refuses."""
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import Any, NoReturn
@@ -35,6 +34,8 @@ from genai_server.ollama_api.translate import Translation
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.quoted_values import quoted
 
+# Seconds; whoever says more means always.
+_LONGEST_KEPT = 10 * 365 * 86400.0
 _ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (400, 403, 404, 500, 503)}
 router = APIRouter(
     route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=_ERRORS
@@ -92,27 +93,23 @@ async def _response(
 ) -> Response:
     chosen = find_model(services.models, body.model)
     build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, ChatRequest))
-    keeps = await _may_keep(body, request, services, context, is_all=is_empty and body.seconds_to_keep == 0)
+    kept = await _seconds_to_keep(body, request, services, context, is_all=is_empty and body.seconds_to_keep == 0)
     if is_empty:
         services.drain.require_open()
         context.record.model = chosen.id
-        if body.seconds_to_keep == 0:
-            await _keep(services, chosen.about, 0)
-            return JSONResponse(build.nothing("unload"))
-        await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
-        if keeps:
-            await _keep(services, chosen.about, body.seconds_to_keep)
-        return JSONResponse(build.nothing("load"))
+        if kept != 0:
+            await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
+        await _keep(services, chosen.about, kept)
+        return JSONResponse(build.nothing("unload" if kept == 0 else "load"))
     is_streamed = body.stream is not False
     translation = await asyncio.to_thread(Translation, body, chosen.id)
     with context.leniency.in_words(translation.outer_name, translation.outer):
         generation = await generate(services, translation.body, context, is_streamed=is_streamed)
-    if keeps:
-        try:  # only now: a model that is not to be kept would be unloaded before the request is in it
-            await _keep(services, chosen.about, body.seconds_to_keep)
-        except BaseException:
-            generation.close()
-            raise
+    try:  # only now: a model that is not to be kept would be unloaded before the request is in it
+        await _keep(services, chosen.about, kept)
+    except BaseException:
+        generation.close()
+        raise
     if is_streamed:
         return LineStream(generation, _lines(generation, build, services, context))
     with closing(generation):
@@ -142,29 +139,31 @@ def _ending(generation: Generation, services: Services, context: RequestContext)
     return Ending(answer.reason, answer.usage, total, before + phases.queue, phases.prefill, phases.decode)
 
 
-async def _may_keep(
+async def _seconds_to_keep(
     body: ChatRequest | GenerateRequest, request: Request, services: Services, context: RequestContext, *, is_all: bool
-) -> bool:
-    """Whether the request says how long its model stays loaded, and may.
+) -> float | None:
+    """How long the request has its model stay loaded, infinite for always; None if it says nothing, or may not.
 
-    A field that has no effect is left out, unless it is all that the request is for. Raises AdminForbidden.
+    Who may not has the field left out, unless it is all that the request is for. Raises AdminForbidden.
     """
     if body.seconds_to_keep is None:
-        return False
+        return None
     try:
         await require_admin(request, services)
     except AdminForbidden as error:
         if is_all or not context.leniency.leaves_out("keep_alive"):
             raise error.reworded(f"keep_alive: {error.message}", param="keep_alive") from None
-        return False
-    return True
+        return None
+    return body.seconds_to_keep
 
 
 async def _keep(services: Services, about: ModelStatus, seconds: float | None) -> None:
-    assert seconds is not None
-    known = None if math.isinf(seconds) else seconds
-    if about.idle_unload != known or about.state in (ModelState.UNLOADED, ModelState.UNLOADING):
-        await services.models.command(KeepModel(about.name, known))
+    """Have a model stay loaded for so long without a request, unless nothing is said or it does already."""
+    if seconds is None:
+        return
+    kept = None if seconds > _LONGEST_KEPT else seconds
+    if about.idle_unload != kept or about.state in (ModelState.UNLOADED, ModelState.UNLOADING):
+        await services.models.command(KeepModel(about.name, kept))
 
 
 def _refuse_embeddings(services: Services, name: str | None) -> NoReturn:
