@@ -13,7 +13,7 @@ ADD = {"function": {"name": "add", "arguments": {"a": 1}}}
 
 
 def chat(*messages: Any, **fields: Any) -> Chat:
-    found = Translation(ChatRequest.model_validate({"messages": messages, **fields}), "m").body
+    found = Translation(ChatRequest.model_validate({"messages": list(messages), **fields}), "m").body
     assert isinstance(found, Chat)
     return found
 
@@ -117,7 +117,7 @@ def test_given_ids_and_thoughts_are_kept() -> None:
     [
         ("max_tokens (capped to 7)", "options.num_predict (capped to 7)"),
         ("response_format.json_schema.schema: not", "format: not"),
-        ("reasoning_effort 'medium' has no effect", "think true has no effect"),
+        ('reasoning_effort "medium" has no effect', "think true has no effect"),
         ("reasoning_effort", "think"),
         ("messages[0].content has", "system has"),
         ("messages[1] must be", "prompt must be"),

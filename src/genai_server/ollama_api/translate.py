@@ -22,8 +22,8 @@ _SCHEMA = "response_format.json_schema.schema"
 _EFFORT = "reasoning_effort"
 # The name of a field, with its value if given, or a message.
 _INNER_NAME = re.compile(
-    rf"\b(?P<field>max_tokens|{_SCHEMA}|response_format|structured_outputs(\.json)?|{_EFFORT})\b(?P<value> '\w+')?"
-    r"|\bmessages\[(?P<index>\d+)\](\.content)?"
+    rf"\b(?P<field>max_tokens|{_SCHEMA}|response_format|structured_outputs(\.json)?|{_EFFORT})\b"
+    r'(?P<value> "\w+")?|\bmessages\[(?P<index>\d+)\](\.content)?'
 )
 _OUTER_NAMES = {"max_tokens": "options.num_predict", _EFFORT: "think"}
 # A count, in the length that Mistral's templates want.
@@ -51,7 +51,7 @@ class Translation:
     def __init__(self, body: ChatRequest | GenerateRequest, model: str) -> None:
         self.body: Chat | Raw
         self._given = body
-        options = {"model": model, **_sampling(body.options or Options())}
+        options = {"model": model, **_sampling(body.options or Options.model_validate({}))}
         if isinstance(body, GenerateRequest) and body.is_raw:
             self.body = Raw.model_validate({**options, **_raw(body)})
             return
@@ -72,8 +72,9 @@ class Translation:
     def _outer_name(self, match: re.Match[str]) -> str:
         field, value, index = match.group("field", "value", "index")
         if index is not None:
-            is_chat = isinstance(self._given, ChatRequest)
-            return match[0] if is_chat else "system" if self._given.system and index == "0" else "prompt"
+            if isinstance(self._given, ChatRequest):
+                return match[0]
+            return "system" if self._given.system and index == "0" else "prompt"
         outer = _OUTER_NAMES.get(field, "format")
         return f"{outer} {json.dumps(self._given.think)}" if value and field == _EFFORT else outer + (value or "")
 

@@ -120,7 +120,8 @@ def test_a_raw_prompt_has_no_template(scripted: RunningServer) -> None:
 def test_a_suffix_fills_in_the_middle(tmp_path: Path, scripted: RunningServer) -> None:
     refused = generate(scripted, suffix="end")
     assert (refused.status_code, "suffix" in refused.json()["error"]) == (400, True)
-    with run_here(tmp_path, "--model-dir", str(code_model(tmp_path / "model"))) as server:
+    code_model(tmp_path / "model")
+    with run_here(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
         assert generate(server, "a", suffix="b", options={"num_predict": 2}).json()["eval_count"] <= 2
 
 
@@ -172,13 +173,13 @@ def test_with_strict_the_same_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
-        ("/api/chat", {"model": "gpt-9", "messages": []}, 404, "model 'gpt-9' not found, try pulling it first"),
+        ("/api/chat", {"model": "gpt-9", "messages": []}, 404, 'model "gpt-9" not found, try pulling it first'),
         ("/api/chat", {"messages": 1}, 400, "messages must be a list"),
         ("/api/chat", {"nonsense": 1}, 400, "nonsense is not a field"),
         ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context is not supported"),
         ("/api/generate", {"prompt": "x" * 3000}, 400, "the input length exceeds the context length"),
-        ("/api/embed", {"model": "onnx-genai", "input": "x"}, 400, "model 'onnx-genai' makes no embeddings"),
-        ("/api/embeddings", {"prompt": "x"}, 400, "model 'onnx-genai' makes no embeddings"),
+        ("/api/embed", {"model": "onnx-genai", "input": "x"}, 400, 'model "onnx-genai" makes no embeddings'),
+        ("/api/embeddings", {"prompt": "x"}, 400, 'model "onnx-genai" makes no embeddings'),
         ("/api/embed", {"model": "gpt-9", "input": "x"}, 404, "gpt-9"),
         ("/api/create", {"model": "x", "from": "y"}, 400, "/api/create is not supported"),
         ("/api/copy", {}, 400, "not supported"),
