@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from genai_server.hub.client import Hub
 from tests.local_hub import HubRepository, LocalHub, run_hub
 from tests.running_server import DEMO, RunningServer, wait_until
 from tests.server_here import run_here
@@ -19,7 +20,7 @@ FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     with run_hub() as found:
         found.repositories["org/tiny"] = HubRepository({f"cpu/{name}": content for name, content in FILES.items()})
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
+        monkeypatch.setattr("genai_server.cli.serve.loaders.Hub", lambda: Hub(endpoint=found.url))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         yield found
 
