@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import closing
 from typing import Any, NoReturn
 
 from fastapi import APIRouter, Request
@@ -105,15 +104,11 @@ async def _response(
     translation = await asyncio.to_thread(Translation, body, chosen.id)
     with context.leniency.in_words(translation.outer_name, translation.outer):
         generation = await generate(services, translation.body, context, is_streamed=is_streamed)
-    try:  # only now: a model that is not to be kept would be unloaded before the request is in it
-        await _keep(services, chosen.about, kept)
-    except BaseException:
-        generation.close()
-        raise
+    # Only now: a model that is not to be kept would be unloaded before the request is in it.
+    await _keep(services, chosen.about, kept)
     if is_streamed:
         return LineStream(generation, _lines(generation, build, services, context))
-    with closing(generation):
-        (whole,) = await context.waits_for(generation.whole())
+    (whole,) = await context.waits_for(generation.whole())
     ending = _ending(generation, services, context)
     return await built_response(lambda: build.complete(whole, ending), is_long=bool(body.logprobs))
 
