@@ -56,6 +56,11 @@ class PromptWriter:
         return any(template.takes_tools for template in self._templates.values())
 
     @property
+    def source(self) -> str:
+        """The template for conversations; "" without one."""
+        return self._templates[DEFAULT].source if self._templates else ""
+
+    @property
     def has_template(self) -> bool:
         """Whether a prompt can be made of messages."""
         return bool(self._templates)
