@@ -20,6 +20,8 @@ from genai_server.api.admin import models as model_admin
 from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.fingerprint import fingerprint
+from genai_server.api.generation.record_file import RecordFile
+from genai_server.api.generation.records import LatestResponse
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
@@ -31,10 +33,12 @@ from genai_server.api.middleware.keys import ApiKeys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
+from genai_server.api.middleware.socket import ResponsesSocket
 from genai_server.api.routes import (
     chat,
     chat_completions,
     completions,
+    conversations,
     health,
     messages,
     metrics,
@@ -97,14 +101,17 @@ def create_app(
             Catalog(folder, load_text, partial(fingerprint, settings), most_waiting).followed() as models,
             rare_full_collections(),
         ):
-            responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
+            responses = _response_store(settings, run=str(folder))
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
             with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
                 app.state.services = Services(
                     settings, models, responses, grammars, telemetry.clock, on_loopback, drain, telemetry.registry
                 )
-                yield
+                try:
+                    yield
+                finally:
+                    await responses.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
 
@@ -116,6 +123,7 @@ def create_app(
         chat_completions,
         completions,
         responses,
+        conversations,
         messages,
         models,
         tokens,
@@ -136,6 +144,13 @@ def create_app(
         return Response(status_code=499)
 
     return app
+
+
+def _response_store(settings: Settings, *, run: str) -> ResponseStore:
+    size, num_bytes = settings.response_store_size, settings.response_store_bytes
+    path = settings.response_store_file
+    file = RecordFile(Path(path), size, num_bytes) if path else None
+    return ResponseStore(size, num_bytes, file, run=run)
 
 
 def _add_middleware(
@@ -162,7 +177,7 @@ def _add_middleware(
             allow_origins=settings.origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "server-timing", "x-genai-ignored"],
+            expose_headers=["x-request-id", "retry-after", "server-timing", "x-genai-ignored", "x-genai-not-stored"],
         )
     app.add_middleware(RequestHead)
     app.add_middleware(ConnectionLimit)
@@ -170,3 +185,6 @@ def _add_middleware(
         RequestRecords, model=next(iter(settings.served)), clock=telemetry.clock, observers=telemetry.observers
     )
     app.add_middleware(RequestId)
+    app.add_middleware(
+        ResponsesSocket, origins=settings.origins, new_state=lambda: {"latest_response": LatestResponse()}
+    )
