@@ -85,10 +85,7 @@ class ResponseBuilder:
                         events += self._open(Message())
                     events += self._more(text, self._tokens_of(text))
                 case ToolCallStart(_, call_id, name):
-                    if name in self._custom_tools:
-                        events += self._open(CustomCall(call_id, name))
-                    else:
-                        events += self._open(FunctionCall(call_id, *self._namespaces.get(name, (name,))))
+                    events += self._open(self._call(call_id, name))
                 case ToolCallArguments(_, fragment):
                     events += self._more(fragment)
                 case ToolCallCut():
@@ -125,6 +122,11 @@ class ResponseBuilder:
     @property
     def _last_item(self) -> OutputItem | None:
         return self._items[-1] if self._items else None
+
+    def _call(self, call_id: str, name: str) -> CustomCall | FunctionCall:
+        if name in self._custom_tools:
+            return CustomCall(call_id, name)
+        return FunctionCall(call_id, *self._namespaces.get(name, (name,)))
 
     def _open(self, item: OutputItem) -> list[JsonObject]:
         events = self._close("completed")

@@ -31,7 +31,7 @@ _COMPACT = (
     "Summarise the conversation above, so that it can go on from your summary alone. Keep names, numbers, decisions, "
     "results of tools and what is still to be done. Write the summary only."
 )
-# The keyword of a schema for a text that a grammar of Lark describes.
+# The keyword of a schema for a text that a grammar of Lark describes; text/grammars/lark.py knows it.
 LARK = "x-lark"
 
 _SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - {"max_tokens"}) | {
@@ -102,7 +102,7 @@ def _function(tool: FunctionTool | CustomTool) -> JsonObject:
         text["pattern"] = f"^(?:{form.definition})$"
     parameters = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
     about = {"description": tool.description} if tool.description is not None else {}
-    # The chat's tool has no place for a grammar of Lark: text/grammars finds it by the name of the schema's keyword.
+    # A function has no place for a grammar: text/grammars/lark.py finds it in the schema.
     if form is not None and form.syntax == "lark":
         text[LARK] = form.definition
     return {"name": tool.name, **about, "parameters": parameters, "strict": is_bound}

@@ -1,9 +1,10 @@
-"""Running responses, and what is stored of ended ones and of conversations: in a file if there is one, else in memory."""
+"""Running responses, and what is stored of ended ones and of conversations, in a file or in memory."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -98,10 +99,8 @@ class ResponseStore:
         self._running[id] = self._background[id] = running
         if self._file is not None:
             record = Record(running.response, running.items, running.owner, run=self._run)
-            try:
+            with suppress(StoreUnavailable):  # the log has it; the end is stored in memory
                 await self._on_file(lambda file: file.put(record))
-            except StoreUnavailable:
-                pass  # noted; its end is stored in memory
 
     async def finish(self, ended: Record) -> str | None:
         """Replace a running response by the ended one, unless it was deleted meanwhile.

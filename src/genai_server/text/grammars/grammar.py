@@ -17,6 +17,9 @@ from genai_server.text.grammars.lark import (
     SPACES,
     any_of,
     expression,
+    fits,
+    lark_of_text,
+    lifted,
     marker,
     one_line,
     quoted,
@@ -71,7 +74,17 @@ def choice(options: Sequence[str]) -> str:
 
 def lark(source: str) -> str:
     """What llguidance's dialect of Lark describes from its rule `start` on."""
-    return _grammars({"lark_grammar": source})
+    whole, nested = lifted(source)
+    inner = [{"name": name, "lark_grammar": unforced(text)} for name, text in nested.items()]
+    return _grammars({"lark_grammar": unforced(whole) if inner else whole}, *inner)
+
+
+def arguments(schema: Mapping[str, Any], *, param: str) -> str:
+    """JSON that fits the schema of a tool's arguments. Raises InvalidField as `json_schema` does."""
+    if (source := lark_of_text(schema)) is None:
+        return json_schema(schema, param=param)
+    check_lark(source, param=param)
+    return lark(f"start: {fits(schema)}")
 
 
 def given_lark(source: str, *, param: str) -> str:
@@ -143,10 +156,10 @@ def text_and_calls(
 
 
 def either(one: str, other: str) -> str:
-    """What fits one of two grammars of one part each."""
-    ((first,), (second,)) = (json.loads(grammar)["grammars"] for grammar in (one, other))
+    """What fits one of two grammars, of which the second has one part."""
+    (first, *inner), (second,) = (json.loads(grammar)["grammars"] for grammar in (one, other))
     return _grammars(
-        {"lark_grammar": "start: @first | @second"}, {**first, "name": "first"}, {**second, "name": "second"}
+        {"lark_grammar": "start: @first | @second"}, {**first, "name": "first"}, {**second, "name": "second"}, *inner
     )
 
 
