@@ -18,13 +18,14 @@ from _clients.client import Client, Model, Place, Result
 from _clients.coding_agents import CODING_AGENTS
 from _clients.installation import commands_here, install, installed_version, names, own_version
 from _clients.libraries import LIBRARIES, QUICK
+from _clients.open_responses import OPEN_RESPONSES
 from _clients.report import merged, placed, rows
 from _clients.suites import SUITES
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
 from _peers.environment import PeerUnavailable
 
-CLIENTS = (*LIBRARIES, *CODING_AGENTS, *SUITES)
+CLIENTS = (*LIBRARIES, OPEN_RESPONSES, *CODING_AGENTS, *SUITES)
 NOT_SERVED = Result("`ollama`", "", missing="the server has no Ollama API")
 SETTINGS = {
     # A token is a byte, and the first prompt of a coding agent has 120,000.

@@ -104,31 +104,37 @@ def test_a_wrong_field_is_named(
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-def test_another_keys_conversations_and_responses_are_not_found(own_folder: Path) -> None:
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_another_keys_conversations_and_responses_are_not_found(own_folder: Path, is_stored: bool) -> None:
     settings = {"GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}"}
-    for options in ((), ("--response-store-file", str(own_folder / "responses.sqlite"))):
-        with run_here(own_folder, "--device", "scripted", *options, settings=settings) as server:
-            alice, bob = (OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in (ALICE, BOB))
-            conversation = alice.conversations.create(items=[{"role": "user", "content": "a"}])
-            response = alice.responses.create(model=MODEL, input="say x", background=True, stream=False)
-            (item,) = alice.conversations.items.list(conversation.id)
-            assert item.id is not None
-            for ask in (
-                lambda: bob.conversations.retrieve(conversation.id),
-                lambda: bob.conversations.update(conversation.id, metadata={}),
-                lambda: bob.conversations.delete(conversation.id),
-                lambda: bob.conversations.items.list(conversation.id),
-                lambda: bob.conversations.items.create(conversation.id, items=[{"role": "user", "content": "b"}]),
-                lambda: bob.conversations.items.retrieve(item.id, conversation_id=conversation.id),  # type: ignore[arg-type]
-                lambda: bob.conversations.items.delete(item.id, conversation_id=conversation.id),  # type: ignore[arg-type]
-                lambda: bob.responses.create(model=MODEL, input="x", conversation=conversation.id),
-                lambda: bob.responses.retrieve(response.id),
-                lambda: bob.responses.retrieve(response.id, stream=True),
-                lambda: bob.responses.cancel(response.id),
-                lambda: bob.responses.delete(response.id),
-                lambda: bob.responses.input_items.list(response.id),
-            ):
-                with pytest.raises(openai.NotFoundError):
-                    ask()
-            assert len(list(alice.conversations.items.list(conversation.id))) == 1
-            assert alice.responses.retrieve(response.id).id == response.id
+    options = ("--response-store-file", str(own_folder / "responses.sqlite")) if is_stored else ()
+    with run_here(own_folder, "--device", "scripted", *options, settings=settings) as server:
+        alice, bob = ({"authorization": f"Bearer {key}"} for key in (ALICE, BOB))
+        ask = server.client.request
+        given = {"items": [{"role": "user", "content": "a"}]}
+        conversation = ask("POST", "/v1/conversations", json=given, headers=alice).json()["id"]
+        items = f"/v1/conversations/{conversation}/items"
+        item = ask("GET", items, headers=alice).json()["first_id"]
+        asked = {"input": "say x", "background": True}
+        response = ask("POST", "/v1/responses", json=asked, headers=alice).json()["id"]
+        for method, path, body in (
+            ("GET", f"/v1/conversations/{conversation}", None),
+            ("POST", f"/v1/conversations/{conversation}", {"metadata": {}}),
+            ("DELETE", f"/v1/conversations/{conversation}", None),
+            ("GET", items, None),
+            ("POST", items, given),
+            ("GET", f"{items}/{item}", None),
+            ("DELETE", f"{items}/{item}", None),
+            ("POST", "/v1/responses", {"input": "x", "conversation": conversation}),
+            ("GET", f"/v1/responses/{response}", None),
+            ("GET", f"/v1/responses/{response}?stream=true", None),
+            ("POST", f"/v1/responses/{response}/cancel", None),
+            ("DELETE", f"/v1/responses/{response}", None),
+            ("GET", f"/v1/responses/{response}/input_items", None),
+        ):
+            assert ask(method, path, json=body, headers=bob).status_code == 404, (method, path)
+        for fields in ({"previous_response_id": response}, {"input": [{"type": "item_reference", "id": item}]}):
+            refused = ask("POST", "/v1/responses", json={"input": "x", **fields}, headers=bob)
+            assert refused.status_code == 400
+        assert len(ask("GET", items, headers=alice).json()["data"]) == 1
+        assert ask("GET", f"/v1/responses/{response}", headers=alice).json()["id"] == response

@@ -504,13 +504,15 @@ def test_a_response_that_was_not_streamed_has_no_stream(client: OpenAI) -> None:
 
 def test_a_response_in_the_background_counts_for_its_key(own_folder: Path) -> None:
     settings = {"GENAI_API_KEYS": "alice:alice-0123456789abcdef", "GENAI_MAX_CONCURRENT_PER_KEY": "1"}
-    with run_here(own_folder, "--device", "scripted", settings=settings) as server:
-        with OpenAI(base_url=f"{server.url}/v1", api_key="alice-0123456789abcdef", max_retries=0) as alice:
-            begun = alice.responses.create(model=MODEL, input="delay 0.02; count 500", background=True)
-            with pytest.raises(openai.RateLimitError):
-                alice.responses.create(model=MODEL, input="say x")
-            alice.responses.cancel(begun.id)
-            wait_until(lambda: _is_allowed(alice))
+    with (
+        run_here(own_folder, "--device", "scripted", settings=settings) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="alice-0123456789abcdef", max_retries=0) as alice,
+    ):
+        begun = alice.responses.create(model=MODEL, input="delay 0.02; count 500", background=True)
+        with pytest.raises(openai.RateLimitError):
+            alice.responses.create(model=MODEL, input="say x")
+        alice.responses.cancel(begun.id)
+        wait_until(lambda: _is_allowed(alice))
 
 
 def _is_allowed(client: OpenAI) -> bool:
