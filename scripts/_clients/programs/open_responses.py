@@ -1,23 +1,19 @@
 """Open Responses' compliance suite: its cases as of 2026-04-24, with the same requests and conditions.
 
-The suite itself is in no registry. Its schemas are: the package `openresponses-py` has Open Responses' OpenAPI document,
-by which all responses and events are judged here.
+The suite itself is in no registry. Its schemas are: the package `openresponses-py` has Open Responses' OpenAPI
+document, by which all responses and events are judged here.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from checks import MODEL, URL, check, equal, run
+from _clients.programs.checks import MODEL, URL, check, equal, run
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012

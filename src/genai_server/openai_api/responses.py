@@ -208,21 +208,32 @@ def compacted(conversation: Sequence[JsonObject], summary: str) -> list[JsonObje
 def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObject] | None:
     """The newest part of a conversation that is too long, at most this share of its text where that can be.
 
-    Instructions at its beginning stay, and calls stay with their outputs. None if nothing can be left out.
+    Instructions at its beginning and the user's last message stay, and calls stay with their outputs. None if nothing
+    can be left out.
     """
     first = next((place for place, item in enumerate(conversation) if item.get("role") not in _INSTRUCTING), 0)
     head, rest = list(conversation[:first]), conversation[first:]
     cuts = list(_cuts(rest))
     # Whole turns first: many templates want the user to begin.
     turns = [place for place in cuts if rest[place].get("role") == "user"]
-    sizes = [len(json.dumps(item, ensure_ascii=False)) for item in rest]
-    most = share * sum(sizes)
-    for places in (turns, cuts):
-        for place in places:
-            if sum(sizes[place:]) <= most:
-                return head + list(rest[place:])
-    last = (turns or cuts)[-1:]
-    return head + list(rest[last[0] :]) if last else None
+    found = [part for place in [*turns, *cuts] if len(part := _part(rest, place)) < len(rest)]
+    most = share * _size(rest)
+    fitting = next((part for part in found if _size(part) <= most), None)
+    if fitting is None:
+        fitting = min(found, key=_size, default=None)
+    return None if fitting is None else head + fitting
+
+
+def _part(items: Sequence[JsonObject], place: int) -> list[JsonObject]:
+    """The items from a place on, with the user's last message, if there is none behind it."""
+    part = list(items[place:])
+    if any(item.get("role") == "user" for item in part):
+        return part
+    return [item for item in items[:place] if item.get("role") == "user"][-1:] + part
+
+
+def _size(items: Sequence[JsonObject]) -> int:
+    return sum(len(json.dumps(item, ensure_ascii=False)) for item in items)
 
 
 _INSTRUCTING = ("system", "developer")

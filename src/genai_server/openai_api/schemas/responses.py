@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from genai_server.openai_api.schemas.base import (
     NonEmptyText,
@@ -166,7 +166,16 @@ class ResponseStreamOptions(Wire):
     include_obfuscation: bool | None = Field(None, description="Has no effect here: nothing is padded.")
 
 
-ResponseTool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+def _type_of(given: Any) -> Any:
+    """What a tool calls itself; None for what is no tool."""
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
+    Discriminator(_type_of, custom_error_type="tool", custom_error_message="must be a tool of type function or custom"),
+]
 
 
 class ConversationId(Wire):
