@@ -13,11 +13,12 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from _clients.programs.checks import MODEL, URL, check, equal, run
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 from websockets.sync.client import connect
+
+from _clients.programs.checks import MODEL, URL, check, equal, run
 
 Json = dict[str, Any]
 _SECONDS = 30.0

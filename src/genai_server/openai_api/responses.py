@@ -5,6 +5,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from genai_server.errors import GenaiServerError, InvalidField
@@ -213,27 +214,27 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
     """
     first = next((place for place, item in enumerate(conversation) if item.get("role") not in _INSTRUCTING), 0)
     head, rest = list(conversation[:first]), conversation[first:]
-    cuts = list(_cuts(rest))
+    sizes = [len(json.dumps(item, ensure_ascii=False)) for item in rest]
+    left = list(accumulate(reversed(sizes), initial=0))[::-1]
+    last = max((place for place, item in enumerate(rest) if item.get("role") == "user"), default=None)
+
+    def users_last(place: int) -> int | None:
+        """Where the user's last message is, if it is before this place."""
+        return last if last is not None and last < place else None
+
+    def size(place: int) -> int:
+        user = users_last(place)
+        return left[place] + (0 if user is None else sizes[user])
+
+    cuts = [place for place in _cuts(rest) if size(place) < left[0]]
     # Whole turns first: many templates want the user to begin.
     turns = [place for place in cuts if rest[place].get("role") == "user"]
-    found = [part for place in [*turns, *cuts] if len(part := _part(rest, place)) < len(rest)]
-    most = share * _size(rest)
-    fitting = next((part for part in found if _size(part) <= most), None)
-    if fitting is None:
-        fitting = min(found, key=_size, default=None)
-    return None if fitting is None else head + fitting
-
-
-def _part(items: Sequence[JsonObject], place: int) -> list[JsonObject]:
-    """The items from a place on, with the user's last message, if there is none behind it."""
-    part = list(items[place:])
-    if any(item.get("role") == "user" for item in part):
-        return part
-    return [item for item in items[:place] if item.get("role") == "user"][-1:] + part
-
-
-def _size(items: Sequence[JsonObject]) -> int:
-    return sum(len(json.dumps(item, ensure_ascii=False)) for item in items)
+    most = share * left[0]
+    place = next((place for place in [*turns, *cuts] if size(place) <= most), min(cuts, key=size, default=None))
+    if place is None:
+        return None
+    user = users_last(place)
+    return [*head, *([] if user is None else [rest[user]]), *rest[place:]]
 
 
 _INSTRUCTING = ("system", "developer")
