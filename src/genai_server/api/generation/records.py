@@ -68,7 +68,8 @@ class Record:
 
     def to_json(self) -> bytes:
         """The whole record."""
-        return json.dumps(asdict(self), ensure_ascii=False).encode(errors="replace")
+        # What cannot be encoded becomes JSON's escapes.
+        return json.dumps(asdict(self), ensure_ascii=False).encode(errors="backslashreplace")
 
     @classmethod
     def from_json(cls, text: bytes) -> "Record":

@@ -107,12 +107,13 @@ class ResponseStore:
 
         Returns why it is not in the file; None if it is, or if there is no file.
         """
+        self._background.pop(ended.id, None)
         if ended.id not in self._running:
             return None
         reason = await self.put(ended)
         if self._running.pop(ended.id, None) is None:
-            await self._delete(ended.id, ended.owner)
-        self._background.pop(ended.id, None)
+            with suppress(StoreUnavailable):
+                await self._delete(ended.id, ended.owner)
         return reason
 
     def abandon(self, id: str) -> None:

@@ -96,7 +96,12 @@ class RunningResponse:
         self, counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """Go on without a client, in a task within `counting`; `counted` is closed at the end."""
-        await self._keeping.store.begin_background(self)
+        try:
+            await self._keeping.store.begin_background(self)
+        except BaseException:
+            counted.close()
+            self.close()
+            raise
         self._task = asyncio.create_task(self._run(counted, counting))
 
     async def events(self) -> AsyncGenerator[JsonObject]:
@@ -275,3 +280,8 @@ class Following:
 
     def close(self) -> None:
         """Nothing: the response goes on."""
+
+    def tell_error(self, error: GenaiServerError) -> JsonObject:
+        """The last event of a stream that ends before its response."""
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        return {"type": "error", "sequence_number": 0, **told}

@@ -14,6 +14,7 @@ from genai_server.api.generation.json_response import built_response, json_respo
 from genai_server.api.generation.prompts import encode_chat
 from genai_server.api.generation.records import RUNNING, Record
 from genai_server.api.generation.request_context import RequestContext, TheRequestContext
+from genai_server.api.generation.response_store import KeptResponse
 from genai_server.api.generation.running_response import Following, Keeping, RunningResponse
 from genai_server.api.generation.sse import STREAMS, EventStream
 from genai_server.api.leniency import TheLeniency
@@ -74,7 +75,7 @@ async def create_response(
     if body.background:
         await running.begin_in_background(context.detach(), services.drain.counting)
         if body.stream:
-            return EventStream(Following(running), running.follow(), named=True, tell_error=running.fail)
+            return _followed(running)
         return json_response(running.response)
     running.begin()
     if body.stream:
@@ -144,7 +145,7 @@ async def get_response(
     """A response as it is now, or the events of one that is streamed in the background."""
     kept = await services.responses.get(response_id, owner)
     if query.stream:
-        return EventStream(Following(kept), kept.follow(query.starting_after), named=True)
+        return _followed(kept, query.starting_after)
     if query.starting_after is not None:
         raise InvalidField("starting_after is only allowed with stream: true", param="starting_after")
     return await built_response(lambda: kept.response, is_long=True)
@@ -179,6 +180,12 @@ async def list_input_items(
 def not_stored(reason: str | None) -> dict[str, str]:
     """The header with the reason, if there is one."""
     return {} if reason is None else {NOT_STORED: reason.encode("ascii", "backslashreplace").decode()}
+
+
+def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
+    """A stream of a response that goes on without it. Raises InvalidField."""
+    source = Following(kept)
+    return EventStream(source, kept.follow(after), named=True, tell_error=source.tell_error)
 
 
 async def _start(
