@@ -98,7 +98,6 @@ def _function(tool: FunctionTool | CustomTool) -> JsonObject:
         return fields | {"name": full_name(tool.name, tool.namespace)}
     text: JsonObject = {"type": "string"}
     form = tool.format
-    is_bound = form is not None and form.type == "grammar"
     if form is not None and form.syntax == "regex":
         text["pattern"] = f"^(?:{form.definition})$"
     parameters = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
@@ -106,7 +105,7 @@ def _function(tool: FunctionTool | CustomTool) -> JsonObject:
     # A function has no place for a grammar: text/grammars/lark.py finds it in the schema.
     if form is not None and form.syntax == "lark":
         text[LARK] = form.definition
-    return {"name": tool.name, **about, "parameters": parameters, "strict": is_bound}
+    return {"name": tool.name, **about, "parameters": parameters, "strict": True}
 
 
 def outer_error(error: GenaiServerError) -> GenaiServerError:

@@ -74,6 +74,11 @@ def choice(options: Sequence[str]) -> str:
 
 def lark(source: str) -> str:
     """What llguidance's dialect of Lark describes from its rule `start` on."""
+    return _grammars({"lark_grammar": source})
+
+
+def _with_texts(source: str) -> str:
+    """What this server's own Lark describes, with the grammars of tools' texts that `fits` has put into it."""
     whole, nested = lifted(source)
     inner = [{"name": name, "lark_grammar": unforced(text)} for name, text in nested.items()]
     return _grammars({"lark_grammar": unforced(whole) if inner else whole}, *inner)
@@ -84,7 +89,7 @@ def arguments(schema: Mapping[str, Any], *, param: str) -> str:
     if (source := lark_of_text(schema)) is None:
         return json_schema(schema, param=param)
     check_lark(source, param=param)
-    return lark(f"start: {fits(schema)}")
+    return _with_texts(f"start: {fits(schema)}")
 
 
 def given_lark(source: str, *, param: str) -> str:
@@ -126,7 +131,7 @@ def tool_calls(
     rules = [tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens), "start: calls"]
     if tool_format.opening is not None:
         rules.append(f"opening: {marker(tool_format.opening, opaque_tokens)}")
-    return lark("\n".join(rules))
+    return _with_texts("\n".join(rules))
 
 
 def text_and_calls(
@@ -152,7 +157,7 @@ def text_and_calls(
             f"TEXT: /{ANYTHING}/ & {unbegun}",
             f"opening{lazy}: TEXT {marker(opening, opaque_tokens)}",
         ]
-    return lark("\n".join([*rules, calls]))
+    return _with_texts("\n".join([*rules, calls]))
 
 
 def either(one: str, other: str) -> str:

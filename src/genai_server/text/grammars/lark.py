@@ -20,8 +20,8 @@ _TO_ESCAPE = re.compile(r"\\.?|[/\n\r\t]", re.DOTALL)
 _ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 # The keyword of a schema for a text that a grammar of Lark describes, as openai_api/responses.py writes it.
 LARK = "x-lark"
-# Stands before a grammar, as a JSON text, that is none of llguidance's own syntax; see `lifted`.
-_NESTED = "%text "
+# Stands before a grammar, as a JSON text; see `lifted`. No JSON and no literal has it as it is.
+_NESTED = "\0text "
 _NESTED_TEXT = re.compile(rf'{_NESTED}("(?:[^"\\]|\\.)*")')
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
