@@ -43,6 +43,17 @@ def _allows(source: str, text: str) -> bool:
         (r"start: /\"x\/\\/", ['"x/\\'], ["x/"]),
         (r"start: /\x22\u{41}/", ['"A'], ["A"]),
         ('start: a "," a\na: /[0-9]+/\n%ignore /[ ]+/', ["1,2", "1 , 2"], ["1,"]),
+        (
+            'start: LINE+ OTHER?\nLINE: "-" /[^\\n]*/ "\\n"\nOTHER: /[a-c]+/ DIGIT\n%import common.DIGIT',
+            ['-"\n-\n', "-\nab1"],
+            ["-"],
+        ),
+        ("start: a [b]\na: /x/\nb: /y/{2}", ["x", "xyy"], ["xy"]),
+        (
+            'start: WORD "." | "a\\tb" WORD\n%ignore SPACE\nSPACE: /[\\n ]+/\n%import common.WORD',
+            ["ab\n.", "a\tb c"],
+            ["a"],
+        ),
         ('start: "Hi"i', ["hI"], ["h"]),
         ('start: WS "a" ESCAPED_STRING\n%import common.WS\n%import common.ESCAPED_STRING', ['\n a"x\\"y"'], ["a"]),
         (PATCH, ['*** Begin "Patch"\n+say "x"\\\n-\t\n*** End\n'], ["*** Begin"]),
@@ -54,7 +65,22 @@ def test_a_text_fits_within_json_as_it_does_alone(source: str, fits: list[str], 
 
 
 @pytest.mark.parametrize(
-    "source", ["start: <think>", 'start: %json {"type": "object"}', "start: /a/x", r"start: /\bx/", 'start: "\\q"']
+    "source",
+    [
+        "start: <think>",
+        "start: ~/x/",
+        "start: A & B",
+        "start[lazy]: /x/",
+        "start: @other",
+        "/x/",
+        "start: /(x/",
+        "start: /x)/",
+        "start: A\n%import common.NONSENSE -> A",
+        'start: %json {"type": "object"}',
+        "start: /a/x",
+        r"start: /\bx/",
+        'start: "\\q"',
+    ],
 )
 def test_what_cannot_be_quoted_is_named(source: str) -> None:
     with pytest.raises(InvalidField) as refused:
