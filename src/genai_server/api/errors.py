@@ -148,7 +148,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and not _is_endpoint(app, request):
+        # Nothing is posted to an id alone, unless there is a route for it, so a name in its place is a wrong path.
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and request.method == "POST" and request.path_params:
             error = HTTPException(HTTPStatus.NOT_FOUND)
         cause = error.__cause__  # FastAPI hides what it met while it read a body
         if isinstance(cause, ValueError):
@@ -179,20 +180,6 @@ def _body(
     if scope is not None and speaks_anthropic(scope):
         return error_object(status, message, code, scope["state"]["request_id"])
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _is_endpoint(app: FastAPI, request: Request) -> bool:
-    """Whether the path of a POST is one: nothing is posted to an id, so a name in its place is a wrong path."""
-    if request.method != "POST":
-        return True
-    path: str = request.scope["path"]
-    return path in app.openapi()["paths"] or f"/v1{path}" in app.openapi()["paths"] or not _has_id(app, request)
-
-
-def _has_id(app: FastAPI, request: Request) -> bool:
-    """Whether all routes of a path have a parameter in it."""
-    found = [route.matches(request.scope) for route in app.routes]
-    return all(scope.get("path_params") for match, scope in found if match is not Match.NONE)
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:

@@ -184,7 +184,8 @@ class _Turn:
             error = json.loads(self._answer.body)["error"]
         except (ValueError, KeyError, TypeError):
             error = {"message": "internal error", "type": "server_error", "param": None, "code": "server_error"}
-        await _send_json(self._send_socket, {"type": "error", "status": self._answer.status or 500, "error": error})
+        status = self._answer.status if self._answer.status >= 400 else 500
+        await _send_json(self._send_socket, {"type": "error", "status": status, "error": error})
 
 
 class _Request:
