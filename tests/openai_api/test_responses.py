@@ -159,10 +159,9 @@ def test_errors_about_the_chat_name_the_field_that_was_given(
         ({"tools": [{"type": "web_search"}]}, ("tools", 0)),
         ({"tools": [{"type": 5}]}, ("tools", 0)),
         ({"tools": [5]}, ("tools", 0)),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, ("tools", 0, "defer_loading")),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, ("tools", 0, "function", "defer_loading")),
         ({"background": 1}, ("background",)),
         ({"truncation": "never"}, ("truncation",)),
-        ({"prompt": {"id": "p"}}, ("prompt",)),
         ({"prompt": {"id": "p"}}, ("prompt",)),
         ({"context_management": []}, ("context_management",)),
         ({"reasoning": {"summary": "detailed"}}, ("reasoning", "summary")),
@@ -232,7 +231,7 @@ def test_what_is_too_long_loses_its_oldest_turns() -> None:
     assert found is not None
     assert found[0] == conversation[0]
     assert found[1:] == turns[-len(found) + 1 :]
-    assert (found[1]["role"], 6 <= len(found) <= 8) == ("user", True)
+    assert (found[1]["role"], 6 <= len(found) <= 9) == ("user", True)
     assert shortened(conversation, 0.0) == [conversation[0], *turns[-2:]]
     assert shortened(conversation[:2], 0.5) is None
 
