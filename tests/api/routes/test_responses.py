@@ -565,7 +565,7 @@ def test_a_conversation_is_compacted_to_what_its_users_said_and_a_summary(client
     assert compacted.object == "response.compaction"
     assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
     assert compacted.usage.output_tokens == len("in short")
-    items: Any = [*(item.to_dict() for item in compacted.output), {"role": "user", "content": "say more"}]
+    items: Any = [*(item.to_dict(warnings=False) for item in compacted.output), {"role": "user", "content": "say more"}]
     again = client.responses.create(model=MODEL, input=items)
     assert again.usage is not None
     summary = "Summary of the conversation up to here:\nin short"
@@ -591,7 +591,8 @@ def test_a_wrong_request_to_compact_is_named(scripted: RunningServer, body: dict
 
 
 def test_a_custom_tool_is_called_with_a_text(client: OpenAI) -> None:
-    said = '<tool_call>{"name": "patch", "arguments": {"input": "say \\"x\\"\\nand y"}}</tool_call>'
+    # As the grammar of calls has it.
+    said = '<tool_call>⏎{"name": "patch", "arguments": {"input": "say \\"x\\"\\nand y"}}⏎</tool_call>'
     tools: Any = [PATCH]
     (call,) = client.responses.create(model=MODEL, input=f"say {said}", tools=tools).output
     assert call.type == "custom_tool_call"
@@ -607,7 +608,7 @@ def test_a_custom_tool_is_called_with_a_text(client: OpenAI) -> None:
         call.to_dict(),
         {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "say done"},
     ]
-    assert client.responses.create(model=MODEL, input=items, tools=tools).output_text == "say done"
+    assert client.responses.create(model=MODEL, input=items, tools=tools).output_text == "done"
 
 
 @pytest.mark.parametrize(
