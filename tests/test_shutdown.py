@@ -221,9 +221,9 @@ def test_a_response_in_the_background_ends_once_at_a_stop(tmp_path: Path) -> Non
     options = ("--device", "scripted", "--max-length", "4000")
     stored = ("--response-store-file", str(tmp_path / "responses.sqlite"))
     asked = {"input": LONG, "background": True}
-    with run_server(tmp_path, *options, *stored, "--drain-timeout", "1") as server:
+    with run_server(tmp_path, *options, *stored, "--drain-timeout", "3") as server:
         cut = ask(server, "POST", "/v1/responses", json=asked).json()["id"]
-        short = ask(server, "POST", "/v1/responses", json={**asked, "input": "delay 0.01; count 20"}).json()["id"]
+        short = ask(server, "POST", "/v1/responses", json={**asked, "input": "delay 0.01; count 5"}).json()["id"]
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(20)
     with run_server(tmp_path, *options, *stored) as server:
