@@ -196,7 +196,8 @@ def _given_text(value: Any) -> str | None:
 def compacting(body: CompactRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
     """The chat whose answer is the summary of a conversation. Raises InvalidField as `to_chat` does."""
     asked = [*conversation, message("user", [text_part(_COMPACT)])]
-    return to_chat(ResponsesRequest(model=body.model, input="", instructions=body.instructions), asked)
+    fields = {"model": body.model, "input": "", "instructions": body.instructions}
+    return to_chat(ResponsesRequest.model_validate(fields), asked)
 
 
 def compacted(conversation: Sequence[JsonObject], summary: str) -> list[JsonObject]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
@@ -20,23 +21,23 @@ LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 @contextmanager
-def socket(server: RunningServer, path: str = "/v1/responses", **options: Any) -> Iterator[ClientConnection]:
+def socket(server: RunningServer, path: str = "/v1/responses", **options: Any) -> Iterator[Connection]:
     with connect(f"ws{server.url.removeprefix('http')}{path}", **options) as connection:
         yield connection
 
 
-def _send(connection: ClientConnection, **fields: Any) -> None:
+def _send(connection: Connection, **fields: Any) -> None:
     connection.send(json.dumps({"type": "response.create", "model": MODEL, **fields}))
 
 
-def _read(connection: ClientConnection) -> list[dict[str, Any]]:
+def _read(connection: Connection) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     while not events or events[-1]["type"] not in LAST:
         events.append(json.loads(connection.recv(timeout=20)))
     return events
 
 
-def _ask(connection: ClientConnection, **fields: Any) -> dict[str, Any]:
+def _ask(connection: Connection, **fields: Any) -> dict[str, Any]:
     """The last event of a turn."""
     _send(connection, **fields)
     return _read(connection)[-1]

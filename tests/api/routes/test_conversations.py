@@ -23,7 +23,7 @@ def client(scripted: RunningServer) -> Iterator[OpenAI]:
 
 def _texts(client: OpenAI, id: str) -> list[str]:
     found = [item.to_dict() for item in client.conversations.items.list(id, order="asc", limit=2)]
-    return [item["content"][0]["text"] for item in found]  # type: ignore[index]
+    return [item["content"][0]["text"] for item in found]
 
 
 def test_responses_go_on_from_a_conversation_and_add_to_it(client: OpenAI) -> None:
@@ -34,7 +34,7 @@ def test_responses_go_on_from_a_conversation_and_add_to_it(client: OpenAI) -> No
     first = client.responses.create(model=MODEL, input="say one", conversation=conversation.id)
     assert first.conversation is not None
     assert first.conversation.id == conversation.id
-    with client.responses.stream(model=MODEL, input="say two", conversation={"id": conversation.id}) as stream:  # type: ignore[call-overload]
+    with client.responses.stream(model=MODEL, input="say two", conversation={"id": conversation.id}) as stream:
         second = stream.get_final_response()
     assert second.usage.input_tokens == len("say zero\nsay one\none\nsay two\n") + 1
     assert _texts(client, conversation.id) == ["say zero", "say one", "one", "say two", "two"]
@@ -63,12 +63,12 @@ def test_items_are_added_read_and_removed(client: OpenAI) -> None:
         conversation.id, items=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     )
     one, two = added.data
-    assert client.conversations.items.retrieve(one.id, conversation_id=conversation.id).to_dict() == one.to_dict()  # type: ignore[arg-type]
-    assert client.conversations.items.delete(one.id, conversation_id=conversation.id).id == conversation.id  # type: ignore[arg-type]
+    assert client.conversations.items.retrieve(one.id, conversation_id=conversation.id).to_dict() == one.to_dict()
+    assert client.conversations.items.delete(one.id, conversation_id=conversation.id).id == conversation.id
     left = client.conversations.items.list(conversation.id, include=["message.output_text.logprobs"])
     assert [item.id for item in left] == [two.id]
     with pytest.raises(openai.NotFoundError) as missing:
-        client.conversations.items.retrieve(one.id, conversation_id=conversation.id)  # type: ignore[arg-type]
+        client.conversations.items.retrieve(one.id, conversation_id=conversation.id)
     assert missing.value.code == "conversation_not_found"
 
 
