@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
+from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from websockets.sync.client import connect
 
@@ -23,7 +23,7 @@ from _clients.programs.checks import MODEL, URL, check, equal, run
 Json = dict[str, Any]
 _SECONDS = 30.0
 _DOCUMENT = json.loads(files("openresponses").joinpath("openapi/2026-04-24.json").read_text(encoding="utf-8"))
-_REGISTRY: Registry[Any] = Registry().with_resource("doc", Resource(_DOCUMENT, DRAFT202012))
+_REGISTRY: Registry[Any] = Registry().with_resource("doc", DRAFT202012.create_resource(_DOCUMENT))
 _LAST = ("response.completed", "response.failed", "response.incomplete")
 _WEATHER = {
     "type": "function",
