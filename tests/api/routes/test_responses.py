@@ -14,7 +14,7 @@ from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 from openai.types.responses.response_input_param import FunctionCallOutput, ResponseInputParam
 from pydantic import BaseModel
 
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, run_server, wait_until
 from tests.server_here import run_here
 
 MODEL = "onnx-genai"
@@ -641,6 +641,17 @@ def test_responses_and_conversations_survive_a_restart(own_folder: Path) -> None
         assert server.client.get(f"/v1/conversations/{conversation['id']}").json() == conversation
         items = server.client.get(f"/v1/conversations/{conversation['id']}/items").json()
         assert [item["role"] for item in items["data"]] == ["assistant", "user"]
+
+
+def test_all_api_processes_share_the_file(own_folder: Path) -> None:
+    file = own_folder / "responses.sqlite"
+    with run_server(own_folder, "--device", "scripted", "--workers", "2", "--response-store-file", str(file)) as server:
+        ids = [httpx.post(f"{server.url}/v1/responses", json={"input": "say x"}).json()["id"] for _ in range(4)]
+        found = [httpx.get(f"{server.url}/v1/responses/{id}").status_code for id in ids for _ in range(4)]
+        begun = httpx.post(f"{server.url}/v1/responses", json={"input": "delay 0.01; count 9", "background": True})
+        path = f"{server.url}/v1/responses/{begun.json()['id']}"
+        wait_until(lambda: [httpx.get(path).json()["status"] for _ in range(4)] == ["completed"] * 4)
+    assert found == [200] * 16
 
 
 def test_a_damaged_file_costs_no_answer_and_the_header_says_so(own_folder: Path) -> None:
