@@ -15,9 +15,11 @@ _SCRIPTS = _PROGRAMS.parents[1]
 _SECONDS = 120.0
 
 
-def _library(
+def library(
     name: str, packages: tuple[str, ...], program: str, *, heading: str = "", model: Model = Model.SCRIPTED
 ) -> Client:
+    """A library whose checks are a program's."""
+
     def check(place: Place) -> list[Check]:
         environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
         if heading:
@@ -43,33 +45,36 @@ def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]
 
 
 QUICK = (
-    _library("`openai` (Python)", ("openai", "pydantic"), "openai_sdk.py"),
-    _library("`anthropic` (Python)", ("anthropic", "pydantic"), "anthropic_sdk.py"),
-    _library("OpenAI Agents SDK", ("openai-agents",), "openai_agents.py"),
+    library("`openai` (Python)", ("openai", "pydantic"), "openai_sdk.py"),
+    library("`anthropic` (Python)", ("anthropic", "pydantic"), "anthropic_sdk.py"),
+    library("OpenAI Agents SDK", ("openai-agents",), "openai_agents.py"),
 )
 LIBRARIES = (
     *QUICK,
-    _library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain"),
-    _library("LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex"),
-    _library(
+    library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain"),
+    library("LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex"),
+    library(
         "LangChain embeddings",
         ("langchain-openai",),
         "langchain_embeddings.py",
         heading="LangChain embeddings",
         model=Model.POOLED,
     ),
-    _library(
+    library(
         "LlamaIndex embeddings",
         ("llama-index-embeddings-openai-like",),
         "llama_index_embeddings.py",
         heading="LlamaIndex embeddings",
         model=Model.POOLED,
     ),
-    _library("`cohere` (Python)", ("cohere",), "cohere_rerank.py", heading="Cohere reranking", model=Model.POOLED),
-    _library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
-    _library("instructor", ("instructor",), "instructor_modes.py"),
-    _library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py"),
-    _library("AI SDK (JavaScript)", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"), "ai_sdk.mjs"),
-    _library("`openai` (JavaScript)", ("openai", "zod"), "openai_sdk.mjs"),
-    _library("`@anthropic-ai/sdk`", ("@anthropic-ai/sdk", "zod"), "anthropic_sdk.mjs"),
+    library("`cohere` (Python)", ("cohere",), "cohere_rerank.py", heading="Cohere reranking", model=Model.POOLED),
+    library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
+    library("instructor", ("instructor",), "instructor_modes.py"),
+    library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py"),
+    library("DSPy", ("dspy",), "dspy_programs.py"),
+    library("AutoGen", ("autogen-agentchat", "autogen-ext[openai]"), "autogen_agents.py"),
+    library("Semantic Kernel", ("semantic-kernel",), "semantic_kernel_agents.py"),
+    library("AI SDK (JavaScript)", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"), "ai_sdk.mjs"),
+    library("`openai` (JavaScript)", ("openai", "zod"), "openai_sdk.mjs"),
+    library("`@anthropic-ai/sdk`", ("@anthropic-ai/sdk", "zod"), "anthropic_sdk.mjs"),
 )

@@ -230,7 +230,7 @@ def test_metrics_and_health_count_texts_as_they_count_answers(server: RunningSer
 
 
 def test_a_chat_goes_on_beside_many_texts(server: RunningServer) -> None:
-    texts = [f"{number} {'rain ' * 200}" for number in range(300)]
+    texts = [f"{number} {'rain ' * 200}" for number in range(60)]
     done = threading.Event()
 
     def read() -> None:
