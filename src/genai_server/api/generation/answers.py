@@ -54,6 +54,10 @@ class AnswerFigures(Protocol):
         """Its timings; known at the end."""
         ...
 
+    def close(self) -> None:
+        """Cancel it in the engine if it still runs."""
+        ...
+
 
 class Piece(Struct, frozen=True):
     """The next piece of an answer; never empty."""

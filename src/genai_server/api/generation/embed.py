@@ -96,6 +96,10 @@ class PooledAnswer:
         """The request's timings; known at the end."""
         return self._stopwatch.timings(0.0)
 
+    def close(self) -> None:
+        """Cancel the request in the engine if it still runs."""
+        self._stream.close()
+
 
 async def embed(
     services: Services,
