@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,12 @@ def start(
 ) -> dict[str, Encode]:
     """All that are measured, running; those that cannot be built are left out, with the reason."""
     encoders: dict[str, Encode] = {}
-    for name, begin in (
-        (OURS, lambda: _ours(folder, source, builder)),
-        ("sentence-transformers", lambda: _sentence_transformers(arguments.work, folder, source, texts)),
-        ("llama.cpp", lambda: _llama_cpp(arguments.work, folder, source)),
-    ):
+    begins: dict[str, Callable[[], AbstractContextManager[str | Encode]]] = {
+        OURS: lambda: _ours(folder, source, builder),
+        "sentence-transformers": lambda: _sentence_transformers(arguments.work, folder, source, texts),
+        "llama.cpp": lambda: _llama_cpp(arguments.work, folder, source),
+    }
+    for name, begin in begins.items():
         try:
             started = stack.enter_context(begin())
         except (PeerUnavailable, RuntimeError, subprocess.CalledProcessError) as error:

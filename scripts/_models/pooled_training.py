@@ -123,7 +123,8 @@ def share_of_nearest(model: BertModel, tokenizer: Tokenizer, topics: list[Topic]
     queries = [pair for pair in queries if pair[0] in {name for name, _ in texts}]
     near = embed(model, tokenizer, [query for _, query in queries]) @ embed(model, tokenizer, [t for _, t in texts]).T
     best = near.argmax(dim=1).tolist()
-    return sum(texts[number][0] == name for number, (name, _) in zip(best, queries, strict=True)) / len(queries)
+    right = sum(texts[int(number)][0] == name for number, (name, _) in zip(best, queries, strict=True))
+    return float(right / len(queries))
 
 
 def save(model: Any, tokenizer: Tokenizer, work: Path, *, reranks: bool) -> None:
@@ -215,7 +216,7 @@ def _steps(model: torch.nn.Module, budget: Budget, rate: float) -> Iterator[tupl
 
 def _learn(model: torch.nn.Module, optimizer: Any, loss: torch.Tensor, step: int) -> None:
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     if step % 100 == 0:

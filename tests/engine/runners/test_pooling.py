@@ -38,4 +38,5 @@ def test_several_modes_are_joined_in_their_order() -> None:
 
 
 def test_vectors_get_length_1_and_zeros_stay() -> None:
-    assert np.allclose(normalized(np.array([[3, 4], [0, 0]], np.float32)), [[0.6, 0.8], [0, 0]])
+    expected = np.array([[0.6, 0.8], [0, 0]], np.float32)
+    assert np.allclose(normalized(np.array([[3, 4], [0, 0]], np.float32)), expected)
