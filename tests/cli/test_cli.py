@@ -42,7 +42,7 @@ def test_a_command_starts_without_the_modules_of_the_others() -> None:
     result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
     assert (
         result.stdout.splitlines()[-1]
-        == "genai_server.cli.key genai_server.cli.serve genai_server.cli.serve.exit_status False"
+        == "genai_server.cli.key genai_server.cli.parser genai_server.cli.serve genai_server.cli.serve.exit_status False"
     )
 
 

@@ -35,6 +35,7 @@ from genai_server.api.routes import (
     chat,
     chat_completions,
     completions,
+    docs,
     health,
     messages,
     metrics,
@@ -108,7 +109,7 @@ def create_app(
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
 
-    app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan)
+    app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_middleware(app, settings, drain, keys, telemetry, on_loopback=on_loopback)
     install_error_handlers(app)
     for module in (
@@ -125,6 +126,7 @@ def create_app(
         requests,
         profiles,
         health,
+        docs,
     ):
         app.include_router(module.router)
     if settings.metrics != "off":

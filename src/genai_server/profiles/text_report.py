@@ -2,28 +2,74 @@
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from genai_server.profiles.analysis import OTHER
 from genai_server.profiles.manifest import DECODE
 from genai_server.profiles.report import Report, TimeShare
 
 _MOST_LAYERS = 8
+# Characters of a request id that usually tell it apart.
+_SHORT_NAME = 16
+
+Rows = list[list[str]]
 
 
 def as_text(report: Report, most: int = 10) -> str:
-    """The tables, each with at most `most` lines."""
+    """The report with tables of any width, each with at most `most` lines."""
     parts = [
         _heading(report),
-        "\n".join(f"* {finding}" for finding in report.findings),
-        _phases(report),
-        _shares("operator", report.operators[:most], report),
+        _findings(report),
+        *_shares_of_all(report, most),
+        *_slow(report, most),
+        *_unread(report),
     ]
+    return "\n\n".join(part if isinstance(part, str) else _table(part) for part in parts if part)
+
+
+def for_terminal(report: Report, most: int = 10) -> list[str | Rows]:
+    """The report's texts and tables, the slow tokens first and requests by short names.
+
+    A table's first row has the titles.
+    """
+    names = short_names({one.request_id for one in report.passes if one.request_id is not None})
+    slow = [msgspec.structs.replace(one, request_id=names.get(one.request_id or "")) for one in report.slow_tokens]
+    slow_report = msgspec.structs.replace(report, slow_tokens=slow)
+    parts = [
+        _heading(report),
+        _findings(report),
+        *_slow(slow_report, most),
+        *_shares_of_all(report, most),
+        *_unread(report),
+    ]
+    return [part for part in parts if part]
+
+
+def short_names(ids: Iterable[str]) -> dict[str, str]:
+    """A short name for each request id: its beginning, as long as it takes to tell them apart."""
+    all_ids = set(ids)
+    for length in range(_SHORT_NAME, max(map(len, all_ids), default=0)):
+        names = {each: each if len(each) <= length + 1 else f"{each[:length]}…" for each in all_ids}
+        if len(set(names.values())) == len(all_ids):
+            return names
+    return {each: each for each in all_ids}
+
+
+def _findings(report: Report) -> str:
+    return "\n".join(f"* {finding}" for finding in report.findings)
+
+
+def _shares_of_all(report: Report, most: int) -> list[str | Rows]:
+    parts: list[str | Rows] = [_phases(report), _shares("operator", report.operators[:most], report)]
     parts.append(_shares("node", report.nodes_by_time[:most], report))
     parts.append(_shares("layer", report.layers[:_MOST_LAYERS], report))
     if report.threads:
         parts.append(_threads(report, most))
-    parts.append(_slow(report, most))
-    parts += [f"not read: {name}: {reason}" for name, reason in report.unread.items()]
-    return "\n\n".join(part for part in parts if part)
+    return parts
+
+
+def _unread(report: Report) -> list[str | Rows]:
+    return [f"not read: {name}: {reason}" for name, reason in report.unread.items()]
 
 
 def _heading(report: Report) -> str:
@@ -47,7 +93,7 @@ def _heading(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _phases(report: Report) -> str:
+def _phases(report: Report) -> Rows:
     rows = [["phase", "passes", "tokens", "ms", "ms/pass median", "tokens/s", "not kernels", "cores at work"]]
     for phase in report.phases:
         rate = phase.tokens / phase.total_us * 1e6 if phase.tokens and phase.total_us else None
@@ -63,10 +109,10 @@ def _phases(report: Report) -> str:
                 _maybe(phase.cores, "{:.2f}"),
             ]
         )
-    return _table(rows)
+    return rows
 
 
-def _shares(title: str, shares: Sequence[TimeShare], report: Report) -> str:
+def _shares(title: str, shares: Sequence[TimeShare], report: Report) -> Rows:
     phases = [phase.phase for phase in report.phases]
     rows = [[title, "calls", "ms", "share", *(f"{phase} ms" for phase in phases)]]
     for share in shares:
@@ -74,23 +120,23 @@ def _shares(title: str, shares: Sequence[TimeShare], report: Report) -> str:
         rows.append(
             [share.name, str(share.calls), _ms(share.total_us), _percent(share.total_us, report.total_us), *parts]
         )
-    return _table(rows)
+    return rows
 
 
-def _threads(report: Report, most: int) -> str:
+def _threads(report: Report, most: int) -> Rows:
     rows = [["threads of", "calls", "shared", "ms", "own share ms", "waiting ms"]]
     for share in report.threads[:most]:
         cells = (str(share.calls), _percent(share.shared_calls, share.calls))
         rows.append([share.name, *cells, *map(_ms, (share.total_us, share.run_us, share.wait_us))])
-    return _table(rows)
+    return rows
 
 
-def _slow(report: Report, most: int) -> str:
+def _slow(report: Report, most: int) -> list[str | Rows]:
     if report.median_decode_us is None:
-        return ""
+        return []
     limit = f"{report.slow_at:g} times the median of {_ms(report.median_decode_us)} ms"
     if not report.slow_tokens:
-        return f"No decode token took more than {limit}."
+        return [f"No decode token took more than {limit}."]
     rows = [["slow", "ms", "× median", "because of", "ms", "more than usual"]]
     for token in report.slow_tokens[:most]:
         first = [token.name, _ms(token.duration_us), f"{token.ratio:.1f}"]
@@ -99,8 +145,7 @@ def _slow(report: Report, most: int) -> str:
             rows.append([*first, name, _ms(node.duration_us), f"+{_ms(node.excess_us)}"])
             first = ["", "", ""]
     decodes = sum(phase.passes for phase in report.phases if phase.phase == DECODE)
-    count = f"{len(report.slow_tokens)} of {_count(decodes, 'decode token')} took more than {limit}."
-    return f"{count}\n\n{_table(rows)}"
+    return [f"{len(report.slow_tokens)} of {_count(decodes, 'decode token')} took more than {limit}.", rows]
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
