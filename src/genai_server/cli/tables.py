@@ -23,15 +23,17 @@ def print_report(console: Console, parts: Iterable[str | Rows]) -> None:
         if isinstance(part, str):
             console.print(Text(part))
             continue
-        for table in fitted(part, console.width):
+        for place, table in enumerate(fitted(part, console.width)):
+            if place:
+                console.print()
             console.print(table)
 
 
 def fitted(rows: Rows, width: int) -> list[Table]:
     """The rows as a table of at most this width.
 
-    Columns of texts are made narrower. If that is not enough the table is turned: each row becomes a column, in as many
-    tables as it takes.
+    Titles of numbers are wrapped, and columns of texts made narrower. If that is not enough the table is turned: each row
+    becomes a column, in as many tables as it takes.
     """
     widths = _widths(rows)
     if (found := _narrowed(rows, widths, width)) is not None:
@@ -57,7 +59,11 @@ def _widths(rows: Rows) -> list[int]:
 def _narrowed(rows: Rows, widths: Sequence[int], width: int) -> list[int] | None:
     """The widths of columns that fit; None if they cannot."""
     found = list(widths)
-    texts = [number for number, column in enumerate(zip(*rows, strict=True)) if not _is_numeric(column)]
+    columns = list(zip(*rows, strict=True))
+    for number, column in enumerate(columns):  # titles of numbers are wrapped
+        if sum(found) + _GAP * (len(found) - 1) > width and _is_numeric(column):
+            found[number] = max(map(cell_len, [*column[0].split(), *column[1:]]))
+    texts = [number for number, column in enumerate(columns) if not _is_numeric(column)]
     while (excess := sum(found) + _GAP * (len(found) - 1) - width) > 0:
         widest = max(texts, key=lambda number: found[number], default=None)
         if widest is None or found[widest] <= _LEAST_TEXT:
