@@ -32,8 +32,8 @@ def print_report(console: Console, parts: Iterable[str | Rows]) -> None:
 def fitted(rows: Rows, width: int) -> list[Table]:
     """The rows as a table of at most this width.
 
-    Titles of numbers are wrapped, and columns of texts made narrower. If that is not enough the table is turned: each row
-    becomes a column, in as many tables as it takes.
+    Titles of numbers are wrapped, and columns of texts made narrower. If that is not enough the table is turned: each
+    row becomes a column, in as many tables as it takes.
     """
     widths = _widths(rows)
     if (found := _narrowed(rows, widths, width)) is not None:
