@@ -17,7 +17,6 @@ from genai_server.cli.top.snapshot import Interval, Place, Snapshot
 from tests.running_server import ROOT, RunningServer, clean_environment, free_port
 from tests.server_here import run_here
 
-
 CPU = Place("m", "cpu")
 
 
