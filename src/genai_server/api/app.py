@@ -109,6 +109,7 @@ def create_app(
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
 
+    # FastAPI's own pages load their scripts from other hosts.
     app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_middleware(app, settings, drain, keys, telemetry, on_loopback=on_loopback)
     install_error_handlers(app)

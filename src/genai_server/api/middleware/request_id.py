@@ -8,8 +8,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.api.errors import FOR_BROWSERS, request_id_headers
 
-# A page has a stricter one of its own.
-_POLICY = "content-security-policy"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -34,8 +32,9 @@ class RequestId:
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                own = {_POLICY: headers[_POLICY]} if _POLICY in headers else {}
-                headers.update(FOR_BROWSERS | own | request_id_headers(scope))
+                for name, value in FOR_BROWSERS.items():
+                    headers.setdefault(name, value)
+                headers.update(request_id_headers(scope))
             await send(message)
 
         await self.app(scope, receive, send_named)
