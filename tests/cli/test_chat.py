@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 # What a terminal puts around a pasted text.
 PASTE, PASTED = "\x1b[200~", "\x1b[201~"
 # A terminal whose screen is drawn, and which is not asked where its cursor is.
-DRAWN = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "80", "LINES": "24"}
+DRAWN = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
 
 
 class Terminal:
@@ -32,6 +33,7 @@ class Terminal:
         import termios
 
         self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "genai_server", "chat", *arguments],
             cwd=ROOT,

@@ -46,7 +46,7 @@ def test_a_browser_shows_it_and_asks_no_other_host(scripted: RunningServer) -> N
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.goto(f"{scripted.url}/docs")
-        page.locator("#operations-status-healthz_healthz_get, .opblock-summary-path").first.wait_for()
-        assert page.locator("text=/v1/chat/completions").count() >= 1
+        page.locator(".opblock-summary-path").first.wait_for()
+        assert "/v1/chat/completions" in page.locator("#swagger-ui").inner_text()
         assert errors == []
         assert all(url.startswith((f"{scripted.url}/", "data:")) for url in asked)

@@ -32,7 +32,6 @@ def test_all_blocks_are_shown_once_however_the_text_is_cut(length: int) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="standard", width=60, height=20)
     with MarkdownStream(console) as stream:
-        stream._live.auto_refresh = False
         for start in range(0, len(TEXT), length):
             stream.add(TEXT[start : start + length])
     shown = out.getvalue().replace("\x1b[2K", "").replace("\x1b[1A", "")

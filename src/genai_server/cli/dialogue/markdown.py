@@ -1,5 +1,6 @@
 """Shows an answer as Markdown while it arrives."""
 
+import time
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +13,8 @@ from rich.theme import Theme
 # Colours of the terminal's own palette, which is made for its background, be that light or dark.
 _THEME = Theme({"markdown.code": "cyan", "markdown.code_block": "none", "markdown.block_quote": "italic"})
 _CODE = "ansi_light"
-_PER_SECOND = 12
+# Seconds between two drawings.
+_PAUSE = 0.05
 # Lines of the screen that stay free below an unfinished block.
 _MARGIN = 2
 
@@ -27,7 +29,9 @@ class MarkdownStream:
         # The source of the unfinished block.
         self._text = ""
         self._has_blocks = False
-        self._live = Live(console=console, get_renderable=self._tail, refresh_per_second=_PER_SECOND, transient=True)
+        # Drawn from this thread only: rich's own thread may draw between two parts of a print.
+        self._live = Live("", console=console, auto_refresh=False, transient=True)
+        self._drawn = 0.0
 
     def __enter__(self) -> Self:
         self._console.push_theme(_THEME)
@@ -37,29 +41,31 @@ class MarkdownStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        rest, self._text = self._text, ""
+        self._live.update("")
         self._live.stop()
-        self._print(rest)
+        self._print(self._text)
         self._console.pop_theme()
 
     def add(self, piece: str) -> None:
         """Show a further piece of the answer."""
         self._text += piece
-        if "\n" in piece:
-            done = finished(self._text)
+        done = finished(self._text) if "\n" in piece else 0
+        if not done and time.monotonic() - self._drawn < _PAUSE:
+            return
+        with self._console:  # written at once
             if done:
                 block, self._text = self._text[:done], self._text[done:]
+                self._live.update("", refresh=True)
                 self._print(block)
+            self._live.update(_Block(self._text, is_last=True, is_below_others=self._has_blocks), refresh=True)
+        self._drawn = time.monotonic()
 
     def _print(self, text: str) -> None:
         if text.strip():
             if self._has_blocks:
                 self._console.print()
             self._has_blocks = True
-            self._console.print(_markdown(text))
-
-    def _tail(self) -> "_Tail":
-        return _Tail(self._text, self._has_blocks)
+            self._console.print(_Block(text))
 
 
 def finished(text: str) -> int:
@@ -70,23 +76,27 @@ def finished(text: str) -> int:
     return sum(len(line) + 1 for line in text.split("\n")[: starts[-1]])
 
 
-class _Tail:
-    """The last lines of an unfinished text, as many as the screen has."""
+class _Block:
+    """A text without the empty lines around it. Of the last one, as many lines are shown as the screen has."""
 
-    def __init__(self, text: str, is_below_others: bool) -> None:
+    def __init__(self, text: str, *, is_last: bool = False, is_below_others: bool = False) -> None:
         self._text = text
+        self._is_last = is_last
         self._is_below_others = is_below_others
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if not self._text.strip():
-            return
-        lines = console.render_lines(_markdown(self._text), options.update(height=None), pad=False)
-        if self._is_below_others:
-            lines.insert(0, [])
-        for line in lines[-max(1, options.max_height - _MARGIN) :]:
+        markdown = Markdown(self._text, code_theme=_CODE, inline_code_theme=_CODE)
+        lines = _trimmed(console.render_lines(markdown, options.update(height=None), pad=False))
+        if self._is_last:
+            if lines and self._is_below_others:
+                lines.insert(0, [])
+            lines = lines[-max(1, options.max_height - _MARGIN) :]
+        for line in lines:
             yield from line
             yield Segment.line()
 
 
-def _markdown(text: str) -> Markdown:
-    return Markdown(text, code_theme=_CODE, inline_code_theme=_CODE)
+def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
+    """The lines from the first to the last that has a character."""
+    filled = [number for number, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
+    return lines[filled[0] : filled[-1] + 1] if filled else []
