@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NoReturn, TypeVar, overload
 
 _Namespace = TypeVar("_Namespace")
@@ -16,14 +16,14 @@ class Parser(argparse.ArgumentParser):
 
     @overload
     def parse_known_args(
-        self, args: Sequence[str] | None = None, namespace: None = None
+        self, args: Iterable[str] | None = None, namespace: None = None
     ) -> tuple[argparse.Namespace, list[str]]: ...
     @overload
-    def parse_known_args(self, args: Sequence[str] | None, namespace: _Namespace) -> tuple[_Namespace, list[str]]: ...
+    def parse_known_args(self, args: Iterable[str] | None, namespace: _Namespace) -> tuple[_Namespace, list[str]]: ...
     @overload
     def parse_known_args(self, *, namespace: _Namespace) -> tuple[_Namespace, list[str]]: ...
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: object = None) -> tuple[object, list[str]]:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: object = None) -> tuple[object, list[str]]:
         """Parse all arguments; ends with the usage if one is unknown."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:

@@ -115,8 +115,8 @@ def view(interval: Interval, width: int | None) -> RenderableType:
     return Group(devices, _LEGEND, "", requests, *more, *keys)
 
 
-_COLUMNS = ("device", "model", "state", "run", "wait", "kv", "in/s", "out/s", "ans/s", "ttft", "itl", "rows", "hits")
-_COLUMNS += ("died",)
+_STATES = ("device", "model", "state", "run", "wait", "kv")
+_COLUMNS = (*_STATES, "in/s", "out/s", "ans/s", "ttft", "itl", "rows", "hits", "died")
 _REQUEST_COLUMNS = ("request", "device", "model", "phase", "age s", "prompt", "cached", "output")
 _TEXTS = {"device", "model", "state", "request", "phase"}
 # In a narrow terminal, the first of these is left out first.
