@@ -22,6 +22,8 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 PASTE, PASTED = "\x1b[200~", "\x1b[201~"
 # A terminal whose screen is drawn, and which is not asked where its cursor is.
 DRAWN = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+# By which such a terminal is told to mark pasted texts: a line is read.
+READS = "\x1b[?2004h"
 
 
 class Terminal:
@@ -143,11 +145,13 @@ def test_an_answer_that_fails_is_told_and_the_chat_goes_on(scripted: RunningServ
 
 def test_a_pasted_text_of_several_lines_is_one_question(scripted: RunningServer, tmp_path: Path) -> None:
     with terminal(scripted.url, **DRAWN) as chat:
-        chat.see("> ")
+        chat.see(READS)
         chat.type(f"{PASTE}say one\nsay two\r\nsay three{PASTED}\r")
         chat.see("s in all")
+        chat.see(READS)
         chat.type(f"/save {tmp_path}/chat.json\r")
         chat.see("saved in")
+        chat.see(READS)
         chat.type("/quit\r")
         assert chat.status() == 0
     messages = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
@@ -157,9 +161,9 @@ def test_a_pasted_text_of_several_lines_is_one_question(scripted: RunningServer,
 @pytest.mark.parametrize("settings", [{}, DRAWN])
 def test_a_text_in_quotes_is_one_question(scripted: RunningServer, tmp_path: Path, settings: dict[str, str]) -> None:
     with terminal(scripted.url, **settings) as chat:
-        chat.see("> ")
+        chat.see(READS if settings else "> ")
         chat.type('"""say one\r')
-        chat.see("… ")
+        chat.see("…")
         chat.type('say two"""\r')
         chat.see("s in all")
         chat.type(f"/save {tmp_path}/chat.json\r")
@@ -172,10 +176,11 @@ def test_a_text_in_quotes_is_one_question(scripted: RunningServer, tmp_path: Pat
 
 def test_an_answer_is_shown_as_markdown_where_the_terminal_can(scripted: RunningServer) -> None:
     with terminal(scripted.url, **DRAWN) as chat:
-        chat.see("> ")
+        chat.see(READS)
         chat.type("say a **strong** word\r")
         chat.see("\x1b[1mstrong\x1b[0m")
         chat.see("s in all")
+        chat.see(READS)
         chat.type("/quit\r")
         assert chat.status() == 0
 

@@ -79,10 +79,10 @@ def _shown(width: int | None, *models: str) -> list[str]:
 def test_in_a_terminal_each_row_names_its_model_and_fits(width: int) -> None:
     lines = _shown(width, "phi", "a-model-whose-name-is-longer-than-others")
     rows = [line.split() for line in lines if line.startswith("cpu")]
-    assert [row[1] for row in rows] == ["phi", "a-model-whose-name-is-l…"]
+    assert [row[1][:9] for row in rows] == ["phi", "a-model-w"]
     assert [row[3] for row in rows] == ["–/16", "–/17"]
-    assert any(line.startswith("req-0000000000000000000… ") and " phi " in line for line in lines)
-    assert max(map(len, lines)) <= width or width < 80
+    assert any(line.startswith("req-00000") and " phi " in line and " decode " in line for line in lines)
+    assert max(map(len, lines)) <= width
     assert any("q quits" in line for line in lines)
 
 

@@ -23,6 +23,8 @@ from genai_server.cli.screen import screen
 from genai_server.cli.top.snapshot import Interval, Place, Poller, ServerUnreachable, Snapshot
 
 _MOST_REQUESTS = 20
+# The texts of a row by column.
+Row = Mapping[str, str]
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -120,25 +122,21 @@ _COLUMNS = (*_STATES, "in/s", "out/s", "ans/s", "ttft", "itl", "rows", "hits", "
 _REQUEST_COLUMNS = ("request", "device", "model", "phase", "age s", "prompt", "cached", "output")
 _TEXTS = {"device", "model", "state", "request", "phase"}
 # In a narrow terminal, the first of these is left out first.
-_LEFT_OUT = ("died", "rows", "ans/s", "hits", "kv", "cached", "in/s", "itl")
+_LEFT_OUT = ("died", "rows", "ans/s", "hits", "kv", "cached", "in/s", "itl", "age s", "ttft")
 # Cells between two columns.
 _GAP = 2
-# Of a model's or a request's name in a terminal.
-_MOST_NAME = 24
+# Most characters of a name, the wide terminal's first.
+_NAME_LENGTHS = (24, 16, 10)
 _LEGEND = "a second: tokens in, out, answers; ms: to the first token, between tokens; hits: of prompts, cached"
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, str]], width: int | None) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Sequence[Row], width: int | None) -> Table:
     """A table of these columns; without some of them where the terminal is too narrow for all."""
     if width is None:
         table = Table(box=None, title=title, title_justify="left")
     else:
         table = Table(box=None, title=title, title_justify="left", padding=(0, _GAP, 0, 0), header_style="bold")
-        rows = [{name: _short(text) for name, text in row.items()} for row in rows]
-        for name in _LEFT_OUT:
-            if _width(columns, rows) <= width:
-                break
-            columns = [column for column in columns if column != name]
+        columns, rows = _fitting(columns, rows, width)
     for name in columns:
         table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=width is not None)
     for row in rows:
@@ -146,12 +144,27 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, str]]
     return table
 
 
-def _width(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
+def _width(columns: Sequence[str], rows: Sequence[Row]) -> int:
     return sum(max(cell_len(text) for text in (name, *(row[name] for row in rows))) + _GAP for name in columns)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_NAME else f"{text[: _MOST_NAME - 1]}…"
+def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> tuple[Sequence[str], Sequence[Row]]:
+    """The columns and rows that fit: names are shortened, then columns left out, then names shortened further."""
+    most = _NAME_LENGTHS[0]
+    for most in _NAME_LENGTHS:
+        found = [_shortened(row, most) for row in rows]
+        if _width(columns, found) <= width:
+            return columns, found
+        if most != _NAME_LENGTHS[0]:
+            for name in _LEFT_OUT:
+                columns = [column for column in columns if column != name]
+                if _width(columns, found) <= width:
+                    return columns, found
+    return columns, [_shortened(row, most) for row in rows]
+
+
+def _shortened(row: Row, most: int) -> Row:
+    return {name: text if len(text) <= most else f"{text[: most - 1]}…" for name, text in row.items()}
 
 
 def _coloured(column: str, text: str, *, in_terminal: bool) -> str | Text:
