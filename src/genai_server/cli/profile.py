@@ -73,7 +73,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     else:
         from genai_server.cli.tables import print_report
 
-        print_report(console, for_terminal(report, arguments.top))
+        print_report(console, for_terminal(report, console.width, arguments.top))
     return 0
 
 

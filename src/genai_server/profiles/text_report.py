@@ -1,16 +1,16 @@
 """A report as tables for a terminal."""
 
-from collections.abc import Iterable, Sequence
-
-import msgspec
+from collections.abc import Iterable, Mapping, Sequence
 
 from genai_server.profiles.analysis import OTHER
 from genai_server.profiles.manifest import DECODE
-from genai_server.profiles.report import Report, TimeShare
+from genai_server.profiles.report import Report, SlowToken, TimeShare
 
 _MOST_LAYERS = 8
 # Characters of a request id that usually tell it apart.
 _SHORT_NAME = 16
+# Columns from which on a terminal has room for the operators of slow nodes.
+_WIDE = 120
 
 Rows = list[list[str]]
 
@@ -27,18 +27,16 @@ def as_text(report: Report, most: int = 10) -> str:
     return "\n\n".join(part if isinstance(part, str) else _table(part) for part in parts if part)
 
 
-def for_terminal(report: Report, most: int = 10) -> list[str | Rows]:
+def for_terminal(report: Report, width: int, most: int = 10) -> list[str | Rows]:
     """The report's texts and tables, the slow tokens first and requests by short names.
 
-    A table's first row has the titles.
+    A table's first row has the titles. A terminal of little width gets slow nodes without their operators.
     """
     names = short_names({one.request_id for one in report.passes if one.request_id is not None})
-    slow = [msgspec.structs.replace(one, request_id=names.get(one.request_id or "")) for one in report.slow_tokens]
-    slow_report = msgspec.structs.replace(report, slow_tokens=slow)
     parts = [
         _heading(report),
         _findings(report),
-        *_slow(slow_report, most),
+        *_slow(report, most, names, with_operators=width >= _WIDE),
         *_shares_of_all(report, most),
         *_unread(report),
     ]
@@ -47,7 +45,7 @@ def for_terminal(report: Report, most: int = 10) -> list[str | Rows]:
 
 def short_names(ids: Iterable[str]) -> dict[str, str]:
     """A short name for each request id: its beginning, as long as it takes to tell them apart."""
-    all_ids = set(ids)
+    all_ids = list(dict.fromkeys(ids))
     for length in range(_SHORT_NAME, max(map(len, all_ids), default=0)):
         names = {each: each if len(each) <= length + 1 else f"{each[:length]}…" for each in all_ids}
         if len(set(names.values())) == len(all_ids):
@@ -131,7 +129,10 @@ def _threads(report: Report, most: int) -> Rows:
     return rows
 
 
-def _slow(report: Report, most: int) -> list[str | Rows]:
+def _slow(
+    report: Report, most: int, names: Mapping[str, str] | None = None, *, with_operators: bool = True
+) -> list[str | Rows]:
+    """The slow tokens; with `names`, requests are named by these, and a single request is not named at all."""
     if report.median_decode_us is None:
         return []
     limit = f"{report.slow_at:g} times the median of {_ms(report.median_decode_us)} ms"
@@ -139,13 +140,20 @@ def _slow(report: Report, most: int) -> list[str | Rows]:
         return [f"No decode token took more than {limit}."]
     rows = [["slow", "ms", "× median", "because of", "ms", "more than usual"]]
     for token in report.slow_tokens[:most]:
-        first = [token.name, _ms(token.duration_us), f"{token.ratio:.1f}"]
+        first = [_token_name(token, names), _ms(token.duration_us), f"{token.ratio:.1f}"]
         for node in token.because[:3]:
-            name = node.name if node.name == OTHER else f"{node.name} ({node.operator})"
+            is_plain = node.name == OTHER or not with_operators
+            name = node.name if is_plain else f"{node.name} ({node.operator})"
             rows.append([*first, name, _ms(node.duration_us), f"+{_ms(node.excess_us)}"])
             first = ["", "", ""]
     decodes = sum(phase.passes for phase in report.phases if phase.phase == DECODE)
     return [f"{len(report.slow_tokens)} of {_count(decodes, 'decode token')} took more than {limit}.", rows]
+
+
+def _token_name(token: SlowToken, names: Mapping[str, str] | None) -> str:
+    if names is None or token.token is None or token.request_id is None:
+        return token.name
+    return f"token {token.token}" + (f" of {names[token.request_id]}" if len(names) > 1 else "")
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
