@@ -20,6 +20,7 @@ from genai_server.api.admin import models as model_admin
 from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.fingerprint import fingerprint
+from genai_server.api.generation.checked_specs import CheckedSpecs
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
@@ -31,6 +32,7 @@ from genai_server.api.middleware.keys import ApiKeys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
+from genai_server.api.pulling import PullModel
 from genai_server.api.routes import (
     chat,
     chat_completions,
@@ -40,6 +42,9 @@ from genai_server.api.routes import (
     messages,
     metrics,
     models,
+    ollama,
+    ollama_models,
+    ollama_pull,
     responses,
     tokens,
 )
@@ -56,6 +61,16 @@ class Engines(Protocol):
     """Gives the folder of running engines for as long as the app runs."""
 
     def __call__(self) -> AbstractAsyncContextManager[Path]: ...
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What reads and fetches the files of models."""
+
+    # Reads the text side of a model.
+    load_text: LoadText
+    # Fetches a model from a hub.
+    pull: PullModel
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,7 @@ class Telemetry:
 def create_app(
     settings: Settings,
     engines: Engines,
-    load_text: LoadText,
+    model_files: ModelFiles,
     drain: Drain,
     keys: ApiKeys,
     telemetry: Telemetry,
@@ -86,8 +101,8 @@ def create_app(
 ) -> FastAPI:
     """The ASGI app. Its lifespan connects to the engines.
 
-    `load_text` reads the text side of a model. `drain` is started from outside. `on_loopback` says whether only this
-    machine can reach the server, as far as is known.
+    `drain` is started from outside. `on_loopback` says whether only this machine can reach the server, as far as is
+    known.
     """
 
     @asynccontextmanager
@@ -95,7 +110,7 @@ def create_app(
         most_waiting = settings.max_queue + settings.max_batch_size
         async with (
             engines() as folder,
-            Catalog(folder, load_text, partial(fingerprint, settings), most_waiting).followed() as models,
+            Catalog(folder, model_files.load_text, partial(fingerprint, settings), most_waiting).followed() as models,
             rare_full_collections(),
         ):
             responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
@@ -103,7 +118,16 @@ def create_app(
             telemetry.registry.register(engine_metrics)
             with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
                 app.state.services = Services(
-                    settings, models, responses, grammars, telemetry.clock, on_loopback, drain, telemetry.registry
+                    settings,
+                    models,
+                    responses,
+                    grammars,
+                    CheckedSpecs(grammars, best_effort=not settings.strict),
+                    telemetry.clock,
+                    on_loopback,
+                    drain,
+                    telemetry.registry,
+                    model_files.pull,
                 )
                 yield
             telemetry.registry.unregister(engine_metrics)
@@ -119,6 +143,9 @@ def create_app(
         completions,
         responses,
         messages,
+        ollama,
+        ollama_models,
+        ollama_pull,
         models,
         tokens,
         runtime_options,
@@ -130,6 +157,7 @@ def create_app(
         docs,
     ):
         app.include_router(module.router)
+    app.include_router(ollama.unsupported)
     if settings.metrics != "off":
         app.include_router(metrics.router)
 

@@ -15,6 +15,9 @@ from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
 
+# Content types of streams.
+_STREAMS = ("text/event-stream", "application/x-ndjson")
+
 
 @dataclass
 class RequestRecord:
@@ -89,7 +92,7 @@ Observer = Callable[[RequestRecord], None]
 class RequestRecords:
     """Puts a RequestRecord into each scope's state, and passes it to the observers at the end. Plain ASGI.
 
-    A response in one piece has a `Server-Timing` header.
+    Closes the request's answers then, however its response ended. A response in one piece has a `Server-Timing` header.
     """
 
     def __init__(self, app: ASGIApp, model: str, clock: Clock, observers: Sequence[Observer]) -> None:
@@ -109,7 +112,7 @@ class RequestRecords:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = MutableHeaders(scope=message)
-                record.is_streamed = headers.get("content-type", "").startswith("text/event-stream")
+                record.is_streamed = headers.get("content-type", "").startswith(_STREAMS)
                 if record.answers and not record.is_streamed:
                     total = self._clock() - record.began
                     headers["server-timing"] = server_timing(record.answers[0], total)
@@ -122,6 +125,9 @@ class RequestRecords:
             raise
         finally:
             record.seconds = self._clock() - record.began
+            # Nothing else does it if the response cannot be built.
+            for answer in record.answers:
+                answer.close()
             for observe in self._observers:
                 try:
                     observe(record)
