@@ -2,8 +2,9 @@
 
 usage: scripts/vendor_web.py [--update]
 
-Without --update the pinned versions come again, and the script ends with status 1 if the registry's package has another
-hash than src/genai_server/web/vendored.json. With --update the newest versions come, and their hashes are written there.
+Without --update the pinned versions come again, and the script ends with status 1 if the registry's package has
+another hash than src/genai_server/web/vendored.json. With --update the newest versions come, and their hashes are
+written there.
 It needs npm, which checks each package against the registry's own hash.
 """
 

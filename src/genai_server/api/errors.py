@@ -49,8 +49,8 @@ PROMPT_TOO_LONG = {
     "openai": "This model's maximum context length is {limit} tokens. However, your {param} resulted in {tokens} "
     "tokens, and the answer needs at least one. Please reduce the length ({limited_by}).",
 }
-# Headers of every response that has none of its own by these names: browsers do not guess the content's type, do not keep
-# an answer that may be private, and show nothing in a frame of another site.
+# Headers of every response that has none of its own by these names: browsers do not guess the content's type, do not
+# keep an answer that may be private, and show nothing in a frame of another site.
 FOR_BROWSERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",

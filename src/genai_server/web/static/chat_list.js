@@ -2,7 +2,7 @@
 import { chats } from "./chats.js";
 import { useChanges } from "./emitter.js";
 import { html, useRef, useState } from "./html.js";
-import { download } from "./parts.js";
+import { download, focused } from "./parts.js";
 
 export function ChatList({ current, onOpen, onNew }) {
   useChanges(chats);
@@ -65,7 +65,7 @@ function NameForm({ chat, onDone }) {
   };
   const onKeyDown = (event) => { if (event.key === "Escape") onDone(); };
   return html`<li><form class="rename" onSubmit=${save}>
-    <input aria-label="Name of the chat" value=${name} autofocus onInput=${(event) => setName(event.target.value)}
+    <input aria-label="Name of the chat" value=${name} ref=${focused} onInput=${(event) => setName(event.target.value)}
       onKeyDown=${onKeyDown} />
     <button class="quiet">Save</button></form></li>`;
 }

@@ -10,6 +10,8 @@ import { options } from "./options.js";
 const SAVE_EVERY = 1000;
 
 class Running extends Emitter {
+  // Why the last message was not sent; "" if it was.
+  problem = "";
   // By the id of a chat: what stops its answer.
   #controllers = new Map();
 
@@ -51,40 +53,48 @@ export function requestAfter(chat, id) {
   };
 }
 
-export function lastTurn(chat) {
-  return path(chat).at(-1)?.id ?? ROOT;
+// Whether the options make a request; else `running` has the problem.
+export function canSend() {
+  running.problem = "";
+  try {
+    options.fields();
+  } catch (error) {
+    running.problem = error.message;
+  }
+  running.changed();
+  return !running.problem;
 }
 
-export function send(chat, text, parent = lastTurn(chat)) {
-  options.fields();
-  return answerTo(chat, addTurn(chat, parent, { role: "user", content: text }).id);
+export function send(chat, text, parent = path(chat).at(-1)?.id ?? ROOT) {
+  if (canSend()) answerTo(chat, addTurn(chat, parent, { role: "user", content: text }).id);
 }
 
 export function regenerate(chat, turn) {
-  return answerTo(chat, turn.parent);
+  if (canSend()) answerTo(chat, turn.parent);
 }
 
 export function edit(chat, turn, text) {
-  return send(chat, text, turn.parent);
+  send(chat, text, turn.parent);
 }
 
 export function goOnFrom(chat, turn) {
   endAt(chat, turn);
-  return chats.save(chat);
+  chats.save(chat);
 }
 
 // Give the results of a turn's tool calls, and let the model go on.
 export function giveResults(chat, turn, results) {
+  if (!canSend()) return;
   let parent = turn.id;
   turn.calls.forEach((call, place) => {
     parent = addTurn(chat, parent, { role: "tool", call: call.id, name: call.name, content: results[place] }).id;
   });
-  return answerTo(chat, parent);
+  answerTo(chat, parent);
 }
 
 function answerTo(chat, parent) {
   const body = requestAfter(chat, parent);
   const turn = addTurn(chat, parent, emptyAnswer());
   chats.save(chat);
-  return running.answer(chat, turn, body);
+  running.answer(chat, turn, body);
 }

@@ -38,6 +38,9 @@ export function Dialog({ title, onClose, children, wide }) {
   </dialog>`;
 }
 
+// A `ref` that puts the cursor into an element as soon as it is there.
+export const focused = (element) => element?.focus();
+
 // A labelled field of a form.
 export function Field({ label, hint, children, class: kind = "" }) {
   return html`<label class=${`field ${kind}`}><span class="label">${label}</span>${children}

@@ -4,7 +4,7 @@ import { chats } from "./chats.js";
 import { ChatList } from "./chat_list.js";
 import { CodePanel } from "./code_panel.js";
 import { Composer } from "./composer.js";
-import { regenerate, running, send } from "./conversation.js";
+import { canSend, regenerate, running, send } from "./conversation.js";
 import { useChanges } from "./emitter.js";
 import { whole } from "./figures.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
@@ -24,7 +24,6 @@ export function TalkView({ chatId }) {
   const [isListed, setListed] = useState(false);
   // What stands beside the conversation: {name: "options" | "code" | "look", turn}; null for nothing.
   const [panel, setPanel] = useState(null);
-  const [problem, setProblem] = useState("");
   const chat = chats.get(chatId);
   const isBusy = chat ? running.has(chat) : false;
   const turns = chat ? path(chat) : [];
@@ -35,14 +34,9 @@ export function TalkView({ chatId }) {
     go("chat", other?.id);
   };
   const onSend = (text) => {
-    setProblem("");
+    if (!canSend()) return false;
     const to = chat ?? chats.add();
-    try {
-      send(to, text);
-    } catch (error) {
-      setProblem(error.message);
-      return false;
-    }
+    send(to, text);
     if (!chat) go("chat", to.id);
     return true;
   };
@@ -71,7 +65,7 @@ export function TalkView({ chatId }) {
         <button type="button" class="quiet" aria-expanded=${panel?.name === "code"} onClick=${() => toggle("code")}>Code</button>
       </div>
       <${Turns} key=${chatId} chat=${chat} turns=${turns} isBusy=${isBusy} onInspect=${(turn) => setPanel({ name: "look", turn })} />
-      <${Composer} chatId=${chatId} isBusy=${isBusy} problem=${problem} onSend=${onSend} onStop=${() => running.stop(chat)} />
+      <${Composer} chatId=${chatId} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onStop=${() => running.stop(chat)} />
       <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? "The answer is complete" : ""}</p>
     </section>
     ${panel && html`<aside class="panel" aria-label=${TITLES[panel.name]}>

@@ -6,7 +6,7 @@ import { edit, giveResults, goOnFrom, regenerate } from "./conversation.js";
 import { number, time, whole } from "./figures.js";
 import { html, useMemo, useRef, useState } from "./html.js";
 import { blocks } from "./markdown.js";
-import { copyText, CopyButton } from "./parts.js";
+import { copyText, CopyButton, focused } from "./parts.js";
 
 const ENDS = {
   length: "cut at the most tokens", timeout: "its time was over", cancelled: "cancelled by an operator",
@@ -30,7 +30,7 @@ function UserTurn({ chat, turn, isBusy }) {
   };
   return html`<article class="turn user" aria-label="You">
     ${isEdited ? html`<form class="edit" onSubmit=${save}>
-        <textarea aria-label="Edit your message" rows="4" value=${text} autofocus
+        <textarea aria-label="Edit your message" rows="4" value=${text} ref=${focused}
           onInput=${(event) => setText(event.target.value)}></textarea>
         <div class="actions"><button type="button" class="quiet" onClick=${() => setEdited(false)}>Cancel</button>
           <button class="primary" disabled=${!text.trim() || isBusy}>Send</button></div></form>`
