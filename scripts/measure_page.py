@@ -2,7 +2,7 @@
 
 - What a watcher costs: the processor time of the API process and of the engine while pages show “Watch”, less the time
   while none does. A hidden page, or one that shows “Talk”, asks nothing.
-- How smooth a long answer is: the frames that are drawn while 2,000 tokens arrive, and while the reader scrolls through.
+- How smooth a long answer is: the frames that are drawn while 2,000 tokens arrive, and while it is scrolled through.
 
 usage: scripts/measure_page.py [--quick]      Linux and macOS; needs the extra `dev` and a Chromium
 """

@@ -43,9 +43,12 @@ def picture(page: Page, name: str, folder: Path) -> None:
 
 
 def say(page: Page, text: str) -> None:
-    """Send a message."""
+    """Send a message; returns once it stands in the conversation, and its answer is asked for."""
+    sent = page.get_by_role("article", name="You", exact=True)
+    before = sent.count()
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_label("Message", exact=True).press("Enter")
+    expect(sent).to_have_count(before + 1)
 
 
 def answered(page: Page) -> None:

@@ -136,7 +136,8 @@ def test_a_tool_is_called_and_its_result_goes_back(page: Page) -> None:
 
 def test_an_answer_fits_the_schema_and_a_wrong_schema_is_told_before_anything_is_sent(page: Page) -> None:
     set_option(page, "JSON schema", '{"type": "object"')
-    say(page, "How are you?")
+    page.get_by_label("Message", exact=True).fill("How are you?")
+    page.get_by_label("Message", exact=True).press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("The schema must be JSON")
     mood = {
         "type": "object",
@@ -145,7 +146,7 @@ def test_an_answer_fits_the_schema_and_a_wrong_schema_is_told_before_anything_is
         "additionalProperties": False,
     }
     set_option(page, "JSON schema", json.dumps(mood))
-    page.get_by_label("Message", exact=True).press("Enter")
+    say(page, "How are you?")
     answered(page)
     assert json.loads(page.locator(".assistant .markdown").inner_text()) == {"mood": "good"}
 
