@@ -11,6 +11,13 @@ from tests.running_server import RunningServer
 from tests.web.browser import answer, answered, opened, picture, say
 
 VIEWS = ["talk", "options", "look", "watch", "profiles", "models", "runtime-options"]
+# What is seen once a view has all that it shows.
+SHOWN = {
+    "watch": ".chart canvas",
+    "profiles": "section[aria-label=Sessions] :is(.soft, tbody)",
+    "models": "section[aria-label=Models] tbody tr",
+    "runtime-options": "section[aria-label='Runtime options'] .card",
+}
 _SERIOUS = "async () => (await axe.run()).violations.filter(({impact}) => ['serious', 'critical'].includes(impact))"
 
 
@@ -51,7 +58,7 @@ def show(page: Page, view: str) -> None:
         page.get_by_role("link", name="Watch").click()
         name = {"watch": "Overview", "runtime-options": "Runtime options"}.get(view, view.capitalize())
         page.get_by_role("navigation", name="Watch").get_by_role("link", name=name).click()
-        expect(page.locator("section h2").first).to_be_visible()
+        expect(page.locator(SHOWN[view]).first).to_be_visible(timeout=15_000)
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -92,8 +92,8 @@ def test_a_model_is_given_another_name_which_is_removed_again(page: Page, own_sc
 def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, demo: RunningServer) -> None:
     with opened(browser, demo, "#watch/profiles") as page:
         page.get_by_role("combobox", name="Tokens", exact=True).select_option("first_tokens")
-        page.get_by_label("First tokens").fill("3")
-        page.get_by_label("Ends after tokens").fill("3")
+        page.get_by_role("spinbutton", name="First tokens").fill("3")
+        page.get_by_role("spinbutton", name="Ends after tokens").fill("3")
         page.get_by_label("Name begins with").fill("page")
         page.get_by_role("button", name="Begin").click()
         expect(page.get_by_text("has begun")).to_be_visible()

@@ -54,6 +54,7 @@ export function TalkView({ chatId }) {
   };
   const profile = (token) => go("watch", "profiles", { slow_token_ratio: Math.max(1.5, Math.min(3, token.ratio * 0.7)).toFixed(1) });
   return html`<div class=${`talk${isListed ? " listed" : ""}${panel ? " with-panel" : ""}`}>
+    ${isListed && html`<button type="button" class="scrim" aria-label="Close the list of chats" onClick=${() => setListed(false)}></button>`}
     <aside class="side"><${ChatList} current=${chatId} onOpen=${open} onNew=${() => open(null)} /></aside>
     <section class="conversation" aria-label="Conversation">
       <div class="bar">

@@ -6,6 +6,11 @@ import { html, useMemo, useState } from "./html.js";
 const SLOW_RATIO = 3;
 const SLOW_LEAST = 5;
 
+const LEGENDS = {
+  probability: [["", "over 90 %"], ["p4", "over 60 %"], ["p3", "over 30 %"], ["p2", "over 10 %"], ["p1", "less"]],
+  time: [["", "usual"], ["late", "over 1.5 times"], ["slow", `over ${SLOW_RATIO} times the usual gap`]],
+};
+
 // The tokens of a turn, each with the gap before it in milliseconds. Without log probabilities a piece counts as one.
 export function tokensOf(turn) {
   const gaps = turn.pieces.map(({ at }, place) => (place ? at - turn.pieces[place - 1].at : null));
@@ -42,8 +47,9 @@ export function TokenPanel({ turn, onProfile, onAskAgain }) {
       <button type="button" class="quiet" onClick=${onAskAgain}>Ask again with them</button></p>`}
     ${mode === "time" && html`<p class="soft">${slow ? `${slow} slow token${slow > 1 ? "s" : ""}` : "No slow token"}:
       more than ${SLOW_RATIO} times the usual gap, as this browser saw it.</p>`}
+    <p class="legend">${LEGENDS[mode].map(([kind, words]) => html`<span key=${kind} class=${kind}>${words}</span>`)}</p>
     <div class="tokens" onKeyDown=${move}>${tokens.map((token, place) => html`<button type="button" key=${place}
-      tabindex=${place === chosen ? 0 : -1} aria-pressed=${place === chosen} class=${colour(token, mode)}
+      aria-label=${token.token.trim() ? undefined : "white space"} tabindex=${place === chosen ? 0 : -1} aria-pressed=${place === chosen} class=${colour(token, mode)}
       onClick=${() => setChosen(place)}>${shown(token.token)}</button>`)}</div>
     ${tokens[chosen] && html`<${Token} token=${tokens[chosen]} place=${chosen} onProfile=${onProfile} />`}
   </div>`;
