@@ -1,8 +1,10 @@
 """The main views: accessible, fit for a phone, light and dark, each with a picture."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -35,8 +37,11 @@ def page(browser: Browser, demo: RunningServer, request: pytest.FixtureRequest) 
     with opened(browser, demo, color_scheme=request.param) as page:
         page.get_by_role("button", name="Options").click()
         page.get_by_label("Token probabilities").check()
+        page.get_by_label("Temperature").fill("0.9")
+        page.get_by_label("Seed").fill("3")
+        page.get_by_label("Most tokens").first.fill("90")
         page.get_by_role("button", name="Options").click()
-        for question in ("What is the capital of France?", "And of Italy?", "Count from 1 to 10."):
+        for question in ("What is the capital of France?", "And of Italy?", "Write a long poem."):
             say(page, question)
             answered(page)
         page.evaluate("scheme => { window.scheme = scheme; }", request.param)
@@ -61,17 +66,32 @@ def show(page: Page, view: str) -> None:
         expect(page.locator(SHOWN[view]).first).to_be_visible(timeout=15_000)
 
 
+@contextmanager
+def streams(server: RunningServer, number: int) -> Iterator[None]:
+    """Answers that are being written, and end with the context."""
+    poem: dict[str, Any] = {"ignore_eos": True, "temperature": 1, "max_tokens": 1900}
+    begun = []  # an iterator that nobody holds ends its answer
+    with ExitStack() as open_ones:
+        for seed in range(number):
+            events = iter(open_ones.enter_context(server.stream("Write a long poem.", seed=seed, **poem)))
+            next(events)
+            begun.append(events)
+        yield
+
+
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view_has_no_serious_barrier(page: Page, view: str, tmp_path: Path) -> None:
+def test_each_view_has_no_serious_barrier(page: Page, demo: RunningServer, view: str, tmp_path: Path) -> None:
     source = axe()
-    page.set_viewport_size({"width": 1280, "height": 800})
-    show(page, view)
-    picture(page, f"{view}-{page.evaluate('window.scheme')}", tmp_path)
+    page.set_viewport_size({"width": 1280, "height": 960 if view == "watch" else 800})
+    with streams(demo, 3 if view == "watch" else 0):
+        show(page, view)
+        picture(page, f"{view}-{page.evaluate('window.scheme')}", tmp_path)
     page.evaluate(source)
     found = page.evaluate(_SERIOUS)
     assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
 
 
+@pytest.mark.parametrize("page", ["dark"], indirect=True)
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_fits_a_phone(page: Page, view: str, tmp_path: Path) -> None:
     page.set_viewport_size({"width": 360, "height": 740})

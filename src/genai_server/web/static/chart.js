@@ -23,22 +23,24 @@ export function Chart({ title, unit, times, lines, digits = 1 }) {
   const latest = useRef(data);
   latest.current = data;
   useEffect(() => {
-    let isGone = false, resized = null;
+    const element = place.current;
+    let isGone = false;
     const draw = async () => {
       const Library = await uPlot();
       if (isGone) return;
       chart.current?.destroy();
-      chart.current = new Library(settings(place.current.clientWidth, lines), latest.current, place.current);
-      resized ??= new ResizeObserver(() => chart.current?.setSize({ width: place.current.clientWidth, height: HEIGHT }));
-      resized.observe(place.current);
+      chart.current = new Library(settings(element.clientWidth, lines), latest.current, element);
     };
+    const resized = new ResizeObserver(() => chart.current?.setSize({ width: element.clientWidth, height: HEIGHT }));
+    resized.observe(element);
     draw();
     addEventListener("themechange", draw);
     return () => {
       isGone = true;
       removeEventListener("themechange", draw);
-      resized?.disconnect();
+      resized.disconnect();
       chart.current?.destroy();
+      chart.current = null;
     };
   }, []);
   useEffect(() => { chart.current?.setData(data); }, [times]);
@@ -49,6 +51,7 @@ export function Chart({ title, unit, times, lines, digits = 1 }) {
     <div ref=${place} role="img" aria-label=${`${title}: ${told.join(", ")}`}></div></figure>`;
 }
 
+const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en", { hourCycle: "h23" });
 const last = (values) => values.findLast((value) => value !== null);
 
 function settings(width, lines) {
@@ -64,8 +67,8 @@ function settings(width, lines) {
   const made = {
     width, height: HEIGHT, legend: { show: false }, cursor: { show: false },
     scales: { y: { range: (chart, least, most) => [0, most > 0 ? most * 1.15 : 1] } },
-    axes: [{ ...axis, space: 80 }, { ...axis, size: 48 }],
-    series: [{}, ...lines.map((line) => ({ stroke: colour(line.colour), width: 2, spanGaps: true, points: { show: false } }))],
+    axes: [{ ...axis, space: 90, size: 30, values: (chart, splits) => splits.map(clock) }, { ...axis, size: 48 }],
+    series: [{}, ...lines.map((line) => ({ stroke: colour(line.colour), width: 2, spanGaps: true, points: { size: 5, fill: colour(line.colour) } }))],
   };
   probe.remove();
   return made;
