@@ -11,8 +11,33 @@ _SCHEMA = {
     "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "array", "items": {"type": "integer"}}},
     "required": ["city"],
 }
+# Followed in part: each of its keywords is relaxed or left out where nothing is strict.
+_PARTLY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "format": "path", "not": {"const": "Rome"}},
+        "days": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "contains": {"const": 1}},
+        "unit": {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]},
+        "place": {"$ref": "#/$defs/place"},
+    },
+    "if": {"required": ["days"]},
+    "then": {"required": ["city"]},
+    "else": {"maxProperties": 2},
+    "dependentSchemas": {"unit": {"required": ["city"]}},
+    "patternProperties": {"^x-": {"type": "string"}},
+    "additionalProperties": False,
+    "$defs": {"place": {"type": ["object", "null"], "properties": {"place": {"$ref": "#/$defs/place"}}}},
+}
 _FUNCTION = {"name": "weather", "description": "The weather.", "parameters": _SCHEMA, "strict": True}
 _TOOL = {"type": "function", "function": _FUNCTION}
+_LOOSE_FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "partly", "parameters": _PARTLY},
+    {"name": "loose", "parameters": _PARTLY, "strict": False},
+    {"name": "anything"},
+]
+_LOOSE_TOOLS = [{"type": "function", "function": function} for function in _LOOSE_FUNCTIONS]
+_LOOSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "p", "schema": _PARTLY, "strict": False}}
+_CALLED = [{"role": "user", "content": 'say <tool_call>⏎{"name": "partly", "arguments": {}}⏎</tool_call>'}]
 _TURNS = [
     {"role": "system", "content": "Be short."},
     {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
@@ -66,6 +91,9 @@ _CHATS: list[dict[str, Any]] = [
     {"messages": _HELLO, "structured_outputs": {"choice": ["yes", "no"]}, "reasoning_effort": "low", **_SHORT},
     {"messages": _HELLO, "structured_outputs": {"grammar": 'start: "a" b\nb: /[0-9]+/ | "(" b ")"'}, **_SHORT},
     {"messages": _HELLO, "structured_outputs": {"json": _SCHEMA}, "device": "scripted", "model": MODEL, **_SHORT},
+    {"messages": _CALLED, "tools": [*_LOOSE_TOOLS, _TOOL], "max_tokens": 90},
+    {"messages": _HELLO, "tools": _LOOSE_TOOLS, "tool_choice": "required", **_SHORT},
+    {"messages": _HELLO, "tools": _LOOSE_TOOLS, "response_format": _LOOSE_FORMAT, **_SHORT},
 ]
 _COMPLETIONS = [
     *({**body, "n": 2} for body in _CHATS[:3]),
@@ -135,6 +163,12 @@ _RESPONSES: list[dict[str, Any]] = [
         "reasoning": {"effort": "high", "summary": "detailed"},
         "max_output_tokens": 4,
     },
+    {
+        "input": _CALLED,
+        "tools": [{"type": "function", **function} for function in _LOOSE_FUNCTIONS],
+        "text": {"format": {"type": "json_schema", "name": "p", "schema": _PARTLY, "strict": False}},
+        "max_output_tokens": 90,
+    },
 ]
 _ANTHROPIC_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 
@@ -191,6 +225,12 @@ _MESSAGES: list[dict[str, Any]] = [
         ],
         "max_tokens": 4,
         "stream": True,
+    },
+    {
+        "model": MODEL,
+        "messages": _CALLED,
+        "tools": [{**_ANTHROPIC_TOOL, "name": "partly", "input_schema": _PARTLY}, {**_ANTHROPIC_TOOL, "strict": True}],
+        "max_tokens": 90,
     },
 ]
 _TEMPLATE: list[dict[str, Any]] = [

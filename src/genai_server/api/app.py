@@ -20,6 +20,7 @@ from genai_server.api.admin import models as model_admin
 from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.fingerprint import fingerprint
+from genai_server.api.generation.checked_specs import CheckedSpecs
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
@@ -103,7 +104,15 @@ def create_app(
             telemetry.registry.register(engine_metrics)
             with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
                 app.state.services = Services(
-                    settings, models, responses, grammars, telemetry.clock, on_loopback, drain, telemetry.registry
+                    settings,
+                    models,
+                    responses,
+                    grammars,
+                    CheckedSpecs(grammars, best_effort=not settings.strict),
+                    telemetry.clock,
+                    on_loopback,
+                    drain,
+                    telemetry.registry,
                 )
                 yield
             telemetry.registry.unregister(engine_metrics)

@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
 from genai_server.api.catalog import Catalog, ServedModel
+from genai_server.api.generation.checked_specs import CheckedSpecs
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.drain import Drain
 from genai_server.config import Settings
@@ -25,6 +26,7 @@ class Services:
     models: Catalog
     responses: ResponseStore
     grammars: GrammarChecker
+    specs: CheckedSpecs
     # In seconds.
     clock: Clock
     # Whether only this machine can reach the server, as far as is known.

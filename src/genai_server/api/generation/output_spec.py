@@ -76,8 +76,7 @@ def chat_output_spec(
     constraint (`Constraint.check`) that ask for as little as they can. Raises InvalidField.
     """
     dialect, tools = codec.dialect, offered_tools(body, codec)
-    # Only the end matters; a marker is a few tokens at most.
-    inside = dialect.reasoning is not None and dialect.reasoning.begins_inside(codec.decode(prompt[-16:]))
+    inside = starts_in_reasoning(codec, prompt)
     constraint = ChatConstraint(body, codec, best_effort=best_effort, loose=frozenset(loose))
     return OutputSpec(
         dialect,
@@ -88,6 +87,13 @@ def chat_output_spec(
         left_out=tuple(constraint.left_out),
         loose=constraint.loose,
     )
+
+
+def starts_in_reasoning(codec: TextCodec, prompt: list[int]) -> bool:
+    """Whether a chat's prompt ends within reasoning."""
+    reasoning = codec.dialect.reasoning
+    # Only the end matters; a marker is a few tokens at most.
+    return reasoning is not None and reasoning.begins_inside(codec.decode(prompt[-16:]))
 
 
 def plain_output_spec(body: SamplingFields) -> OutputSpec:

@@ -89,7 +89,7 @@ Observer = Callable[[RequestRecord], None]
 class RequestRecords:
     """Puts a RequestRecord into each scope's state, and passes it to the observers at the end. Plain ASGI.
 
-    A response in one piece has a `Server-Timing` header.
+    Closes the request's answers then, however its response ended. A response in one piece has a `Server-Timing` header.
     """
 
     def __init__(self, app: ASGIApp, model: str, clock: Clock, observers: Sequence[Observer]) -> None:
@@ -122,6 +122,9 @@ class RequestRecords:
             raise
         finally:
             record.seconds = self._clock() - record.began
+            # Nothing else does it if the response cannot be built.
+            for answer in record.answers:
+                answer.close()
             for observe in self._observers:
                 try:
                     observe(record)
