@@ -220,6 +220,11 @@ def test_a_slow_token_leads_to_a_session_that_catches_the_next_one(scripted_page
     expect(scripted_page.locator(".token")).to_contain_text("times the usual gap")
     scripted_page.get_by_role("button", name="Profile the next slow token").click()
     expect(scripted_page.get_by_label("Times the median")).to_have_value("3.0")
+    scripted_page.get_by_role("combobox", name="Device").select_option("scripted:0")
+    scripted_page.get_by_role("button", name="Begin", exact=True).click()
+    row = scripted_page.locator("section[aria-label=Sessions] tbody tr").filter(has_text="waiting")
+    row.get_by_role("button", name="End").click()
+    expect(scripted_page.locator("section[aria-label=Sessions] tbody tr").first).to_contain_text("ended")
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ export function ProfileForm({ query, onBegun }) {
   const count = (name, label, hint) => input(name, label, hint, { type: "number", min: 0, step: "any" });
   const choice = (name, label, found) => html`<${Field} label=${label}><select value=${get(name)} onChange=${set(name)}>
     ${Object.entries(found).map(([value, words]) => html`<option key=${value} value=${value}>${words}</option>`)}</select><//>`;
-  const any = (names) => Object.fromEntries([["", "–"], ...[...new Set(names)].filter(Boolean).map((name) => [name, name])]);
+  const any = (names) => Object.fromEntries([["", "any"], ...[...new Set(names)].filter(Boolean).map((name) => [name, name])]);
   return html`<form class="card" onSubmit=${submit}><div class="grid wide">
       ${choice("when", "Begin", WHEN)}
       ${get("when") !== "now" && count(get("when"), get("when") === "slow_token_ms" ? "Milliseconds" : "Times the median")}

@@ -1,6 +1,8 @@
 // Looks into an answer: its tokens by probability or by time, and the alternatives of one.
+import { useChanges } from "./emitter.js";
 import { median, number, share, time } from "./figures.js";
-import { html, useMemo, useState } from "./html.js";
+import { html, useEffect, useMemo, useState } from "./html.js";
+import { server } from "./server.js";
 
 // A gap of so many medians is slow, and of at least so many milliseconds.
 const SLOW_RATIO = 3;
@@ -27,6 +29,8 @@ export function tokensOf(turn) {
 
 export function TokenPanel({ turn, onProfile, onAskAgain }) {
   const tokens = useMemo(() => tokensOf(turn), [turn.pieces.length, turn.id]);
+  useChanges(server);
+  useEffect(() => { if (server.isAdmin === null) server.findRights(); }, []);
   const hasScores = tokens.some((token) => token.logprob !== null);
   const [mode, setMode] = useState(hasScores ? "probability" : "time");
   const [chosen, setChosen] = useState(Math.max(0, tokens.findIndex((token) => token.isSlow)));
@@ -59,7 +63,7 @@ function Token({ token, place, onProfile }) {
   return html`<section class="token" aria-live="polite"><h3>Token ${place + 1}: <code>${JSON.stringify(token.token)}</code></h3>
     <p>${token.gap === null ? "It came with the one before, or is the first." : html`It came ${time(token.gap)} after the
       one before${token.ratio === null ? "" : `, ${number(token.ratio)} times the usual gap`}.`}</p>
-    ${token.isSlow && html`<p><button type="button" class="primary" onClick=${() => onProfile(token)}>
+    ${token.isSlow && server.isAdmin && html`<p><button type="button" class="primary" onClick=${() => onProfile(token)}>
       Profile the next slow token</button></p>`}
     ${token.top.length > 0 && html`<table><caption>What the model thought of here</caption>
       <thead><tr><th>token</th><th class="figure">probability</th></tr></thead>
