@@ -35,6 +35,7 @@ _FILES = {
         "swagger-ui-bundle.js": "api_docs/swagger-ui-bundle.js",
         "swagger-ui.css": "api_docs/swagger-ui.css",
         "swagger-ui-bundle.js.LICENSE.txt": "api_docs/swagger-ui-bundle.js.LICENSE.txt",
+        "NOTICE": "api_docs/swagger-ui-dist.NOTICE",
     },
 }
 _IMPORT = re.compile(r'from"preact"')

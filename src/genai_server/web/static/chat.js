@@ -14,7 +14,9 @@ function randomName() {
 
 // Add a turn after another one, and show it.
 export function addTurn(chat, parent, turn) {
-  const id = `t${Object.keys(chat.turns).length + 1}`;
+  let number = Object.keys(chat.turns).length + 1;
+  while (chat.turns[`t${number}`]) number += 1;
+  const id = `t${number}`;
   const added = { id, parent, ...turn };
   chat.turns[id] = added;
   chat.chosen[parent] = id;
@@ -68,5 +70,6 @@ export function isChat(value) {
     && isObject(value.turns) && isObject(value.chosen)
     && Object.entries(value.turns).every(([id, turn]) => isObject(turn) && turn.id === id
       && typeof turn.content === "string" && typeof turn.parent === "string"
-      && ["user", "assistant", "tool"].includes(turn.role));
+      && ["user", "assistant", "tool"].includes(turn.role)
+      && (turn.role !== "assistant" || (Array.isArray(turn.calls) && Array.isArray(turn.pieces))));
 }
