@@ -122,6 +122,24 @@ def test_a_code_block_is_copied(scripted_page: Page) -> None:
     assert scripted_page.evaluate("navigator.clipboard.readText()") == "first\nsecond\n"
 
 
+def test_reasoning_is_folded_and_an_error_in_the_stream_is_told_beside_the_text(scripted_page: Page) -> None:
+    chunks: list[dict[str, object]] = [
+        {"choices": [{"delta": {"reasoning_content": "Let me think."}}]},
+        {"choices": [{"delta": {"content": "It is "}}]},
+        {"error": {"message": "the engine died"}},
+    ]
+    events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    scripted_page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=events)
+    )
+    say(scripted_page, "Hello!")
+    expect(answer(scripted_page)).to_contain_text("It is")
+    expect(scripted_page.get_by_role("alert")).to_have_text("the engine died")
+    expect(scripted_page.get_by_text("Let me think.")).to_be_hidden()
+    scripted_page.get_by_text("Reasoning", exact=True).click()
+    expect(scripted_page.get_by_text("Let me think.")).to_be_visible()
+
+
 def test_a_tool_is_called_and_its_result_goes_back(page: Page) -> None:
     set_option(page, "Tools", json.dumps(WEATHER))
     say(page, "What is the weather in Paris?")
@@ -260,6 +278,11 @@ def test_admin_views_are_offered_with_the_admin_key_only(browser: Browser, locke
         page.get_by_role("button", name="Use this key").click()
         expect(page.get_by_text("are not shown")).to_be_visible()
         tabs = page.get_by_role("navigation", name="Watch").get_by_role("link")
+        expect(tabs).to_have_text(["Overview"])
+        page.get_by_role("button", name="Enter the admin key").click()
+        page.get_by_label("Admin key").last.fill("wrong-key-0123456789")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_role("alert")).to_contain_text("not the admin key")
         expect(tabs).to_have_text(["Overview"])
         page.get_by_role("button", name="Enter the admin key").click()
         page.get_by_label("Admin key").last.fill(ADMIN_KEY)

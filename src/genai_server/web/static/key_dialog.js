@@ -2,7 +2,7 @@
 import { useChanges } from "./emitter.js";
 import { html, useState } from "./html.js";
 import { keys } from "./keys.js";
-import { Dialog, Field, focused } from "./parts.js";
+import { Dialog, Field } from "./parts.js";
 
 const TITLES = { api: "API key", admin: "Admin key" };
 
@@ -21,7 +21,7 @@ function Question({ kind, reason }) {
     <form onSubmit=${submit}>
       <p>${reason}</p>
       <${Field} label=${TITLES[kind]} hint="Kept in this tab only, until it is closed.">
-        <input type="password" autocomplete="off" spellcheck="false" value=${key} ref=${focused}
+        <input type="password" autocomplete="off" spellcheck=${false} value=${key} autofocus
           onInput=${(event) => setKey(event.target.value)} /><//>
       <div class="actions"><button class="primary" disabled=${!key.trim()}>Use this key</button></div>
     </form><//>`;

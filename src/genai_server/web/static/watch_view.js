@@ -1,6 +1,6 @@
 // Watching the server. Views that need the admin key are offered to who has it.
 import { useChanges } from "./emitter.js";
-import { html, useEffect } from "./html.js";
+import { html, useEffect, useState } from "./html.js";
 import { keys } from "./keys.js";
 import { ModelsAdmin } from "./models_admin.js";
 import { Overview } from "./overview.js";
@@ -30,10 +30,15 @@ export function WatchView({ tab, query }) {
 }
 
 function Refused() {
+  const [isWrong, setWrong] = useState(false);
   const askForKey = async () => {
-    if (await keys.ask("admin", "Requests, profiles, models and runtime options need the server's admin key.")) await server.findRights();
-    if (!server.isAdmin) keys.set("admin", "");
+    if (!await keys.ask("admin", "Requests, profiles, models and runtime options need the server's admin key.")) return;
+    await server.findRights();
+    if (server.isAdmin) return;
+    keys.set("admin", "");
+    setWrong(true);
   };
   return html`<p class="notice">Requests, profiles, models and runtime options are not shown: ${server.refused}.
+    ${isWrong && html`<strong role="alert">That was not the admin key. </strong>`}
     <button type="button" onClick=${askForKey}>Enter the admin key</button></p>`;
 }
