@@ -20,14 +20,14 @@ from _clients.coding_agents import CODING_AGENTS
 from _clients.conformance import CONFORMANCE
 from _clients.installation import commands_here, install, installed_version, names, own_version
 from _clients.libraries import LIBRARIES, QUICK
+from _clients.ollama_clients import OLLAMA
 from _clients.report import merged, placed, rows
 from _clients.suites import SUITES
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
 from _peers.environment import PeerUnavailable
 
-CLIENTS = (*LIBRARIES, *CODING_AGENTS, *APPLICATIONS, *SUITES, *CONFORMANCE)
-NOT_SERVED = Result("`ollama`", "", missing="the server has no Ollama API")
+CLIENTS = (*LIBRARIES, *OLLAMA, *CODING_AGENTS, *APPLICATIONS, *SUITES, *CONFORMANCE)
 SETTINGS = {
     # A token is a byte, and the first prompt of a coding agent has 120,000.
     Model.SCRIPTED: {
@@ -60,8 +60,6 @@ def main() -> int:
     work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     results = _install_all(clients, work) if arguments.install_only else check(clients, work, quick=arguments.quick)
-    if not arguments.quick and not arguments.clients:
-        results.append(NOT_SERVED)
     print(table(rows(results), markdown=True))
     if arguments.write:
         page = PAGE.read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 Elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py), document_options.py
 (test_from_triton.py), and those of load (tests/load). Not at all: what builds models with PyTorch, for minutes; its
-arguments are tested (test_commands.py).
+arguments are tested (test_commands.py). Nor check_harmony.py, which needs a library and its vocabulary.
 """
 
 import json

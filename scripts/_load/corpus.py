@@ -233,6 +233,51 @@ _MESSAGES: list[dict[str, Any]] = [
         "max_tokens": 90,
     },
 ]
+_OLLAMA_OPTIONS = {
+    "num_predict": 4,
+    "temperature": 0.7,
+    "top_k": 40.0,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "typical_p": 1.0,
+    "repeat_penalty": 1.1,
+    "repeat_last_n": -1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "seed": 7,
+    "stop": ["\n", "stop"],
+    # What is left out: see ollama_api/lenient.py.
+    "num_ctx": 4096,
+    "mirostat": 0,
+}
+_OLLAMA_SHORT = {"options": {"num_predict": 4}}
+_OLLAMA_TURNS: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Weather?", "images": ["AA=="]},
+    {
+        "role": "assistant",
+        "content": "",
+        "thinking": "so",
+        "tool_calls": [{"function": {"index": 0, "name": "weather", "arguments": {"city": "Oslo"}}}],
+    },
+    {"role": "tool", "tool_name": "weather", "content": "rain"},
+    {"role": "user", "content": "say it rains"},
+]
+# No keep_alive: the model would be unloaded, and loading it takes longer than any answer may.
+_OLLAMA_CHATS: list[dict[str, Any]] = [
+    {"model": f"{MODEL}:latest", "messages": _HELLO, **_OLLAMA_SHORT},
+    {"messages": _HELLO, "options": _OLLAMA_OPTIONS, "stream": False, "truncate": True},
+    {"messages": _OLLAMA_TURNS, "tools": [_TOOL], "stream": False, **_OLLAMA_SHORT},
+    {"messages": _HELLO, "format": _SCHEMA, "think": True, **_OLLAMA_SHORT},
+    {"messages": _HELLO, "format": "json", "think": "low", "logprobs": True, "top_logprobs": 2, **_OLLAMA_SHORT},
+    {"model": MODEL, "messages": []},
+]
+_OLLAMA_TEXTS: list[dict[str, Any]] = [
+    {"model": MODEL, "prompt": "say hi", "system": "Be short.", "images": ["AA=="], **_OLLAMA_SHORT},
+    {"prompt": "say hi\x04", "raw": True, "format": _SCHEMA, "logprobs": True, "stream": False, **_OLLAMA_SHORT},
+    {"prompt": "say", "suffix": "hi", "template": "", "context": [], **_OLLAMA_SHORT},
+    {"prompt": "say hi", "format": "json", "think": False, "options": _OLLAMA_OPTIONS},
+]
 _TEMPLATE: list[dict[str, Any]] = [
     {"messages": _TURNS, "tools": [_TOOL]},
     {"messages": _HELLO, "chat_template_kwargs": {"a": 1}},
@@ -252,6 +297,12 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": _RESPONSES,
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": [{k: v for k, v in body.items() if k in ("model", "messages")} for body in _MESSAGES],
+    "/api/chat": _OLLAMA_CHATS,
+    "/api/generate": _OLLAMA_TEXTS,
+    "/api/embed": [{"model": MODEL, "input": ["a", "b"], "truncate": True, "dimensions": 8}],
+    "/api/embeddings": [{"model": MODEL, "prompt": "a"}],
+    "/api/show": [{"model": MODEL, "verbose": True}, {"name": MODEL}],
+    "/api/pull": [{"model": "org/name:folder", "stream": False}, {"name": "hf.co/org/name"}],
     "/tokenize": _TOKENIZE,
     "/v1/tokenize": _TOKENIZE,
     "/detokenize": [{"tokens": [72, 105]}],

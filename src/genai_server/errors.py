@@ -21,6 +21,7 @@ GenaiServerError
 │   ├── MalformedBody           the body is not JSON
 │   ├── BodyTooLarge            the body is over the size limit
 │   ├── ModelNotFound           no such model is served
+│   ├── UnsupportedEndpoint     the API has this endpoint, and this server does not support it
 │   ├── ModelLoadFailed         the model that an operator wants to serve cannot be loaded
 │   ├── AdapterLoadFailed       the adapter that an operator wants to load cannot be loaded
 │   ├── RequestNotFound         no such request is running or waiting
@@ -218,6 +219,12 @@ class ModelNotFound(RequestError):
     """No such model is served."""
 
     code = "model_not_found"
+
+
+class UnsupportedEndpoint(RequestError):
+    """The API has this endpoint, and this server does not support it; the message says what does the same."""
+
+    code = "unsupported_endpoint"
 
 
 class ModelLoadFailed(RequestError):

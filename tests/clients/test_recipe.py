@@ -7,9 +7,10 @@ import pytest
 from scripts._clients.client import Client, Registry
 from scripts._clients.coding_agents import CODING_AGENTS
 from scripts._clients.libraries import LIBRARIES
+from scripts._clients.ollama_clients import OLLAMA
 from scripts._clients.recipe import PAGE, PROMPT, SERVER, recipe, section
 
-RUN = [client.recipe for client in (*LIBRARIES, *CODING_AGENTS) if client.recipe] + ["Open WebUI"]
+RUN = [client.recipe for client in (*LIBRARIES, *OLLAMA, *CODING_AGENTS) if client.recipe] + ["Open WebUI"]
 RECIPES = re.findall(r"^## (.*)\n\n(?:Run by the script|Not run)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 

@@ -32,6 +32,7 @@ from genai_server.api.middleware.keys import ApiKeys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
+from genai_server.api.pulling import PullModel
 from genai_server.api.routes import (
     chat,
     chat_completions,
@@ -40,6 +41,9 @@ from genai_server.api.routes import (
     messages,
     metrics,
     models,
+    ollama,
+    ollama_models,
+    ollama_pull,
     page,
     responses,
     tokens,
@@ -57,6 +61,16 @@ class Engines(Protocol):
     """Gives the folder of running engines for as long as the app runs."""
 
     def __call__(self) -> AbstractAsyncContextManager[Path]: ...
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What reads and fetches the files of models."""
+
+    # Reads the text side of a model.
+    load_text: LoadText
+    # Fetches a model from a hub.
+    pull: PullModel
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,7 @@ class Telemetry:
 def create_app(
     settings: Settings,
     engines: Engines,
-    load_text: LoadText,
+    model_files: ModelFiles,
     drain: Drain,
     keys: ApiKeys,
     telemetry: Telemetry,
@@ -87,8 +101,8 @@ def create_app(
 ) -> FastAPI:
     """The ASGI app. Its lifespan connects to the engines.
 
-    `load_text` reads the text side of a model. `drain` is started from outside. `on_loopback` says whether only this
-    machine can reach the server, as far as is known.
+    `drain` is started from outside. `on_loopback` says whether only this machine can reach the server, as far as is
+    known.
     """
 
     @asynccontextmanager
@@ -96,7 +110,7 @@ def create_app(
         most_waiting = settings.max_queue + settings.max_batch_size
         async with (
             engines() as folder,
-            Catalog(folder, load_text, partial(fingerprint, settings), most_waiting).followed() as models,
+            Catalog(folder, model_files.load_text, partial(fingerprint, settings), most_waiting).followed() as models,
             rare_full_collections(),
         ):
             responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
@@ -113,6 +127,7 @@ def create_app(
                     on_loopback,
                     drain,
                     telemetry.registry,
+                    model_files.pull,
                 )
                 yield
             telemetry.registry.unregister(engine_metrics)
@@ -128,6 +143,9 @@ def create_app(
         completions,
         responses,
         messages,
+        ollama,
+        ollama_models,
+        ollama_pull,
         models,
         tokens,
         runtime_options,
@@ -139,6 +157,7 @@ def create_app(
         page,
     ):
         app.include_router(module.router)
+    app.include_router(ollama.unsupported)
     app.mount(page.API_DOCS_PATH, page.api_docs_files())
     if settings.ui:
         app.mount(page.PAGE_PATH, page.page_files())

@@ -79,7 +79,7 @@ class Settings(BaseModel):
         ge=0,
         le=31_536_000,
         description="Seconds without a request after which a model is unloaded; the next request loads it again. 0: "
-        "never.",
+        "never. An operator's `keep_alive` of Ollama's API replaces it.",
     )
     device: str = Field(
         "cpu",
@@ -206,14 +206,14 @@ class Settings(BaseModel):
     strict: bool = Field(
         False,
         alias="GENAI_STRICT",
-        description="Refuse what has no effect here in /v1/messages, /v1/responses and /v1/chat/completions, too, and "
-        "schemas that can be followed in part only; else the header `x-genai-ignored` names it.",
+        description="Refuse what has no effect here in /v1/messages, /v1/responses, /v1/chat/completions and Ollama's "
+        "API, too, and schemas that can be followed in part only; else the header `x-genai-ignored` names it.",
     )
     cap_max_tokens: bool = Field(
         True,
         alias="GENAI_CAP_MAX_TOKENS",
-        description="Reduce a `max_tokens` of /v1/messages above GENAI_MAX_LENGTH to what fits; else, and with "
-        "GENAI_STRICT, it is a 400.",
+        description="Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above GENAI_MAX_LENGTH "
+        "to what fits; else, and with GENAI_STRICT, it is a 400.",
     )
     allow_special_tokens: bool = Field(
         False,

@@ -15,6 +15,9 @@ from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
 
+# Content types of streams.
+_STREAMS = ("text/event-stream", "application/x-ndjson")
+
 
 @dataclass
 class RequestRecord:
@@ -109,7 +112,7 @@ class RequestRecords:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = MutableHeaders(scope=message)
-                record.is_streamed = headers.get("content-type", "").startswith("text/event-stream")
+                record.is_streamed = headers.get("content-type", "").startswith(_STREAMS)
                 if record.answers and not record.is_streamed:
                     total = self._clock() - record.began
                     headers["server-timing"] = server_timing(record.answers[0], total)

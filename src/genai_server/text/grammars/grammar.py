@@ -20,9 +20,11 @@ from genai_server.text.grammars.lark import (
     marker,
     one_line,
     quoted,
+    spelled,
     to_text,
     unforced,
 )
+from genai_server.text.tool_formats.harmony import Harmony
 from genai_server.text.tool_formats.tool_format import Tool, ToolFormat
 
 LONGEST_GRAMMAR = 256 * 1024
@@ -112,7 +114,7 @@ def tool_calls(
     _check_parameters(tools)
     rules = [tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens), "start: calls"]
     if tool_format.opening is not None:
-        rules.append(f"opening: {marker(tool_format.opening, opaque_tokens)}")
+        rules.append(f"opening: {spelled(tool_format.opening, opaque_tokens)}")
     return lark("\n".join(rules))
 
 
@@ -126,6 +128,8 @@ def text_and_calls(
     """
     _check_parameters(tools)
     opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
+    if isinstance(tool_format, Harmony):
+        return lark(tool_format.lark_answer(calls, opaque_tokens))
     begun = [tool_format.lark_beginning([tool.name for tool in tools])]
     begun += [SPACES + re.escape(one.opening) for one in REASONING_FORMATS.values()]
     unbegun = f"~/({'|'.join(begun)}){ANYTHING}/"
@@ -143,11 +147,21 @@ def text_and_calls(
 
 
 def either(one: str, other: str) -> str:
-    """What fits one of two grammars of one part each."""
-    ((first,), (second,)) = (json.loads(grammar)["grammars"] for grammar in (one, other))
+    """What fits one of two grammars, whose further parts have different names."""
+    (first, *more), (second, *others) = (json.loads(grammar)["grammars"] for grammar in (one, other))
     return _grammars(
-        {"lark_grammar": "start: @first | @second"}, {**first, "name": "first"}, {**second, "name": "second"}
+        {"lark_grammar": "start: @first | @second"},
+        {**first, "name": "first"},
+        {**second, "name": "second"},
+        *more,
+        *others,
     )
+
+
+def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str:
+    """What fits the grammar, which has one part, after a text that may have markers."""
+    (answer,) = json.loads(grammar)["grammars"]
+    return _grammars({"lark_grammar": f"start: {spelled(text, opaque_tokens)} @content"}, {**answer, "name": "content"})
 
 
 def after_reasoning(

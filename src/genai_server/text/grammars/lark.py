@@ -57,6 +57,24 @@ def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:
     return f"<[{opaque_tokens[text]}]>" if text in opaque_tokens else quoted(text)
 
 
+def spelled(text: str, opaque_tokens: Mapping[str, int]) -> str:
+    """Exactly this text, in which markers are the tokens that they are if no text allows them."""
+    markers = sorted((token for token in opaque_tokens if token in text), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, markers))})", text) if markers else [text]
+    return " ".join(marker(piece, opaque_tokens) for piece in pieces if piece)
+
+
+def text_up_to(rule: str, end: str, opaque_tokens: Mapping[str, int], *, without: Iterable[str]) -> str:
+    """Rules of which the named one is any text that has none of some other texts, and then this end."""
+    unwanted = "|".join(map(re.escape, without))
+    terminal = rule.upper()
+    text = f"{terminal}: /{ANYTHING}/ & ~{expression(f'{ANYTHING}({unwanted}){ANYTHING}')}\n"
+    if any(token in end for token in opaque_tokens):
+        # Whitespace before a token is the text's: where text can go on over the end of a lexeme, that is lost.
+        return f"{rule}: {terminal} {spelled(end.lstrip(), opaque_tokens)}\n{text}"
+    return f"{rule}[lazy]: {terminal} {quoted(end)}\n{text}"
+
+
 def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema as llguidance follows it exactly, with its options for JSON on one line, which it looks for at the top
     only. Raises InvalidField, which names no field of the request.
