@@ -16,6 +16,8 @@ _SECONDS = 120.0
 
 
 def library(name: str, packages: tuple[str, ...], program: str, *, heading: str = "") -> Client:
+    """A library whose checks are a program's."""
+
     def check(place: Place) -> list[Check]:
         environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
         if heading:

@@ -170,6 +170,35 @@ _RESPONSES: list[dict[str, Any]] = [
         "max_output_tokens": 90,
     },
 ]
+_CONVERSED: list[dict[str, Any]] = [
+    {"role": "user", "content": "say hi"},
+    {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": 'a\n"b"'},
+    {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+    {"type": "compaction", "encrypted_content": "c2F5IGhp"},
+]
+_LARK = 'start: "a"+ /[^x]*/ NEWLINE\n%import common.NEWLINE'
+_CUSTOM: list[dict[str, Any]] = [
+    {"type": "custom", "name": "patch", "description": "Change a file."},
+    {"type": "custom", "name": "lark", "format": {"type": "grammar", "syntax": "lark", "definition": _LARK}},
+    {"type": "custom", "name": "regex", "format": {"type": "grammar", "syntax": "regex", "definition": '[a-z"]+'}},
+]
+_RESPONSES += [
+    {"input": _CONVERSED, "tools": _CUSTOM, "truncation": "auto", "background": True, "max_output_tokens": 4},
+    {"input": "say hi", "background": True, "stream": True, "max_output_tokens": 4},
+    {
+        "input": "say hi",
+        "tools": _CUSTOM,
+        "tool_choice": {"type": "custom", "name": "lark"},
+        "max_output_tokens": 4,
+    },
+    {"input": "say hi", "conversation": {"id": "conv_x"}, "max_output_tokens": 4},
+]
+_COMPACT: list[dict[str, Any]] = [
+    {"model": MODEL, "input": _CONVERSED, "instructions": "Be short.", "prompt_cache_key": "k"},
+    {"model": MODEL, "input": "say hi", "previous_response_id": "resp_x"},
+]
+_ITEMS: list[dict[str, Any]] = [{"items": _CONVERSED}, {"items": [{"type": "item_reference", "id": "x"}]}]
+_CONVERSATIONS: list[dict[str, Any]] = [{"items": _CONVERSED, "metadata": {"a": "b"}}, {"metadata": {"a": "b"}}]
 _ANTHROPIC_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 
 
@@ -295,6 +324,10 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": _COMPLETIONS,
     "/v1/completions": _TEXTS,
     "/v1/responses": _RESPONSES,
+    "/v1/responses/compact": _COMPACT,
+    "/v1/conversations": _CONVERSATIONS,
+    "/v1/conversations/{conversation_id}": _CONVERSATIONS,
+    "/v1/conversations/{conversation_id}/items": _ITEMS,
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": [{k: v for k, v in body.items() if k in ("model", "messages")} for body in _MESSAGES],
     "/api/chat": _OLLAMA_CHATS,

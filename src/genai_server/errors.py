@@ -28,6 +28,7 @@ GenaiServerError
 │   ├── AmbiguousRequest        several running or waiting requests have this name
 │   ├── ThreadUnsupported       the request asks the server to keep its conversation
 │   ├── ResponseNotFound        no such response is kept
+│   ├── ConversationNotFound    no such conversation, or no such item of it, is kept
 │   ├── BodyTooSlow             the body did not arrive in time
 │   ├── TooManyValues           the body has too many lists and objects
 │   ├── NestedTooDeep           the body's lists and objects are nested too deeply
@@ -43,6 +44,7 @@ GenaiServerError
 │   ├── TooManyConnections      the limit of open connections is reached
 │   ├── ModelsBusy              all models that may be loaded at once are in use
 │   ├── CheckerUnavailable      no process that checks grammars can be started
+│   ├── StoreUnavailable        the file of stored responses cannot be read or written
 │   └── ServerDraining          the server is stopping and accepts no new requests
 └── GenerationFailed            accepted, then failed
     ├── GrammarFailed           the answer's grammar cannot be followed further
@@ -263,6 +265,12 @@ class ResponseNotFound(RequestError):
     code = "response_not_found"
 
 
+class ConversationNotFound(RequestError):
+    """No such conversation, or no such item of it, is kept, or not any more."""
+
+    code = "conversation_not_found"
+
+
 class BodyTooSlow(RequestError):
     """The body did not arrive in time."""
 
@@ -355,6 +363,12 @@ class CheckerUnavailable(Unavailable):
     """The process that checks grammars cannot be started."""
 
     code = "checker_unavailable"
+
+
+class StoreUnavailable(Unavailable):
+    """The file of stored responses cannot be read or written; the message has the reason."""
+
+    code = "store_unavailable"
 
 
 class ServerDraining(Unavailable):

@@ -21,6 +21,8 @@ from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.fingerprint import fingerprint
 from genai_server.api.generation.checked_specs import CheckedSpecs
+from genai_server.api.generation.record_file import RecordFile
+from genai_server.api.generation.records import LatestResponse
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
@@ -32,11 +34,13 @@ from genai_server.api.middleware.keys import ApiKeys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
+from genai_server.api.middleware.socket import ResponsesSocket
 from genai_server.api.pulling import PullModel
 from genai_server.api.routes import (
     chat,
     chat_completions,
     completions,
+    conversations,
     health,
     messages,
     metrics,
@@ -113,7 +117,7 @@ def create_app(
             Catalog(folder, model_files.load_text, partial(fingerprint, settings), most_waiting).followed() as models,
             rare_full_collections(),
         ):
-            responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
+            responses = _response_store(settings, run=str(folder))
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
             with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
@@ -129,7 +133,10 @@ def create_app(
                     telemetry.registry,
                     model_files.pull,
                 )
-                yield
+                try:
+                    yield
+                finally:
+                    await responses.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
 
@@ -142,6 +149,7 @@ def create_app(
         chat_completions,
         completions,
         responses,
+        conversations,
         messages,
         ollama,
         ollama_models,
@@ -172,6 +180,13 @@ def create_app(
     return app
 
 
+def _response_store(settings: Settings, *, run: str) -> ResponseStore:
+    size, num_bytes = settings.response_store_size, settings.response_store_bytes
+    path = settings.response_store_file
+    file = RecordFile(Path(path), size, num_bytes) if path else None
+    return ResponseStore(size, num_bytes, file, run=run)
+
+
 def _add_middleware(
     app: FastAPI, settings: Settings, drain: Drain, keys: ApiKeys, telemetry: Telemetry, *, on_loopback: bool
 ) -> None:
@@ -196,7 +211,7 @@ def _add_middleware(
             allow_origins=settings.origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "server-timing", "x-genai-ignored"],
+            expose_headers=["x-request-id", "retry-after", "server-timing", "x-genai-ignored", "x-genai-not-stored"],
         )
     app.add_middleware(RequestHead)
     app.add_middleware(ConnectionLimit)
@@ -204,6 +219,9 @@ def _add_middleware(
         RequestRecords, model=next(iter(settings.served)), clock=telemetry.clock, observers=telemetry.observers
     )
     app.add_middleware(RequestId)
+    app.add_middleware(
+        ResponsesSocket, origins=settings.origins, new_state=lambda: {"latest_response": LatestResponse()}
+    )
 
 
 def _open_paths(settings: Settings) -> frozenset[str]:

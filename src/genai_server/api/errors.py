@@ -33,6 +33,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.RequestNotFound: (404, "invalid_request_error"),
     errors.AmbiguousRequest: (409, "invalid_request_error"),
     errors.ResponseNotFound: (404, "invalid_request_error"),
+    errors.ConversationNotFound: (404, "invalid_request_error"),
     errors.HeadTooLarge: (431, "invalid_request_error"),
     errors.BodyTooSlow: (408, "invalid_request_error"),
     errors.InvalidApiKey: (401, "invalid_request_error"),
@@ -157,6 +158,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
+        # Nothing is posted to an id alone, unless there is a route for it, so a name in its place is a wrong path.
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and request.method == "POST" and request.path_params:
+            error = HTTPException(HTTPStatus.NOT_FOUND)
         cause = error.__cause__  # FastAPI hides what it met while it read a body
         if isinstance(cause, ValueError):
             cause = malformed(cause)

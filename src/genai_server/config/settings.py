@@ -234,12 +234,19 @@ class Settings(BaseModel):
         alias="GENAI_RESPONSE_STORE_SIZE",
         ge=0,
         le=1_000_000,
-        description="Most responses of /v1/responses that each API process stores, the last used ones; 0 stores none.",
+        description="Most responses of /v1/responses, and conversations, that are stored, the last used ones: by each "
+        "API process, or in GENAI_RESPONSE_STORE_FILE; 0 stores none.",
     )
     response_store_bytes: Positive = Field(
         64 * 1024 * 1024,
         alias="GENAI_RESPONSE_STORE_BYTES",
         description="Most bytes of these responses with their conversations, counted as JSON.",
+    )
+    response_store_file: str = Field(
+        "",
+        alias="GENAI_RESPONSE_STORE_FILE",
+        description="File for responses and conversations, which then survive a restart and are common to all API "
+        "processes, within the same limits; empty stores them in memory.",
     )
     drain_timeout: int = Field(
         30,

@@ -177,7 +177,7 @@ class ChatConstraint:
         held = Tool(function.name, parameters, is_promised=is_promised)
         rule = f"must have JSON schemas that can be followed as their parameters; those of {quoted(held.name)} are none"
         try:
-            built = grammar.json_schema(held.schema, param="tools")
+            built = grammar.arguments(held.schema, param="tools")
         except InvalidField as error:
             raise InvalidField(f"tools {rule}: {error.message.removeprefix('tools: ')}", param="tools") from None
         return held, Constraint(

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -44,6 +45,10 @@ class RequestRecord:
     asked: Sampling | None = None
     # Most tokens of each answer; None until an engine has accepted the request.
     max_tokens: int | None = None
+    # Whether it goes on after its HTTP response, until `end` is called.
+    is_detached: bool = False
+    # Passes it to the observers.
+    end: Callable[[], None] = lambda: None
 
     def answered(self, answers: Sequence[RunningAnswer], num_per_prompt: int, request: GenerationRequest) -> None:
         """Note the answers that an engine has accepted; `request` is the engine request of any of them."""
@@ -106,6 +111,7 @@ class RequestRecords:
             await self.app(scope, receive, send)
             return
         record = RequestRecord(scope, self._model, self._clock())
+        record.end = partial(self._end, record)
         scope["state"]["record"] = record
 
         async def send_noted(message: Message) -> None:
@@ -124,15 +130,19 @@ class RequestRecords:
             record.status = record.status or 500
             raise
         finally:
-            record.seconds = self._clock() - record.began
-            # Nothing else does it if the response cannot be built.
-            for answer in record.answers:
-                answer.close()
-            for observe in self._observers:
-                try:
-                    observe(record)
-                except Exception:  # such as a full disk; the client has its response
-                    log.exception("an observer of request %s failed", record.request_id)
+            if not record.is_detached:
+                record.end()
+
+    def _end(self, record: RequestRecord) -> None:
+        record.seconds = self._clock() - record.began
+        # Nothing else does it if the response cannot be built.
+        for answer in record.answers:
+            answer.close()
+        for observe in self._observers:
+            try:
+                observe(record)
+            except Exception:  # such as a full disk; the client has its response
+                log.exception("an observer of request %s failed", record.request_id)
 
 
 def server_timing(answer: RunningAnswer, total: float) -> str:

@@ -17,6 +17,9 @@ from genai_server.text.grammars.lark import (
     SPACES,
     any_of,
     expression,
+    fits,
+    lark_of_text,
+    lifted,
     marker,
     one_line,
     quoted,
@@ -76,6 +79,21 @@ def lark(source: str) -> str:
     return _grammars({"lark_grammar": source})
 
 
+def _with_texts(source: str) -> str:
+    """What this server's own Lark describes, with the grammars of tools' texts that `fits` has put into it."""
+    whole, nested = lifted(source)
+    inner = [{"name": name, "lark_grammar": unforced(text)} for name, text in nested.items()]
+    return _grammars({"lark_grammar": unforced(whole) if inner else whole}, *inner)
+
+
+def arguments(schema: Mapping[str, Any], *, param: str) -> str:
+    """JSON that fits the schema of a tool's arguments. Raises InvalidField as `json_schema` does."""
+    if (source := lark_of_text(schema)) is None:
+        return json_schema(schema, param=param)
+    check_lark(source, param=param)
+    return _with_texts(f"start: {fits(schema)}")
+
+
 def given_lark(source: str, *, param: str) -> str:
     """What a request's own grammar of Lark describes. Raises InvalidField, naming `param`, for schemas in it that take
     too long.
@@ -115,7 +133,7 @@ def tool_calls(
     rules = [tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens), "start: calls"]
     if tool_format.opening is not None:
         rules.append(f"opening: {spelled(tool_format.opening, opaque_tokens)}")
-    return lark("\n".join(rules))
+    return _with_texts("\n".join(rules))
 
 
 def text_and_calls(
@@ -129,7 +147,7 @@ def text_and_calls(
     _check_parameters(tools)
     opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
     if isinstance(tool_format, Harmony):
-        return lark(tool_format.lark_answer(calls, opaque_tokens))
+        return _with_texts(tool_format.lark_answer(calls, opaque_tokens))
     begun = [tool_format.lark_beginning([tool.name for tool in tools])]
     begun += [SPACES + re.escape(one.opening) for one in REASONING_FORMATS.values()]
     unbegun = f"~/({'|'.join(begun)}){ANYTHING}/"
@@ -143,7 +161,7 @@ def text_and_calls(
             f"TEXT: /{ANYTHING}/ & {unbegun}",
             f"opening{lazy}: TEXT {marker(opening, opaque_tokens)}",
         ]
-    return lark("\n".join([*rules, calls]))
+    return _with_texts("\n".join([*rules, calls]))
 
 
 def either(one: str, other: str) -> str:
