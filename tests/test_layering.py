@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "quoted_values",
     ),
     ("config", "logs"),
-    ("text", "openai_api", "profiles", "hub", "grammar_checker"),
+    ("text", "openai_api", "profiles", "hub", "grammar_checker", "web"),
     ("engine", "engine_client", "supervisor", "anthropic_api", "ollama_api"),
     ("api", "bench", "chat"),
     ("cli",),

@@ -41,7 +41,6 @@ from genai_server.api.routes import (
     chat_completions,
     completions,
     conversations,
-    docs,
     health,
     messages,
     metrics,
@@ -49,6 +48,7 @@ from genai_server.api.routes import (
     ollama,
     ollama_models,
     ollama_pull,
+    page,
     responses,
     tokens,
 )
@@ -162,10 +162,13 @@ def create_app(
         requests,
         profiles,
         health,
-        docs,
+        page,
     ):
         app.include_router(module.router)
     app.include_router(ollama.unsupported)
+    app.mount(page.API_DOCS_PATH, page.api_docs_files())
+    if settings.ui:
+        app.mount(page.PAGE_PATH, page.page_files())
     if settings.metrics != "off":
         app.include_router(metrics.router)
 
@@ -200,7 +203,7 @@ def _add_middleware(
         admin_key=settings.admin_api_key,
         on_loopback=on_loopback,
         insecure=settings.insecure,
-        open_paths=OPEN_PATHS | {metrics.PATH} if settings.metrics == "open" else OPEN_PATHS,
+        open_paths=_open_paths(settings),
     )
     if settings.cors_origins:
         app.add_middleware(
@@ -219,3 +222,9 @@ def _add_middleware(
     app.add_middleware(
         ResponsesSocket, origins=settings.origins, new_state=lambda: {"latest_response": LatestResponse()}
     )
+
+
+def _open_paths(settings: Settings) -> frozenset[str]:
+    """The paths that need no key."""
+    paths = OPEN_PATHS | page.open_paths() if settings.ui else OPEN_PATHS
+    return paths | {metrics.PATH} if settings.metrics == "open" else paths

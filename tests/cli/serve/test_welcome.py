@@ -44,7 +44,13 @@ def test_it_has_address_model_context_the_first_command_and_both_base_urls(capsy
     assert first.endswith("genai-server chat http://127.0.0.1:8002")
     assert "OpenAI clients    base URL http://127.0.0.1:8002/v1" in text
     assert "Anthropic clients base URL http://127.0.0.1:8002\n" in text
+    assert "Ollama clients    base URL http://127.0.0.1:8002\n" in text
+    assert "web page          http://127.0.0.1:8002/\n" in text
     assert "http://127.0.0.1:8002/docs" in text
+
+
+def test_without_the_web_page_it_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "web page" not in shown(capsys, model_dir=str(DEMO), ui="false")
 
 
 def test_with_keys_the_first_command_has_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,11 +31,14 @@ def welcome(settings: Settings, port: int) -> None:
     show(f"genai-server {__version__} is ready; ", ("Ctrl-C", "bold"), " stops it")
     show("")
     _line("address", f"{url}{everywhere}")
+    if settings.ui:
+        _line("web page", f"{url}/")
     for name, path in settings.served.items():
         _line("model", f"{name} on {settings.device}{_context(settings, path)}")
     _line("first", _first(settings, url), "bold green")
     _line("OpenAI clients", f"base URL {url}/v1")
     _line("Anthropic clients", f"base URL {url}")
+    _line("Ollama clients", f"base URL {url}")
     if load_keys(settings).required:
         _line("API key", "one of GENAI_API_KEYS or GENAI_API_KEY_FILE")
     else:
