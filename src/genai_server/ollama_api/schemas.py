@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from genai_server.ollama_api.duration import seconds
-from genai_server.openai_api.schemas.base import JsonObject, NonEmptyText, Text, Wire, elements, field_error
+from genai_server.openai_api.schemas.base import (
+    JsonObject,
+    NonEmptyText,
+    Text,
+    Wire,
+    WritableObject,
+    elements,
+    field_error,
+)
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, Function, FunctionName
 from genai_server.openai_api.schemas.completions import MOST_PROMPTS
 from genai_server.openai_api.schemas.sampling import StopText
@@ -101,7 +109,7 @@ class CalledFunction(Wire):
 
     index: Whole | None = None
     name: FunctionName
-    arguments: JsonObject | None = None
+    arguments: WritableObject | None = None
 
 
 class ToolCall(Wire):
