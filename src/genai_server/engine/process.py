@@ -58,6 +58,8 @@ def main() -> None:
         runners = load_runners(spec)
         for adapter in spec.adapters:
             runners.adapters.load(adapter)
+        if spec.kv_events is not None:
+            runners.publish_cache(spec.kv_events)
         warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
         model = structs.replace(runners.model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
         guidance = load_guidance(spec, model)

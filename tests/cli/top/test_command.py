@@ -16,7 +16,7 @@ from tests.server_here import run_here
 
 
 def _snapshot(at: float, **values: float) -> Snapshot:
-    return Snapshot(at, {}, {(f"genai:{name}", "cpu"): value for name, value in values.items()})
+    return Snapshot(at, {}, {(name, "cpu"): value for name, value in values.items()})
 
 
 def _top(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -11,7 +11,6 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 _PATIENCE = 5.0
-_PREFIX = "genai:"
 
 
 class ServerUnreachable(Exception):
@@ -25,7 +24,7 @@ class Snapshot:
     # Seconds of `time.monotonic`.
     at: float
     health: Mapping[str, Any]
-    # Values by metric and device, summed over all other labels.
+    # Values by metric, without the prefix of all names, and device; summed over all other labels.
     samples: Mapping[tuple[str, str], float]
     requests: list[dict[str, Any]] = field(default_factory=list)
     # Why the server does not list its requests; None if it does.
@@ -33,7 +32,7 @@ class Snapshot:
 
     def value(self, name: str, device: str) -> float | None:
         """The value of a metric on a device; None if there is none."""
-        return self.samples.get((_PREFIX + name, device))
+        return self.samples.get((name, device))
 
 
 @dataclass(frozen=True)
@@ -94,12 +93,12 @@ class Poller:
 
 
 def _samples(text: str) -> dict[tuple[str, str], float]:
-    """Values by metric and device, summed over all other labels."""
+    """Values by metric, without the prefix of all names, and device; summed over all other labels."""
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if not sample.name.endswith("_bucket"):
-                key = (sample.name, sample.labels.get("device", ""))
+                key = (sample.name.partition(":")[2], sample.labels.get("device", ""))
                 found[key] = found.get(key, 0.0) + sample.value
     return found
 
