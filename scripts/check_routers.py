@@ -38,6 +38,10 @@ _SECONDS_TO_START = 60.0
 _SECONDS_TO_INSTALL = 600.0
 
 
+# By default they ask every minute, and send to a dead server until five or ten requests in a row have failed there.
+NOTICES_SOON = ("--health-check-interval-secs", "2", "--cb-failure-threshold", "2")
+
+
 @dataclass(frozen=True)
 class Router:
     """A router that pip installs."""
@@ -52,7 +56,8 @@ class Router:
         """The command line; docs/scale-out.md has it, too."""
         program, *arguments = self.command
         ports = ["--host", HOST, "--port", str(port), "--prometheus-port", str(free_port())]
-        return [str(folder / program), *arguments, "--worker-urls", *workers, "--policy", policy, *ports]
+        command = [str(folder / program), *arguments, "--worker-urls", *workers, "--policy", policy]
+        return [*command, *NOTICES_SOON, *ports]
 
 
 ROUTERS = {

@@ -10,10 +10,11 @@ load of each replica is the same at every number of replicas. Everything is draw
 import argparse
 import heapq
 import random
+import statistics
 import sys
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -160,37 +161,40 @@ class SessionRouter(Router):
 
 
 class PrefixRouter(Router):
-    """Knows each replica's blocks from its events; takes the least loaded of those with the longest prefix.
+    """Knows each replica's blocks from its events, and weighs a prompt's missing blocks against running requests.
 
-    One that has more than twice the mean load, and some more, is passed over for the less loaded of two others.
+    Replicas with the longest prefix are compared, and two others. One running request is worth `worth` missing blocks.
     """
 
-    # Holders of a prefix that are looked at; frequent system prompts are everywhere.
-    most_looked_at = 8
-    spare = 4
+    # Frequent system prompts are everywhere, so that not all holders of a prefix can be compared.
+    most_compared = 8
+    worth = 16
 
     def __init__(self, replicas: Sequence[Replica], chance: random.Random) -> None:
         super().__init__(replicas, chance)
         self._holders: dict[int, dict[int, None]] = {}
-        self._fallback = LeastLoadedRouter(replicas, chance)
-        self.total_running: Callable[[], int] = lambda: 0
 
     def choose(self, request: Request) -> int:
         self.work += len(request.blocks)  # each block is hashed
+        compared = {self.chance.randrange(len(self.replicas)) for _ in range(2)}
         for block in reversed(request.blocks):
             self.work += 1
             if holders := self._holders.get(block):
                 some = list(holders)
-                if len(some) > self.most_looked_at:
-                    some = self.chance.sample(some, self.most_looked_at)
-                self.work += len(some)
-                best = min(some, key=lambda index: self.replicas[index].running)
-                mean = self.total_running() / len(self.replicas)
-                if self.replicas[best].running <= 2 * mean + self.spare:
-                    return best
+                compared.update(
+                    some if len(some) <= self.most_compared else self.chance.sample(some, self.most_compared)
+                )
                 break
-        self.work += 2
-        return self._fallback.choose(request)
+        return min(sorted(compared), key=lambda index: self._cost(index, request))
+
+    def _cost(self, index: int, request: Request) -> float:
+        found = 0
+        for block in request.blocks:
+            self.work += 1
+            if index not in self._holders.get(block, ()):
+                break
+            found += 1
+        return self.worth * self.replicas[index].running + len(request.blocks) - found
 
     def learn(self, index: int, stored: Sequence[int], removed: Sequence[int]) -> None:
         for block in stored:
@@ -222,8 +226,9 @@ class Result:
     policy: str
     num_replicas: int
     hit_rate: float
-    # Of the most loaded replica to the mean, at its worst moment in the second half.
-    imbalance: float
+    # Requests that run on the chosen replica for one request in a hundred, and on the mean replica.
+    crowd: float
+    mean_crowd: float
     # Operations, and microseconds of this script, for each request.
     work: float
     micros: float
@@ -240,12 +245,11 @@ def simulate(
     replicas = [Replica(num_blocks) for _ in range(num_replicas)]
     router = POLICIES[policy](replicas, random.Random(seed))
     ends: list[tuple[float, int]] = []
-    if isinstance(router, PrefixRouter):
-        router.total_running = lambda: len(ends)
     hits = asked = 0
-    spent, worst = 0.0, 0.0
+    spent = 0.0
+    crowds: list[int] = []
+    running: list[float] = []
     half = len(requests) // 2
-    loads: Counter[int] = Counter()
     for number, request in enumerate(requests):
         while ends and ends[0][0] <= request.at:
             replicas[heapq.heappop(ends)[1]].running -= 1
@@ -258,8 +262,8 @@ def simulate(
         heapq.heappush(ends, (request.at + request.seconds, index))
         if number >= half:  # caches are full
             hits, asked = hits + found, asked + len(request.blocks)
-            loads[index] += 1
-            worst = max(worst, replicas[index].running / (len(ends) / num_replicas))
+            crowds.append(replicas[index].running)
+            running.append(len(ends) / num_replicas)
     seconds = requests[-1].at - requests[0].at
     events = sum(one.num_stored * STORED_BYTES + one.num_removed * REMOVED_BYTES for one in replicas)
     knows = isinstance(router, PrefixRouter)
@@ -267,7 +271,8 @@ def simulate(
         policy,
         num_replicas,
         hits / asked,
-        worst,
+        statistics.quantiles(crowds, n=100)[-1],
+        statistics.mean(running),
         router.work / len(requests),
         spent / len(requests) * 1e6,
         0.0 if policy in ("random", "session") else METRICS_BYTES * num_replicas / scrape_every,
@@ -280,7 +285,7 @@ COLUMNS = (
     ("replicas", lambda one: f"{one.num_replicas:,}"),
     ("policy", lambda one: one.policy),
     ("tokens found in the cache", lambda one: f"{one.hit_rate:.1%}"),
-    ("most loaded / mean", lambda one: f"{one.imbalance:.1f}"),
+    ("requests beside it, mean and p99", lambda one: f"{one.mean_crowd:.1f}, {one.crowd:.0f}"),
     ("router's operations a request", lambda one: f"{one.work:,.0f}"),
     ("metrics, MB/s", lambda one: f"{one.metrics_rate / 1e6:.2f}"),
     ("events, MB/s", lambda one: f"{one.events_rate / 1e6:.2f}"),

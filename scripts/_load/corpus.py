@@ -212,6 +212,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": _RESPONSES,
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": [{k: v for k, v in body.items() if k in ("model", "messages")} for body in _MESSAGES],
+    "/v1/chat/completions/render": _COMPLETIONS,
+    "/v1/completions/render": _TEXTS,
     "/tokenize": _TOKENIZE,
     "/v1/tokenize": _TOKENIZE,
     "/detokenize": [{"tokens": [72, 105]}],

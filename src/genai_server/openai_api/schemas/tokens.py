@@ -56,6 +56,12 @@ class TokenizeRequest(Wire):
         return self
 
 
+class RenderedPrompt(BaseModel):
+    """A prompt of /v1/chat/completions/render or /v1/completions/render: vLLM's field of what it would generate from."""
+
+    token_ids: list[int]
+
+
 class TokenizeResponse(BaseModel):
     """Answer of /tokenize; `pieces` only if asked for, bytes where a token's are no characters by themselves."""
 
