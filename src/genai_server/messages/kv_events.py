@@ -1,6 +1,6 @@
 """What engines publish about their prefix caches, in the form of vLLM's events, which routers read.
 
-Field order and tags are the format: each struct is a MessagePack array, and an event's begins with its name.
+Names and tags are the format: a batch is a MessagePack array, and each event a map whose `type` is its name.
 """
 
 from msgspec import Struct
@@ -9,7 +9,7 @@ from msgspec import Struct
 BLOCK_TOKENS = 16
 
 
-class BlockStored(Struct, frozen=True, tag=True, array_like=True):
+class BlockStored(Struct, frozen=True, tag=True):
     """Consecutive blocks of one prefix that the cache has now and had nowhere before."""
 
     block_hashes: list[int]
@@ -25,14 +25,14 @@ class BlockStored(Struct, frozen=True, tag=True, array_like=True):
     lora_name: None = None
 
 
-class BlockRemoved(Struct, frozen=True, tag=True, array_like=True):
+class BlockRemoved(Struct, frozen=True, tag=True):
     """Blocks that the cache has nowhere any more."""
 
     block_hashes: list[int]
     medium: str = "GPU"
 
 
-class AllBlocksCleared(Struct, frozen=True, tag=True, array_like=True):
+class AllBlocksCleared(Struct, frozen=True, tag=True):
     """The cache has no block any more."""
 
 

@@ -175,31 +175,41 @@ def test_events_are_published_as_vllm_does() -> None:
     subscriber.rcvtimeo = 100
     parts: list[bytes] = []
     for number in range(100):  # whoever has just connected misses what is sent before it is known
-        slots.acquire(number, LONG)
-        slots.append(number, LONG[:BLOCK_TOKENS], prefilled=True)
+        slots.acquire(number, [number] * (BLOCK_TOKENS + 2))
+        slots.append(number, [number] * BLOCK_TOKENS, prefilled=True)
         publisher.publish()
         slots.release(number)
         try:
             parts = subscriber.recv_multipart()
             break
         except zmq.Again:
-            slots.forget()
+            continue
     topic, number_of_batch, payload = parts
     assert topic == b"kv@pod@m"
     assert len(number_of_batch) == struct.calcsize(">Q")
     time, events, rank = msgspec.msgpack.decode(payload)
     assert (time, rank) == (7.0, 3)
-    assert events[-1][0] in ("BlockStored", "AllBlocksCleared")
+    assert events[0]["type"] == "BlockStored"
     msgspec.msgpack.decode(payload, type=KvEventBatch)
     subscriber.close()
     publisher.close()
 
 
-def test_an_event_is_an_array_that_begins_with_its_name() -> None:
+def test_an_event_is_a_map_with_its_name_as_type() -> None:
     stored = msgspec.msgpack.decode(msgspec.msgpack.encode(BlockStored([1, 2], None, [5] * 32)))
-    assert stored == ["BlockStored", [1, 2], None, [5] * 32, 16, None, "GPU", None]
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(BlockRemoved([1]))) == ["BlockRemoved", [1], "GPU"]
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(AllBlocksCleared())) == ["AllBlocksCleared"]
+    assert stored == {
+        "type": "BlockStored",
+        "block_hashes": [1, 2],
+        "parent_block_hash": None,
+        "token_ids": [5] * 32,
+        "block_size": 16,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
+    removed = msgspec.msgpack.decode(msgspec.msgpack.encode(BlockRemoved([1])))
+    assert removed == {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(AllBlocksCleared())) == {"type": "AllBlocksCleared"}
 
 
 def test_an_address_that_is_in_use_is_named() -> None:

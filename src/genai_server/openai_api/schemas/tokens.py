@@ -57,7 +57,7 @@ class TokenizeRequest(Wire):
 
 
 class RenderedPrompt(BaseModel):
-    """A prompt of /v1/chat/completions/render or /v1/completions/render: vLLM's field of what it would generate from."""
+    """A prompt as /v1/chat/completions/render and /v1/completions/render give it."""
 
     token_ids: list[int]
 
