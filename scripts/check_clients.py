@@ -14,18 +14,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from _clients.applications import APPLICATIONS
 from _clients.client import Client, Model, Place, Result
 from _clients.coding_agents import CODING_AGENTS
+from _clients.conformance import CONFORMANCE
 from _clients.installation import commands_here, install, installed_version, names, own_version
 from _clients.libraries import LIBRARIES, QUICK
+from _clients.ollama_clients import OLLAMA
+from _clients.open_responses import OPEN_RESPONSES
 from _clients.report import merged, placed, rows
 from _clients.suites import SUITES
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
 from _peers.environment import PeerUnavailable
 
-CLIENTS = (*LIBRARIES, *CODING_AGENTS, *SUITES)
-NOT_SERVED = Result("`ollama`", "", missing="the server has no Ollama API")
+CLIENTS = (*LIBRARIES, *OLLAMA, *CODING_AGENTS, *APPLICATIONS, *SUITES, *CONFORMANCE, OPEN_RESPONSES)
 SETTINGS = {
     # A token is a byte, and the first prompt of a coding agent has 120,000.
     Model.SCRIPTED: {
@@ -34,7 +37,8 @@ SETTINGS = {
         "GENAI_MAX_QUEUE_TOKENS": "2000000",
         "GENAI_MAX_BODY_BYTES": "16000000",
     },
-    Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO)},
+    # Tests of other servers name models of theirs.
+    Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=onnx-genai"},
 }
 PAGE = REPOSITORY / "docs" / "compatibility.md"
 
@@ -57,8 +61,6 @@ def main() -> int:
     work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     results = _install_all(clients, work) if arguments.install_only else check(clients, work, quick=arguments.quick)
-    if not arguments.quick and not arguments.clients:
-        results.append(NOT_SERVED)
     print(table(rows(results), markdown=True))
     if arguments.write:
         page = PAGE.read_text(encoding="utf-8")
@@ -86,6 +88,8 @@ def check(clients: Sequence[Client], work: Path, *, quick: bool) -> list[Result]
             try:
                 commands = commands_here() if quick else install(client, folder)
                 version = own_version(client) if quick else installed_version(client, folder)
+                if client.fetch is not None:
+                    version = client.fetch(folder)
                 if client.model not in urls:
                     urls[client.model] = _serve(running, client.model, work)
                 folder.mkdir(exist_ok=True)

@@ -26,6 +26,7 @@ SETTINGS = {
     "GENAI_DEVICE": "scripted",
     "GENAI_MAX_LENGTH": "1000",  # an answer of 2,000 tokens along a grammar takes 0.8 s by itself
     "GENAI_RESPONSE_STORE_BYTES": "1000000",  # full soon, so that what it keeps is no growth
+    "HF_HUB_OFFLINE": "1",  # a pull is refused before anything is asked of a hub
 }
 MOST_GROWTH = 0.10
 _MOST_SHOWN = 20

@@ -1,8 +1,9 @@
 """Measure what drafts of next tokens (GENAI_SPECULATION) do to the speed of a stream that runs alone.
 
-Three answers: a greedy one of few different tokens, which soon repeats itself; a greedy one with a `prediction` that is
-right but for every tenth token; and one at temperature 1.5, which repeats nothing. Each round has every answer without
-drafts and with them, one right after the other. Run it with `.venv`'s interpreter.
+Four answers: a greedy one of few different tokens, which soon repeats itself; a greedy one with a `prediction` that is
+right but for every tenth token; one at temperature 1.5, which repeats nothing; and a JSON object whose schema leaves
+only the values open. Each round has every answer without drafts and with them, one right after the other. Run it with
+`.venv`'s interpreter.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from statistics import median
 
 from _models.engine_spec import engine_spec
 from _models.table import table
+from llguidance import LLMatcher
 
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
@@ -26,7 +28,7 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import StepPolicy
 from genai_server.generation import GenerationRequest, Sampling
@@ -35,6 +37,8 @@ from genai_server.messages.protocol import Finished, Submit, ToApi, Tokens
 PROMPT = 64
 # So many different tokens has the answer that repeats itself.
 FEW = 16
+# Properties of the object, each with a name of its own and a digit.
+PROPERTIES = 16
 API = 1
 HEAD = ["answer", "off, tokens/s", "auto, tokens/s", "auto / off", "drafted", "accepted"]
 
@@ -42,13 +46,12 @@ HEAD = ["answer", "off, tokens/s", "auto, tokens/s", "auto / off", "drafted", "a
 class Engine:
     """An engine's loop in this process; each has its own scheduler, which learns what passes cost."""
 
-    def __init__(self, runners: RunnerPair, folder: Path, *, speculates: bool) -> None:
+    def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path, *, speculates: bool) -> None:
         policy = StepPolicy(runners.mixes, speculates=speculates)
         scheduler = Scheduler(
             max_running=1, max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK, policy=policy
         )
         options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
-        guidance = Guidance(None, runners.model.vocab_size)
         self._sent: list[ToApi] = []
         self._keys = count()
         self._loop = EngineLoop(runners, scheduler, options, guidance, lambda _, told: self._sent.extend(told))
@@ -81,7 +84,8 @@ def main() -> None:
         runners = load_runners(spec)
         if not runners.verifies:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
-        off, auto = (Engine(runners, Path(folder), speculates=speculates) for speculates in (False, True))
+        guidance = model_guidance(arguments.model_dir, runners.model)
+        off, auto = (Engine(runners, guidance, Path(folder), speculates=speculates) for speculates in (False, True))
         print(table([HEAD, *rows(off, auto, runners.model.vocab_size, arguments)], markdown=arguments.markdown))
 
 
@@ -90,7 +94,7 @@ def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespa
     chance = random.Random(5)
     prompt = chance.choices(range(min(100, vocab_size // 2), vocab_size), k=PROMPT)
 
-    def request(sampling: Sampling, prediction: list[int]) -> GenerationRequest:
+    def request(sampling: Sampling, prediction: list[int], grammar: str | None = None) -> GenerationRequest:
         return GenerationRequest(
             "measured",
             prompt,
@@ -100,6 +104,7 @@ def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespa
             ignore_eos=True,
             cache_prompt=False,
             prediction=prediction,
+            grammar=grammar,
         )
 
     tokens, *_ = off.answer(request(Sampling(), []))
@@ -108,6 +113,7 @@ def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespa
         "greedy, repeats itself": request(Sampling(logit_bias=dict.fromkeys(prompt[:FEW], 100.0)), []),
         "greedy, nine tenths predicted": request(Sampling(), prediction),
         "temperature 1.5": request(Sampling(1.5), []),
+        "an object with 16 properties": request(Sampling(), [], _object(chance)),
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
     drafts: dict[str, Finished] = {}
@@ -121,6 +127,16 @@ def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespa
         ratio = median(fast / slow for slow, fast in pairs)
         end = drafts[name]
         yield [name, f"{slow:.1f}", f"{fast:.1f}", f"{ratio:.2f}", str(end.num_drafted), str(end.num_accepted)]
+
+
+def _object(chance: random.Random) -> str:
+    """The grammar of an object whose properties have names of random letters."""
+    names = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(PROPERTIES)]
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {"type": "object", "properties": dict.fromkeys(names, digit), "required": names}
+    return LLMatcher.grammar_from_json_schema(
+        {**schema, "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("config", "logs"),
     ("text", "openai_api", "profiles", "hub", "grammar_checker"),
-    ("engine", "engine_client", "supervisor", "anthropic_api"),
+    ("engine", "engine_client", "supervisor", "anthropic_api", "ollama_api"),
     ("api", "bench", "chat"),
     ("cli",),
     ("asgi", "__main__"),
@@ -73,11 +73,12 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine_client": ("text", "openai_api", "profiles", "hub", "grammar_checker"),
     "supervisor": ("text", "openai_api", "profiles", "hub", "grammar_checker"),
     "anthropic_api": ("text", "profiles", "hub", "grammar_checker"),
+    "ollama_api": ("text", "profiles", "hub", "grammar_checker"),
     # They talk to a server as any client does.
     "bench": ("text", "openai_api", "profiles", "hub", "messages", "generation", "grammar_checker")
-    + ("engine", "engine_client", "supervisor", "anthropic_api"),
+    + ("engine", "engine_client", "supervisor", "anthropic_api", "ollama_api"),
     "chat": ("text", "openai_api", "profiles", "hub", "messages", "generation", "grammar_checker")
-    + ("engine", "engine_client", "supervisor", "anthropic_api"),
+    + ("engine", "engine_client", "supervisor", "anthropic_api", "ollama_api"),
 }
 # Libraries, by pattern of their top module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {

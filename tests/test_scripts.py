@@ -2,7 +2,8 @@
 
 Elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py), document_options.py
 (test_from_triton.py), and those of load (tests/load). Not at all: what builds models with PyTorch, for minutes; its
-arguments are tested (test_commands.py). Nor check_routers.py, which installs the routers from PyPI.
+arguments are tested (test_commands.py). Nor check_harmony.py, which needs a library and its vocabulary, and
+check_routers.py, which installs the routers from PyPI.
 """
 
 import json
@@ -38,6 +39,7 @@ def run(script: str, *arguments: str) -> str:
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "MatMulNBits"]),
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (["measure_delivery", "--streams", "1,2", "--tokens", "20", "--rounds", "1"], ["core-ms a token"]),
+        (["measure_tools", "--tools", "2", "--rounds", "1"], ["grammar made each time", "then kept"]),
         (["measure_sampler", "--rows", "1", "--steps", "1", "--vocabulary", "2000"], ["greedy", "top_k 50"]),
         (
             ["measure_weights", "--four-bits", "--tokens", "600"],

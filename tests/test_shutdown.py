@@ -215,3 +215,25 @@ def test_a_profile_of_the_whole_session_is_whole_in_the_operators_folder_after_t
         passes["batch" in path.name] = len(read_profile(path).passes)
     assert passes.keys() == {False, True}
     assert min(passes.values()) > 0
+
+
+def test_a_response_in_the_background_ends_once_at_a_stop(tmp_path: Path) -> None:
+    options = ("--device", "scripted", "--max-length", "4000")
+    stored = ("--response-store-file", str(tmp_path / "responses.sqlite"))
+    asked = {"input": LONG, "background": True}
+    with run_server(tmp_path, *options, *stored, "--drain-timeout", "3") as server:
+        cut = ask(server, "POST", "/v1/responses", json=asked).json()["id"]
+        short = ask(server, "POST", "/v1/responses", json={**asked, "input": "delay 0.01; count 5"}).json()["id"]
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(20)
+    with run_server(tmp_path, *options, *stored) as server:
+        ended = ask(server, "GET", f"/v1/responses/{cut}").json()
+        assert (ended["status"], ended["error"]["type"]) == ("failed", "server_stopping")
+        assert ended["output"][0]["content"][0]["text"].startswith("1, 2")
+        assert ask(server, "GET", f"/v1/responses/{short}").json()["status"] == "completed"
+        killed = ask(server, "POST", "/v1/responses", json=asked).json()["id"]
+        server.process.kill()
+        server.process.wait(20)
+    with run_server(tmp_path, *options, *stored) as server:
+        ended = ask(server, "GET", f"/v1/responses/{killed}").json()
+        assert (ended["status"], ended["error"]["type"]) == ("failed", "server_stopping")

@@ -59,6 +59,8 @@ class Client:
     recipe: str = ""
     # Below node_modules: fetches or links the program after the installation.
     postinstall: str = ""
+    # Brings what is no package into the client's folder, and gives its version. Raises PeerUnavailable.
+    fetch: Callable[[Path], str] | None = None
 
 
 @dataclass(frozen=True)

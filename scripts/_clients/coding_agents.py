@@ -129,5 +129,29 @@ CODING_AGENTS = (
         recipe="opencode",
         postinstall="opencode-ai/postinstall.mjs",
     ),
+    Client(
+        "Qwen Code",
+        ("@qwen-code/qwen-code",),
+        _reads_a_file(
+            "Qwen Code",
+            lambda file: {"name": "read_file", "arguments": {"file_path": str(file)}},
+            (),
+            {},
+        ),
+        Registry.NPM,
+        recipe="Qwen Code",
+    ),
+    Client(
+        "Continue",
+        ("@continuedev/cli",),
+        _reads_a_file(
+            "Continue",
+            lambda file: {"name": "Read", "arguments": {"filepath": str(file)}},
+            (),
+            {"CONTINUE_TELEMETRY_ENABLED": "0"},
+        ),
+        Registry.NPM,
+        recipe="Continue",
+    ),
     Client("aider", ("aider-chat",), _check_aider, recipe="aider"),
 )

@@ -15,7 +15,9 @@ _SCRIPTS = _PROGRAMS.parents[1]
 _SECONDS = 120.0
 
 
-def _library(name: str, packages: tuple[str, ...], program: str, *, heading: str = "") -> Client:
+def library(name: str, packages: tuple[str, ...], program: str, *, heading: str = "") -> Client:
+    """A library whose checks are a program's."""
+
     def check(place: Place) -> list[Check]:
         environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
         if heading:
@@ -41,18 +43,21 @@ def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]
 
 
 QUICK = (
-    _library("`openai` (Python)", ("openai", "pydantic"), "openai_sdk.py"),
-    _library("`anthropic` (Python)", ("anthropic", "pydantic"), "anthropic_sdk.py"),
-    _library("OpenAI Agents SDK", ("openai-agents",), "openai_agents.py"),
+    library("`openai` (Python)", ("openai", "pydantic"), "openai_sdk.py"),
+    library("`anthropic` (Python)", ("anthropic", "pydantic"), "anthropic_sdk.py"),
+    library("OpenAI Agents SDK", ("openai-agents",), "openai_agents.py"),
 )
 LIBRARIES = (
     *QUICK,
-    _library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain"),
-    _library("LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex"),
-    _library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
-    _library("instructor", ("instructor",), "instructor_modes.py"),
-    _library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py"),
-    _library("AI SDK (JavaScript)", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"), "ai_sdk.mjs"),
-    _library("`openai` (JavaScript)", ("openai", "zod"), "openai_sdk.mjs"),
-    _library("`@anthropic-ai/sdk`", ("@anthropic-ai/sdk", "zod"), "anthropic_sdk.mjs"),
+    library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain"),
+    library("LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex"),
+    library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
+    library("instructor", ("instructor",), "instructor_modes.py"),
+    library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py"),
+    library("DSPy", ("dspy",), "dspy_programs.py"),
+    library("AutoGen", ("autogen-agentchat", "autogen-ext[openai]"), "autogen_agents.py"),
+    library("Semantic Kernel", ("semantic-kernel",), "semantic_kernel_agents.py"),
+    library("AI SDK (JavaScript)", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"), "ai_sdk.mjs"),
+    library("`openai` (JavaScript)", ("openai", "zod"), "openai_sdk.mjs"),
+    library("`@anthropic-ai/sdk`", ("@anthropic-ai/sdk", "zod"), "anthropic_sdk.mjs"),
 )

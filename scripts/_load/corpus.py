@@ -11,8 +11,33 @@ _SCHEMA = {
     "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "array", "items": {"type": "integer"}}},
     "required": ["city"],
 }
+# Followed in part: each of its keywords is relaxed or left out where nothing is strict.
+_PARTLY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "format": "path", "not": {"const": "Rome"}},
+        "days": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "contains": {"const": 1}},
+        "unit": {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]},
+        "place": {"$ref": "#/$defs/place"},
+    },
+    "if": {"required": ["days"]},
+    "then": {"required": ["city"]},
+    "else": {"maxProperties": 2},
+    "dependentSchemas": {"unit": {"required": ["city"]}},
+    "patternProperties": {"^x-": {"type": "string"}},
+    "additionalProperties": False,
+    "$defs": {"place": {"type": ["object", "null"], "properties": {"place": {"$ref": "#/$defs/place"}}}},
+}
 _FUNCTION = {"name": "weather", "description": "The weather.", "parameters": _SCHEMA, "strict": True}
 _TOOL = {"type": "function", "function": _FUNCTION}
+_LOOSE_FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "partly", "parameters": _PARTLY},
+    {"name": "loose", "parameters": _PARTLY, "strict": False},
+    {"name": "anything"},
+]
+_LOOSE_TOOLS = [{"type": "function", "function": function} for function in _LOOSE_FUNCTIONS]
+_LOOSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "p", "schema": _PARTLY, "strict": False}}
+_CALLED = [{"role": "user", "content": 'say <tool_call>⏎{"name": "partly", "arguments": {}}⏎</tool_call>'}]
 _TURNS = [
     {"role": "system", "content": "Be short."},
     {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
@@ -66,6 +91,9 @@ _CHATS: list[dict[str, Any]] = [
     {"messages": _HELLO, "structured_outputs": {"choice": ["yes", "no"]}, "reasoning_effort": "low", **_SHORT},
     {"messages": _HELLO, "structured_outputs": {"grammar": 'start: "a" b\nb: /[0-9]+/ | "(" b ")"'}, **_SHORT},
     {"messages": _HELLO, "structured_outputs": {"json": _SCHEMA}, "device": "scripted", "model": MODEL, **_SHORT},
+    {"messages": _CALLED, "tools": [*_LOOSE_TOOLS, _TOOL], "max_tokens": 90},
+    {"messages": _HELLO, "tools": _LOOSE_TOOLS, "tool_choice": "required", **_SHORT},
+    {"messages": _HELLO, "tools": _LOOSE_TOOLS, "response_format": _LOOSE_FORMAT, **_SHORT},
 ]
 _COMPLETIONS = [
     *({**body, "n": 2} for body in _CHATS[:3]),
@@ -135,7 +163,42 @@ _RESPONSES: list[dict[str, Any]] = [
         "reasoning": {"effort": "high", "summary": "detailed"},
         "max_output_tokens": 4,
     },
+    {
+        "input": _CALLED,
+        "tools": [{"type": "function", **function} for function in _LOOSE_FUNCTIONS],
+        "text": {"format": {"type": "json_schema", "name": "p", "schema": _PARTLY, "strict": False}},
+        "max_output_tokens": 90,
+    },
 ]
+_CONVERSED: list[dict[str, Any]] = [
+    {"role": "user", "content": "say hi"},
+    {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": 'a\n"b"'},
+    {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+    {"type": "compaction", "encrypted_content": "c2F5IGhp"},
+]
+_LARK = 'start: "a"+ /[^x]*/ NEWLINE\n%import common.NEWLINE'
+_CUSTOM: list[dict[str, Any]] = [
+    {"type": "custom", "name": "patch", "description": "Change a file."},
+    {"type": "custom", "name": "lark", "format": {"type": "grammar", "syntax": "lark", "definition": _LARK}},
+    {"type": "custom", "name": "regex", "format": {"type": "grammar", "syntax": "regex", "definition": '[a-z"]+'}},
+]
+_RESPONSES += [
+    {"input": _CONVERSED, "tools": _CUSTOM, "truncation": "auto", "background": True, "max_output_tokens": 4},
+    {"input": "say hi", "background": True, "stream": True, "max_output_tokens": 4},
+    {
+        "input": "say hi",
+        "tools": _CUSTOM,
+        "tool_choice": {"type": "custom", "name": "lark"},
+        "max_output_tokens": 4,
+    },
+    {"input": "say hi", "conversation": {"id": "conv_x"}, "max_output_tokens": 4},
+]
+_COMPACT: list[dict[str, Any]] = [
+    {"model": MODEL, "input": _CONVERSED, "instructions": "Be short.", "prompt_cache_key": "k"},
+    {"model": MODEL, "input": "say hi", "previous_response_id": "resp_x"},
+]
+_ITEMS: list[dict[str, Any]] = [{"items": _CONVERSED}, {"items": [{"type": "item_reference", "id": "x"}]}]
+_CONVERSATIONS: list[dict[str, Any]] = [{"items": _CONVERSED, "metadata": {"a": "b"}}, {"metadata": {"a": "b"}}]
 _ANTHROPIC_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 
 
@@ -192,6 +255,57 @@ _MESSAGES: list[dict[str, Any]] = [
         "max_tokens": 4,
         "stream": True,
     },
+    {
+        "model": MODEL,
+        "messages": _CALLED,
+        "tools": [{**_ANTHROPIC_TOOL, "name": "partly", "input_schema": _PARTLY}, {**_ANTHROPIC_TOOL, "strict": True}],
+        "max_tokens": 90,
+    },
+]
+_OLLAMA_OPTIONS = {
+    "num_predict": 4,
+    "temperature": 0.7,
+    "top_k": 40.0,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "typical_p": 1.0,
+    "repeat_penalty": 1.1,
+    "repeat_last_n": -1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "seed": 7,
+    "stop": ["\n", "stop"],
+    # What is left out: see ollama_api/lenient.py.
+    "num_ctx": 4096,
+    "mirostat": 0,
+}
+_OLLAMA_SHORT = {"options": {"num_predict": 4}}
+_OLLAMA_TURNS: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Weather?", "images": ["AA=="]},
+    {
+        "role": "assistant",
+        "content": "",
+        "thinking": "so",
+        "tool_calls": [{"function": {"index": 0, "name": "weather", "arguments": {"city": "Oslo"}}}],
+    },
+    {"role": "tool", "tool_name": "weather", "content": "rain"},
+    {"role": "user", "content": "say it rains"},
+]
+# No keep_alive: the model would be unloaded, and loading it takes longer than any answer may.
+_OLLAMA_CHATS: list[dict[str, Any]] = [
+    {"model": f"{MODEL}:latest", "messages": _HELLO, **_OLLAMA_SHORT},
+    {"messages": _HELLO, "options": _OLLAMA_OPTIONS, "stream": False, "truncate": True},
+    {"messages": _OLLAMA_TURNS, "tools": [_TOOL], "stream": False, **_OLLAMA_SHORT},
+    {"messages": _HELLO, "format": _SCHEMA, "think": True, **_OLLAMA_SHORT},
+    {"messages": _HELLO, "format": "json", "think": "low", "logprobs": True, "top_logprobs": 2, **_OLLAMA_SHORT},
+    {"model": MODEL, "messages": []},
+]
+_OLLAMA_TEXTS: list[dict[str, Any]] = [
+    {"model": MODEL, "prompt": "say hi", "system": "Be short.", "images": ["AA=="], **_OLLAMA_SHORT},
+    {"prompt": "say hi\x04", "raw": True, "format": _SCHEMA, "logprobs": True, "stream": False, **_OLLAMA_SHORT},
+    {"prompt": "say", "suffix": "hi", "template": "", "context": [], **_OLLAMA_SHORT},
+    {"prompt": "say hi", "format": "json", "think": False, "options": _OLLAMA_OPTIONS},
 ]
 _TEMPLATE: list[dict[str, Any]] = [
     {"messages": _TURNS, "tools": [_TOOL]},
@@ -210,10 +324,20 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": _COMPLETIONS,
     "/v1/completions": _TEXTS,
     "/v1/responses": _RESPONSES,
+    "/v1/responses/compact": _COMPACT,
+    "/v1/conversations": _CONVERSATIONS,
+    "/v1/conversations/{conversation_id}": _CONVERSATIONS,
+    "/v1/conversations/{conversation_id}/items": _ITEMS,
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": [{k: v for k, v in body.items() if k in ("model", "messages")} for body in _MESSAGES],
     "/v1/chat/completions/render": _COMPLETIONS,
     "/v1/completions/render": _TEXTS,
+    "/api/chat": _OLLAMA_CHATS,
+    "/api/generate": _OLLAMA_TEXTS,
+    "/api/embed": [{"model": MODEL, "input": ["a", "b"], "truncate": True, "dimensions": 8}],
+    "/api/embeddings": [{"model": MODEL, "prompt": "a"}],
+    "/api/show": [{"model": MODEL, "verbose": True}, {"name": MODEL}],
+    "/api/pull": [{"model": "org/name:folder", "stream": False}, {"name": "hf.co/org/name"}],
     "/tokenize": _TOKENIZE,
     "/v1/tokenize": _TOKENIZE,
     "/detokenize": [{"tokens": [72, 105]}],

@@ -168,7 +168,8 @@ def complaint_about(response: Response) -> str | None:
         return f"status {response.status}: {bytes(response.body[:300])!r}"
     if b"internal error" in response.body:
         return f"an internal error in a stream: {bytes(response.body[-300:])!r}"
-    if response.status >= 400 and b'"message":' not in response.body and b"Invalid HTTP" not in response.body:
+    has_reason = any(form in response.body for form in (b'"message":', b'{"error":"', b"Invalid HTTP"))
+    if response.status >= 400 and not has_reason:
         return f"status {response.status} without a reason: {bytes(response.body[:300])!r}"
     return None
 

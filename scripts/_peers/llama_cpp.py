@@ -9,7 +9,7 @@ from pathlib import Path
 from .environment import Environment, PeerUnavailable
 from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model, checkpoint_of
 
-_PACKAGE = "llama-cpp-python==0.3.36"
+PACKAGE = "llama-cpp-python==0.3.36"
 _TOOLS = ["cmake", "ninja", "torch==2.13.0", "transformers==5.5.*", "sentencepiece", "gguf"]
 # No page for browsers, which the build would fetch, and no TLS. GCC 12 removes what sets the sizes of AMX's tiles as
 # unused, and the server would end with an illegal instruction.
@@ -31,7 +31,7 @@ def prepare(folder: Path, model: Model) -> Launch:
     """Build server and quantizer, convert the checkpoint. Matrices have 4 bits, the output's, too, as in the others."""
     environment = Environment(folder)
     environment.install(_TOOLS)
-    sources = _sources(environment) / "vendor" / "llama.cpp"
+    sources = sources_of(environment) / "vendor" / "llama.cpp"
     build = folder / "build"
     server, quantize = build / "bin" / "llama-server", build / "bin" / "llama-quantize"
     if not (server.exists() and quantize.exists()):
@@ -52,8 +52,8 @@ def prepare(folder: Path, model: Model) -> Launch:
     )
 
 
-def _sources(environment: Environment) -> Path:
-    """The unpacked source distribution."""
+def sources_of(environment: Environment) -> Path:
+    """The unpacked source distribution. The environment must have pip."""
     sources = environment.folder / "source"
     if not sources.exists():
         fetch: list[str | Path] = [
@@ -64,7 +64,7 @@ def _sources(environment: Environment) -> Path:
             "--no-deps",
             "--no-binary",
             "llama-cpp-python",
-            _PACKAGE,
+            PACKAGE,
         ]
         environment.run([*fetch, "--dest", environment.folder])
         (archive,) = environment.folder.glob("llama_cpp_python-*.tar.gz")

@@ -1,8 +1,10 @@
 """The parts of an answer, which each API writes in its own form."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import Struct
+from pydantic_core import from_json
 
 
 class Content(Struct, frozen=True):
@@ -77,6 +79,15 @@ class WholeToolCall:
     name: str
     # The text of a JSON object.
     arguments: str = ""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments as an object; of a call that was cut off, those that are complete."""
+        try:
+            found = from_json(self.arguments, allow_inf_nan=False, allow_partial=True)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 @dataclass

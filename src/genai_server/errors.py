@@ -21,12 +21,14 @@ GenaiServerError
 │   ├── MalformedBody           the body is not JSON
 │   ├── BodyTooLarge            the body is over the size limit
 │   ├── ModelNotFound           no such model is served
+│   ├── UnsupportedEndpoint     the API has this endpoint, and this server does not support it
 │   ├── ModelLoadFailed         the model that an operator wants to serve cannot be loaded
 │   ├── AdapterLoadFailed       the adapter that an operator wants to load cannot be loaded
 │   ├── RequestNotFound         no such request is running or waiting
 │   ├── AmbiguousRequest        several running or waiting requests have this name
 │   ├── ThreadUnsupported       the request asks the server to keep its conversation
 │   ├── ResponseNotFound        no such response is kept
+│   ├── ConversationNotFound    no such conversation, or no such item of it, is kept
 │   ├── BodyTooSlow             the body did not arrive in time
 │   ├── TooManyValues           the body has too many lists and objects
 │   ├── NestedTooDeep           the body's lists and objects are nested too deeply
@@ -42,6 +44,7 @@ GenaiServerError
 │   ├── TooManyConnections      the limit of open connections is reached
 │   ├── ModelsBusy              all models that may be loaded at once are in use
 │   ├── CheckerUnavailable      no process that checks grammars can be started
+│   ├── StoreUnavailable        the file of stored responses cannot be read or written
 │   └── ServerDraining          the server is stopping and accepts no new requests
 └── GenerationFailed            accepted, then failed
     ├── GrammarFailed           the answer's grammar cannot be followed further
@@ -220,6 +223,12 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class UnsupportedEndpoint(RequestError):
+    """The API has this endpoint, and this server does not support it; the message says what does the same."""
+
+    code = "unsupported_endpoint"
+
+
 class ModelLoadFailed(RequestError):
     """The model in the directory that an operator has named cannot be loaded; the message has the library's reason."""
 
@@ -254,6 +263,12 @@ class ResponseNotFound(RequestError):
     """No such response is kept, or not any more."""
 
     code = "response_not_found"
+
+
+class ConversationNotFound(RequestError):
+    """No such conversation, or no such item of it, is kept, or not any more."""
+
+    code = "conversation_not_found"
 
 
 class BodyTooSlow(RequestError):
@@ -348,6 +363,12 @@ class CheckerUnavailable(Unavailable):
     """The process that checks grammars cannot be started."""
 
     code = "checker_unavailable"
+
+
+class StoreUnavailable(Unavailable):
+    """The file of stored responses cannot be read or written; the message has the reason."""
+
+    code = "store_unavailable"
 
 
 class ServerDraining(Unavailable):

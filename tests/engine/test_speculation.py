@@ -25,6 +25,10 @@ from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
 from tests.running_server import DEMO
 
 COUNT = "Count from 1 to 12."
+# Its answers have more forced tokens than chosen ones, and nothing that repeats.
+FORCED = LLMatcher.grammar_from_regex(
+    "The (capital|largest city) of this country is called (Rome|Oslo), and it is old\\."
+)
 # Its answer has eleven times the same end.
 LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
 
@@ -90,6 +94,17 @@ def test_an_answer_has_the_same_tokens_with_drafts(
     if predicted:
         assert end.num_accepted > len(wanted) / 2
     assert (plain.end(1).num_drafted, plain.end(1).num_accepted) == (0, 0)
+
+
+def test_the_forced_tokens_of_a_grammar_are_read_in_one_pass(
+    plain: DemoDevice, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sequence, "may_draft", True)
+    fields: dict[str, Any] = {"grammar": FORCED, "max_tokens": 60, "sampling": Sampling(1.0, seed=7)}
+    wanted = answer(plain, 1, **fields)
+    assert answer(drafting, 1, **fields) == wanted
+    assert drafting.reason(1) == FinishReason.STOP
+    assert drafting.end(1).num_accepted > len(wanted) / 2
 
 
 @pytest.mark.parametrize("prediction", [[5], [7] * 40, list(range(300, 340))])

@@ -15,7 +15,7 @@ import pytest
 from genai_server.errors import PullFailed
 from genai_server.hub.client import Hub
 from genai_server.hub.download import download
-from genai_server.hub.repository import select_model
+from genai_server.hub.repository import RemoteFile, select_model
 from tests.local_hub import TOKEN, HubRepository, LocalHub, run_hub
 
 MIB = 1024 * 1024
@@ -225,3 +225,28 @@ def test_a_hub_that_is_not_there_is_named(tmp_path: Path) -> None:
     with run_hub() as gone:
         pass
     assert f"{gone.url} cannot be reached" in failure(gone, tmp_path)
+
+
+def test_who_watches_learns_of_each_files_bytes_and_can_end_the_download(local_hub: LocalHub, tmp_path: Path) -> None:
+    client = Hub(None, local_hub.url)
+    repository = client.repository("org/name", None)
+    seen: dict[str, list[int]] = {}
+    download(
+        client,
+        repository,
+        select_model(repository),
+        tmp_path / "whole",
+        lambda _: None,
+        lambda file, size: seen.setdefault(file.path, []).append(size),
+    )
+    assert {name: sizes[-1] for name, sizes in seen.items()} == {name: len(content) for name, content in FILES.items()}
+    assert seen["model.onnx.data"] == sorted(seen["model.onnx.data"])
+    assert len(seen["model.onnx.data"]) > 1
+
+    def end(file: RemoteFile, size: int) -> None:
+        if file.path == "model.onnx.data":
+            raise PullFailed("enough")
+
+    with pytest.raises(PullFailed, match="enough"):
+        download(client, repository, select_model(repository), tmp_path / "cut", lambda _: None, end)
+    assert list((tmp_path / "cut").glob("model.onnx.data.*.partial"))

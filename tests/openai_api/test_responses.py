@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from genai_server.errors import InvalidField, ModelNotFound, PromptTooLong
 from genai_server.generation import Sampling
-from genai_server.openai_api.response_items import given_items
-from genai_server.openai_api.responses import new_response, outer_error, to_chat
+from genai_server.openai_api.response_items import function_call, given_items, message, to_messages
+from genai_server.openai_api.responses import new_response, outer_error, shortened, to_chat
+from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.responses import ResponsesRequest
 
@@ -155,11 +156,12 @@ def test_errors_about_the_chat_name_the_field_that_was_given(
         ({"input": [{"type": "web_search_call"}]}, ("input", "items", 0)),
         ({"input": [{"type": ["message"]}]}, ("input", "items", 0)),
         ({"input": ["x"]}, ("input", "items", 0)),
-        ({"tools": [{"type": "web_search"}]}, ("tools", 0, "type")),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, ("tools", 0, "defer_loading")),
-        ({"background": True}, ("background",)),
-        ({"truncation": "auto"}, ("truncation",)),
-        ({"conversation": "conv_1"}, ("conversation",)),
+        ({"tools": [{"type": "web_search"}]}, ("tools", 0)),
+        ({"tools": [{"type": 5}]}, ("tools", 0)),
+        ({"tools": [5]}, ("tools", 0)),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, ("tools", 0, "function", "defer_loading")),
+        ({"background": 1}, ("background",)),
+        ({"truncation": "never"}, ("truncation",)),
         ({"prompt": {"id": "p"}}, ("prompt",)),
         ({"context_management": []}, ("context_management",)),
         ({"reasoning": {"summary": "detailed"}}, ("reasoning", "summary")),
@@ -216,3 +218,51 @@ def test_ids_are_never_the_same() -> None:
     ids = {new_response(body, model="m", sampling=Sampling(), created=1, is_stored=True)["id"] for _ in range(100)}
     assert len(ids) == 100
     assert all(len(id) == len("resp_") + 48 for id in ids)
+
+
+def _said(role: str, text: str) -> JsonObject:
+    return message(role, [{"type": "input_text", "text": text}])
+
+
+def test_what_is_too_long_loses_its_oldest_turns() -> None:
+    turns = [_said(role, f"{number}" * 50) for number in range(8) for role in ("user", "assistant")]
+    conversation = [_said("system", "Be brief."), *turns]
+    found = shortened(conversation, 0.5)
+    assert found is not None
+    assert found[0] == conversation[0]
+    assert found[1:] == turns[-len(found) + 1 :]
+    assert (found[1]["role"], 6 <= len(found) <= 9) == ("user", True)
+    assert shortened(conversation, 0.0) == [conversation[0], *turns[-2:]]
+    assert shortened(conversation[:2], 0.5) is None
+
+
+def test_what_is_too_long_keeps_calls_with_their_outputs() -> None:
+    calls = [
+        item
+        for number in range(6)
+        for item in (
+            function_call(f"c{number}", "f", "{}"),
+            {"type": "function_call_output", "id": "x", "call_id": f"c{number}", "output": "x" * 100},
+        )
+    ]
+    user = _said("user", "Go on.")
+    found = shortened([user, *calls], 0.5)
+    assert found is not None
+    assert found == [user, *calls[-len(found) + 1 :]]
+    assert found[1]["type"] == "function_call"
+    to_messages(found)
+
+
+def test_a_custom_tool_is_a_function_with_one_text() -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "a|b"}
+    tool = {"type": "custom", "name": "patch", "description": "d", "format": form}
+    (told,) = _chat(tools=[tool], tool_choice={"type": "custom", "name": "patch"}).model_dump()["tools"]
+    text = {"type": "string", "pattern": "^(?:a|b)$"}
+    assert told["function"] == {
+        "name": "patch",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"input": text}, "required": ["input"]},
+        "strict": True,
+    }
+    with pytest.raises(ValidationError, match="names the custom tool"):
+        _chat(tools=[tool], tool_choice={"type": "custom", "name": "other"})

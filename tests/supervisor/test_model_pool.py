@@ -186,3 +186,34 @@ def test_a_model_that_is_loaded_again_has_its_adapters_if_it_is_the_same() -> No
     other = ManagedModel(new_status("a", "/other", ["cpu"], 8), server._engines, 0)
     server.models.add(other)
     assert other.about.adapters == []
+
+
+def test_a_model_is_kept_for_as_long_as_it_is_told_until_it_is_unloaded() -> None:
+    server = Server("a", idle_unload=60)
+    server.load("a", 0)
+    server.models.keep("a", None)
+    server.update(1000)
+    assert server.states() == {"a": "ready"}
+    server.models.keep("a", 0)
+    server.update(1000 + SETTLED)
+    server.update(1000 + 2 * SETTLED)
+    assert server.states() == {"a": "unloaded"}
+    (about,) = server.models.statuses()
+    assert (about.on_demand, about.idle_unload) == (True, 60)
+    server.models.keep("a", 0)  # nothing is loaded that this could be about
+    server.load("a", 2000)
+    server.update(2059)
+    assert server.states() == {"a": "ready"}
+
+
+def test_a_model_that_has_a_request_is_unloaded_after_it() -> None:
+    server = Server("a")
+    server.load("a", 0)
+    server.engines["a"].requests = 1
+    server.models.keep("a", 0)
+    server.update(100)
+    assert server.states() == {"a": "ready"}
+    server.engines["a"].requests = 0
+    server.update(101)
+    server.update(101 + SETTLED)
+    assert server.states() == {"a": "unloading"}

@@ -1,7 +1,8 @@
 """Answers read by the parser as tests want them."""
 
-from collections.abc import Collection, Iterable, Iterator
-from itertools import count
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import combinations, count
+from typing import Any
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.text.answers.answer_parser import AnswerParser
@@ -9,11 +10,13 @@ from genai_server.text.answers.reasoning import ReasoningFormat
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 
 NAMES = ("get_weather", "now")
+# Names of functions, or with them the schemas of their arguments.
+Functions = Collection[str] | Mapping[str, Mapping[str, Any] | None]
 
 
 def parser(
     form: str | None = "hermes",
-    names: Collection[str] = NAMES,
+    names: Functions = NAMES,
     *,
     reasoning: ReasoningFormat | None = None,
     inside: bool = False,
@@ -22,7 +25,7 @@ def parser(
     ids = map(str, count())
     return AnswerParser(
         TOOL_FORMATS[form] if form else None,
-        names,
+        names if isinstance(names, Mapping) else dict.fromkeys(names),
         reasoning=reasoning,
         starts_in_reasoning=inside,
         new_id=lambda: next(ids),
@@ -34,16 +37,38 @@ def stream(parser: AnswerParser, pieces: Iterable[str]) -> list[list[Part]]:
     return [*(parser.feed(piece) for piece in pieces), parser.finish()]
 
 
-def parse(text: str, form: str | None = "hermes", names: Collection[str] = NAMES) -> list[Part]:
+def parse(text: str, form: str | None = "hermes", names: Functions = NAMES) -> list[Part]:
     """The parts of an answer, without those that say that a call was cut."""
     return [part for part in parse_all(text, form, names) if not isinstance(part, ToolCallCut)]
 
 
-def parse_all(text: str, form: str | None = "hermes", names: Collection[str] = NAMES) -> list[Part]:
+def parse_all(text: str, form: str | None = "hermes", names: Functions = NAMES) -> list[Part]:
     """The parts of an answer, which are the same whether it comes as a whole, in threes or letter by letter."""
     whole, threes, letters = (merged(stream(parser(form, names), cut(text, size))) for size in (len(text) or 1, 3, 1))
     assert whole == threes == letters
     return whole
+
+
+def assert_cuts_change_nothing(
+    text: str,
+    form: str,
+    names: Functions = NAMES,
+    *,
+    reasoning: ReasoningFormat | None = None,
+    inside: bool = False,
+    pairs: bool = False,
+) -> None:
+    """See that an answer has the same parts wherever it is cut: once, letter by letter and, with `pairs`, twice."""
+
+    def read(pieces: Iterable[str]) -> list[Part]:
+        return merged(stream(parser(form, names, reasoning=reasoning, inside=inside), pieces))
+
+    whole = read([text])
+    assert read(text) == whole
+    places = range(1, len(text))
+    for cuts in [*((place,) for place in places), *(combinations(places, 2) if pairs else ())]:
+        pieces = [text[begin:end] for begin, end in zip((0, *cuts), (*cuts, len(text)), strict=True)]
+        assert read(pieces) == whole, pieces
 
 
 def cut(text: str, size: int) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The grammar of answers that may be text, and whose calls fit what `strict` functions take."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,7 @@ from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
+from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool
 from tests.running_server import DEMO
 from tests.text.guided import byte_tokenizer, fits, matcher, tokenizer_with, validate
@@ -21,7 +23,8 @@ from tests.text.parsing import merged, parser, stream
 
 CITY = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 TOOLS = [Tool("f", CITY), Tool("g", ANY_OBJECT)]
-FORMS = sorted(TOOL_FORMATS)
+# What gpt-oss writes are messages, text as well: answers/test_harmony_messages.py.
+FORMS = sorted(TOOL_FORMATS.keys() - {"harmony"})
 # One call of a function with one argument in each format, without and with the model's own tokens.
 CALLS = {
     "hermes": '<tool_call>\n{{"name": "{0}", "arguments": {{"city": {1}}}}}\n</tool_call>',
@@ -29,6 +32,25 @@ CALLS = {
     "mistral": '[TOOL_CALLS][{{"name": "{0}", "arguments": {{"city": {1}}}}}]',
     "phi4mini": '<|tool_call|>[{{"name": "{0}", "arguments": {{"city": {1}}}}}]<|/tool_call|>',
     "pythonic": "[{0}(city={1})]",
+    "granite": '<|tool_call|>[{{"name": "{0}", "arguments": {{"city": {1}}}}}]',
+    "kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.{0}:0<|tool_call_argument_begin|>"
+        '{{"city": {1}}}<|tool_call_end|><|tool_calls_section_end|>'
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{0}\n```json\n"
+        '{{"city": {1}}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{0}<｜tool▁sep｜>"
+        '{{"city": {1}}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+    "qwen3_coder": "<tool_call>\n<function={0}>\n<parameter=city>\n{1}\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>{0}\n<arg_key>city</arg_key>\n<arg_value>{1}</arg_value>\n</tool_call>",
+    "minimax": (
+        '<minimax:tool_call>\n<invoke name="{0}">\n<parameter name="city">{1}</parameter>\n</invoke>\n'
+        "</minimax:tool_call>"
+    ),
 }
 WITH_TOKENS = {
     **CALLS,
@@ -40,12 +62,19 @@ WHOLE = [form for form in FORMS if form not in MARKED]
 # As the tokenizers of Qwen 3, Llama 3, Phi-4-mini and Mistral flag them.
 ADDED = {
     **dict.fromkeys(["<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|/tool_call|>"], False),
+    **dict.fromkeys(["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], False),
+    **dict.fromkeys(["<minimax:tool_call>", "</minimax:tool_call>"], False),
+    **dict.fromkeys(["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"], False),
+    **dict.fromkeys(["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"], False),
+    **dict.fromkeys(["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"], False),
+    **dict.fromkeys(["<|tool_call_end|>", "<|tool_calls_section_end|>"], False),
     **dict.fromkeys(["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"], True),
 }
 
 
-def _call(form: str, city: str = '"Oslo"', name: str = "f") -> str:
-    return CALLS[form].format(name, city)
+def _call(form: str, city: str = '"Oslo"', name: str = "f", *, calls: Mapping[str, str] = CALLS) -> str:
+    value = city.strip('"') if isinstance(TOOL_FORMATS[form], Tagged) else city
+    return calls[form].format(name, value)
 
 
 def _built(
@@ -119,15 +148,15 @@ def test_reasoning_text_and_calls_are_allowed_whether_their_markers_are_tokens_o
 ) -> None:
     tokenizer, content = model
     built = _built(form, opaque=grammar.find_opaque_tokens(content) if tokens else None, reasoning=reasoning)
-    call = (WITH_TOKENS if tokens else CALLS)[form]
+    calls = WITH_TOKENS if tokens else CALLS
     thoughts = [""] if reasoning is None else [f"{reasoning.opening}\nHm\n{reasoning.closing}{n}" for n in ("", "\n\n")]
     encoder = Tokenizer.from_str(json.dumps(content))
     for thought in thoughts:
         for answer, allowed in (
             ("Hi!", True),
-            (call.format("f", '"Rome"'), True),
-            (call.format("f", '"Paris"'), False),
-            ("\n" + call.format("g", "1"), True),
+            (_call(form, '"Rome"', calls=calls), True),
+            (_call(form, '"Paris"', calls=calls), False),
+            ("\n" + _call(form, "1", "g", calls=calls), True),
         ):
             text = thought + answer
             written = encoder.encode(text).ids if tokens else list(text.encode())
@@ -176,6 +205,18 @@ _PIECES += [
     "</tool_call>",
 ]
 _PIECES += ["<|tool_call|>", "<|/tool_call|>", "functools", "[TOOL_CALLS]", "f", "[ARGS]", "<|python_tag|>", "[f(", "("]
+_PIECES += ["<function=f>", "<function=", "<parameter=city>", "Rome", "Paris", "</parameter>", "</function>", "\nf\n"]
+_PIECES += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", "</minimax:tool_call>"]
+_PIECES += [
+    '<invoke name="f">',
+    '<parameter name="city">',
+    "</invoke>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+]
+_PIECES += ["function", "<｜tool▁sep｜>", "```json\n", "\n```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"]
+_PIECES += ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>"]
+_PIECES += ["<|tool_call_end|>", "<|tool_calls_section_end|>"]
 _PIECES += ['city="Rome")', 'city="Paris")', "f(", "**", ")", "; "]
 
 
@@ -195,7 +236,7 @@ def test_whatever_fits_the_parser_reads_no_call_of_it_that_does_not_fit(
             text += piece
     if not state.is_accepting():
         return
-    parts = merged(stream(parser(form, ["f", "g"], reasoning=reasoning), [text]))
+    parts = merged(stream(parser(form, {tool.name: tool.parameters for tool in TOOLS}, reasoning=reasoning), [text]))
     calls = [part for part in parts if isinstance(part, ToolCallStart | ToolCallArguments)]
     for start, arguments in zip(calls[::2], calls[1::2], strict=True):
         assert isinstance(start, ToolCallStart)

@@ -2,8 +2,6 @@
 (https://docs.anthropic.com/en/api/messages, https://docs.anthropic.com/en/docs/build-with-claude/streaming).
 """
 
-from pydantic_core import from_json
-
 from genai_server.answer_parts import (
     Content,
     Part,
@@ -86,7 +84,7 @@ class MessageBuilder:
         if answer.content:
             blocks.append({"type": "text", "text": answer.content})
         for call in answer.tool_calls:
-            called = {"name": call.name, "input": _input(call.arguments)}
+            called = {"name": call.name, "input": call.given}
             blocks.append({"type": "tool_use", "id": _tool_use_id(call.id), **called})
         return blocks
 
@@ -128,15 +126,6 @@ class MessageBuilder:
 def _tool_use_id(id: str) -> str:
     """A call's id in Anthropic's form, except where the model's template needs another, as Mistral's does."""
     return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
-
-
-def _input(arguments: str) -> JsonObject:
-    """The arguments of a call; of a call that was cut off, those that are complete."""
-    try:
-        found = from_json(arguments, allow_inf_nan=False, allow_partial=True)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _usage(usage: Usage) -> JsonObject:

@@ -17,7 +17,7 @@ _EFFORT = "reasoning_effort"
 # The name of a field, with its value if given, or a message.
 _INNER_NAME = re.compile(
     rf"\b(?P<field>chat_template_kwargs\.{_CONTINUE}|chat_template_kwargs|{_CONTINUE}|{_SCHEMA}|{_FORMAT}|{_PARALLEL}|{_EFFORT})\b"
-    r"(?P<value> '\w+')?|\bmessages\[(?P<index>\d+)\]"
+    r'(?P<value> "\w+")?|\bmessages\[(?P<index>\d+)\]'
 )
 
 
@@ -65,7 +65,7 @@ class Translation:
             return self._places[int(index)]
         config = self._body.output_config
         if field == _EFFORT and (config is None or config.effort is None):
-            return "thinking.type 'enabled'" if value else "thinking.type"
+            return 'thinking.type "enabled"' if value else "thinking.type"
         outer = {
             _EFFORT: "output_config.effort",
             _FORMAT: "output_config.format",

@@ -20,6 +20,9 @@ from genai_server.api.admin import models as model_admin
 from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.fingerprint import fingerprint
+from genai_server.api.generation.checked_specs import CheckedSpecs
+from genai_server.api.generation.record_file import RecordFile
+from genai_server.api.generation.records import LatestResponse
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
@@ -31,14 +34,20 @@ from genai_server.api.middleware.keys import ApiKeys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
+from genai_server.api.middleware.socket import ResponsesSocket
+from genai_server.api.pulling import PullModel
 from genai_server.api.routes import (
     chat,
     chat_completions,
     completions,
+    conversations,
     health,
     messages,
     metrics,
     models,
+    ollama,
+    ollama_models,
+    ollama_pull,
     responses,
     tokens,
 )
@@ -55,6 +64,16 @@ class Engines(Protocol):
     """Gives the folder of running engines for as long as the app runs."""
 
     def __call__(self) -> AbstractAsyncContextManager[Path]: ...
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What reads and fetches the files of models."""
+
+    # Reads the text side of a model.
+    load_text: LoadText
+    # Fetches a model from a hub.
+    pull: PullModel
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ class Telemetry:
 def create_app(
     settings: Settings,
     engines: Engines,
-    load_text: LoadText,
+    model_files: ModelFiles,
     drain: Drain,
     keys: ApiKeys,
     telemetry: Telemetry,
@@ -85,8 +104,8 @@ def create_app(
 ) -> FastAPI:
     """The ASGI app. Its lifespan connects to the engines.
 
-    `load_text` reads the text side of a model. `drain` is started from outside. `on_loopback` says whether only this
-    machine can reach the server, as far as is known.
+    `drain` is started from outside. `on_loopback` says whether only this machine can reach the server, as far as is
+    known.
     """
 
     @asynccontextmanager
@@ -94,17 +113,29 @@ def create_app(
         most_waiting = settings.max_queue + settings.max_batch_size
         async with (
             engines() as folder,
-            Catalog(folder, load_text, partial(fingerprint, settings), most_waiting).followed() as models,
+            Catalog(folder, model_files.load_text, partial(fingerprint, settings), most_waiting).followed() as models,
             rare_full_collections(),
         ):
-            responses = ResponseStore(settings.response_store_size, settings.response_store_bytes)
+            responses = _response_store(settings, run=str(folder))
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
             with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
                 app.state.services = Services(
-                    settings, models, responses, grammars, telemetry.clock, on_loopback, drain, telemetry.registry
+                    settings,
+                    models,
+                    responses,
+                    grammars,
+                    CheckedSpecs(grammars, best_effort=not settings.strict),
+                    telemetry.clock,
+                    on_loopback,
+                    drain,
+                    telemetry.registry,
+                    model_files.pull,
                 )
-                yield
+                try:
+                    yield
+                finally:
+                    await responses.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
 
@@ -116,7 +147,11 @@ def create_app(
         chat_completions,
         completions,
         responses,
+        conversations,
         messages,
+        ollama,
+        ollama_models,
+        ollama_pull,
         models,
         tokens,
         runtime_options,
@@ -127,6 +162,7 @@ def create_app(
         health,
     ):
         app.include_router(module.router)
+    app.include_router(ollama.unsupported)
     if settings.metrics != "off":
         app.include_router(metrics.router)
 
@@ -136,6 +172,13 @@ def create_app(
         return Response(status_code=499)
 
     return app
+
+
+def _response_store(settings: Settings, *, run: str) -> ResponseStore:
+    size, num_bytes = settings.response_store_size, settings.response_store_bytes
+    path = settings.response_store_file
+    file = RecordFile(Path(path), size, num_bytes) if path else None
+    return ResponseStore(size, num_bytes, file, run=run)
 
 
 def _add_middleware(
@@ -162,7 +205,7 @@ def _add_middleware(
             allow_origins=settings.origins,
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "server-timing", "x-genai-ignored"],
+            expose_headers=["x-request-id", "retry-after", "server-timing", "x-genai-ignored", "x-genai-not-stored"],
         )
     app.add_middleware(RequestHead)
     app.add_middleware(ConnectionLimit)
@@ -170,3 +213,6 @@ def _add_middleware(
         RequestRecords, model=next(iter(settings.served)), clock=telemetry.clock, observers=telemetry.observers
     )
     app.add_middleware(RequestId)
+    app.add_middleware(
+        ResponsesSocket, origins=settings.origins, new_state=lambda: {"latest_response": LatestResponse()}
+    )

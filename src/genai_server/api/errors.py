@@ -1,6 +1,6 @@
 """The one table from errors to HTTP, and the bodies that clients get, before and after the response's headers alike.
 
-Anthropic's paths have errors in Anthropic's form, all others in OpenAI's.
+Anthropic's and Ollama's paths have errors in the form of these APIs, all others in OpenAI's.
 """
 
 import json
@@ -20,6 +20,7 @@ from starlette.types import Scope
 from genai_server import errors
 from genai_server.anthropic_api.error import error_object
 from genai_server.errors import GenaiServerError
+from genai_server.ollama_api.error import error_object as ollama_error
 from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
@@ -32,12 +33,15 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.RequestNotFound: (404, "invalid_request_error"),
     errors.AmbiguousRequest: (409, "invalid_request_error"),
     errors.ResponseNotFound: (404, "invalid_request_error"),
+    errors.ConversationNotFound: (404, "invalid_request_error"),
     errors.HeadTooLarge: (431, "invalid_request_error"),
     errors.BodyTooSlow: (408, "invalid_request_error"),
     errors.InvalidApiKey: (401, "invalid_request_error"),
     errors.RateLimitExceeded: (429, "rate_limit_error"),
     errors.ProfileNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
+    # A repository that is none, or a hub that cannot be reached; raised for what an operator asks only.
+    errors.PullFailed: (400, "invalid_request_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.ModelUnloaded: (503, "service_unavailable_error"),
     errors.GrammarFailed: (400, "invalid_request_error"),
@@ -48,6 +52,8 @@ PROMPT_TOO_LONG = {
     "anthropic": "prompt is too long: {tokens} tokens > {limit} maximum, answer included ({limited_by})",
     "openai": "This model's maximum context length is {limit} tokens. However, your {param} resulted in {tokens} "
     "tokens, and the answer needs at least one. Please reduce the length ({limited_by}).",
+    "ollama": "the input length exceeds the context length: it has {tokens} tokens, and prompt and answer together may "
+    "have {limit} ({limited_by})",
 }
 # Headers of every response: browsers do not guess the content's type, do not keep an answer that may be private, and do
 # not show /docs in a frame of another site.
@@ -61,6 +67,7 @@ _MOST_SHOWN = 100
 # A value with the right type but a wrong size shows which of a union's members the client means.
 _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 _ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
+_OLLAMA_PATH = re.compile(r"/api/.*", re.DOTALL)
 # Both APIs have these; Anthropic's clients send a header of their own.
 _SHARED_PATH = re.compile(r"(/v1)?/models(/.*)?")
 _ANTHROPIC_HEADER = b"anthropic-version"
@@ -107,6 +114,11 @@ def speaks_anthropic(scope: Scope) -> bool:
     return _ANTHROPIC_PATH.fullmatch(scope["path"]) is not None
 
 
+def speaks_ollama(scope: Scope) -> bool:
+    """Whether a request is for one of Ollama's paths."""
+    return _OLLAMA_PATH.fullmatch(scope["path"]) is not None
+
+
 def request_id_headers(scope: Scope) -> dict[str, str]:
     """The request's id, in the headers where its client looks for it."""
     name: str = scope["state"]["request_id"]
@@ -114,12 +126,11 @@ def request_id_headers(scope: Scope) -> dict[str, str]:
 
 
 def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
-    """An error in the form of the API that the scope's request is for: OpenAI's, unless it is Anthropic's."""
+    """An error in the form of the API that the scope's request is for; in OpenAI's without one."""
     status, kind = http_status(error)
     message = error.message
     if isinstance(error, errors.PromptTooLong) and error.tokens:
-        words = PROMPT_TOO_LONG["anthropic" if scope is not None and speaks_anthropic(scope) else "openai"]
-        message = words.format_map(vars(error))
+        message = PROMPT_TOO_LONG[_api_of(scope)].format_map(vars(error))
     return _body(scope, status, kind, message, error.code, error.param)
 
 
@@ -147,6 +158,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
+        # Nothing is posted to an id alone, unless there is a route for it, so a name in its place is a wrong path.
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and request.method == "POST" and request.path_params:
+            error = HTTPException(HTTPStatus.NOT_FOUND)
         cause = error.__cause__  # FastAPI hides what it met while it read a body
         if isinstance(cause, ValueError):
             cause = malformed(cause)
@@ -173,9 +187,18 @@ def install_error_handlers(app: FastAPI) -> None:
 def _body(
     scope: Scope | None, status: int, kind: str, message: str, code: str, param: str | None = None
 ) -> dict[str, Any]:
-    if scope is not None and speaks_anthropic(scope):
+    api = _api_of(scope)
+    if api == "ollama":
+        return ollama_error(message)
+    if scope is not None and api == "anthropic":
         return error_object(status, message, code, scope["state"]["request_id"])
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _api_of(scope: Scope | None) -> str:
+    if scope is None:
+        return "openai"
+    return "ollama" if speaks_ollama(scope) else "anthropic" if speaks_anthropic(scope) else "openai"
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:

@@ -10,8 +10,10 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
 from genai_server.api.catalog import Catalog, ServedModel
+from genai_server.api.generation.checked_specs import CheckedSpecs
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.middleware.drain import Drain
+from genai_server.api.pulling import PullModel
 from genai_server.config import Settings
 from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.timing import Clock
@@ -25,6 +27,7 @@ class Services:
     models: Catalog
     responses: ResponseStore
     grammars: GrammarChecker
+    specs: CheckedSpecs
     # In seconds.
     clock: Clock
     # Whether only this machine can reach the server, as far as is known.
@@ -32,6 +35,8 @@ class Services:
     drain: Drain
     # Holds the metrics.
     registry: CollectorRegistry
+    # Fetches models from a hub.
+    pull: PullModel
 
     async def served(self, model: str | None) -> ServedModel:
         """The model that a request names, for its text side alone. Raises ModelNotFound and Unavailable."""

@@ -14,6 +14,7 @@ COMMANDS = {
     "pull": "pull",
     "export": "export",
     "models": "models",
+    "run": "run",
     "chat": "chat",
     "key": "key",
     "top": "top.command",

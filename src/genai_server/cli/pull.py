@@ -8,6 +8,7 @@ files.
 import argparse
 import shlex
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from genai_server.config import load_settings
@@ -15,7 +16,7 @@ from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE, c
 from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed
 from genai_server.hub import store
 from genai_server.hub.client import Hub
-from genai_server.hub.download import download
+from genai_server.hub.download import Watch, download
 from genai_server.hub.repository import Repository, Selection, is_repository_name, select_model
 from genai_server.quoted_values import quoted
 
@@ -52,27 +53,53 @@ def run(arguments: argparse.Namespace) -> int:
     """Fetch a model; returns the exit status. Raises ConfigurationError and PullFailed."""
     name = checked_name(arguments.repository)
     directory = absolute(arguments.to or store.place_of(load_settings().models_path, name))
-    hub = Hub(arguments.token)
-    repository = hub.repository(name, arguments.revision)
-    selection = select_model(repository, arguments.include)
-    with store.only_one(directory):
-        if _is_up_to_date(directory, repository, selection):
-            print(f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})")
-        else:
-            fetch(hub, repository, selection, directory)
-            size = selection.size / _MIB
-            print(f"{name} (commit {repository.commit[:8]}, {size:.0f} MiB) is in {directory}, checked")
+    print(pull(Hub(arguments.token), name, directory, arguments.include, arguments.revision))
     tell_how_to_serve(directory)
     return 0
 
 
-def fetch(hub: Hub, repository: Repository, selection: Selection, directory: Path) -> None:
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def pull(
+    hub: Hub,
+    name: str,
+    directory: Path,
+    include: Sequence[str] = (),
+    revision: str | None = None,
+    *,
+    tell: Callable[[str], None] = _say,
+    watch: Watch | None = None,
+) -> str:
+    """Fetch a repository's model into a directory, unless it is there; says what was done.
+
+    `tell` gets a line for each file, `watch` its bytes. Raises ConfigurationError and PullFailed.
+    """
+    repository = hub.repository(name, revision)
+    selection = select_model(repository, include)
+    with store.only_one(directory):
+        if _is_up_to_date(directory, repository, selection):
+            return f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})"
+        _fetch(hub, repository, selection, directory, tell, watch)
+        size = selection.size / _MIB
+        return f"{name} (commit {repository.commit[:8]}, {size:.0f} MiB) is in {directory}, checked"
+
+
+def _fetch(
+    hub: Hub,
+    repository: Repository,
+    selection: Selection,
+    directory: Path,
+    tell: Callable[[str], None],
+    watch: Watch | None,
+) -> None:
     """Make the directory of the selected files. Raises PullFailed and then leaves an existing directory as it was."""
     folder = store.staging(directory)
     try:
         if directory.exists():
             store.seed(folder, directory)
-        download(hub, repository, selection, folder, tell=lambda line: print(line, flush=True))
+        download(hub, repository, selection, folder, tell, watch)
         check_model_directory(folder)
     except ModelDirectoryError as error:
         message = error.message.replace(str(folder), repository.name)
@@ -85,7 +112,7 @@ def fetch(hub: Hub, repository: Repository, selection: Selection, directory: Pat
 
 def checked_name(text: str) -> str:
     """A repository's name as its owner writes it. The address of its page is accepted, too."""
-    name = text.removeprefix("https://huggingface.co/").strip("/")
+    name = text.removeprefix("https://").removeprefix("huggingface.co/").strip("/")
     if not is_repository_name(name):
         raise ConfigurationError(f"{quoted(text)} is not the name of a repository, such as owner/name")
     return name

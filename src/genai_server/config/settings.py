@@ -82,7 +82,7 @@ class Settings(BaseModel):
         ge=0,
         le=31_536_000,
         description="Seconds without a request after which a model is unloaded; the next request loads it again. 0: "
-        "never.",
+        "never. An operator's `keep_alive` of Ollama's API replaces it.",
     )
     device: str = Field(
         "cpu",
@@ -209,14 +209,14 @@ class Settings(BaseModel):
     strict: bool = Field(
         False,
         alias="GENAI_STRICT",
-        description="Refuse what has no effect here in /v1/messages, /v1/responses and /v1/chat/completions, too, and "
-        "schemas that can be followed in part only; else the header `x-genai-ignored` names it.",
+        description="Refuse what has no effect here in /v1/messages, /v1/responses, /v1/chat/completions and Ollama's "
+        "API, too, and schemas that can be followed in part only; else the header `x-genai-ignored` names it.",
     )
     cap_max_tokens: bool = Field(
         True,
         alias="GENAI_CAP_MAX_TOKENS",
-        description="Reduce a `max_tokens` of /v1/messages above GENAI_MAX_LENGTH to what fits; else, and with "
-        "GENAI_STRICT, it is a 400.",
+        description="Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above GENAI_MAX_LENGTH "
+        "to what fits; else, and with GENAI_STRICT, it is a 400.",
     )
     allow_special_tokens: bool = Field(
         False,
@@ -237,12 +237,19 @@ class Settings(BaseModel):
         alias="GENAI_RESPONSE_STORE_SIZE",
         ge=0,
         le=1_000_000,
-        description="Most responses of /v1/responses that each API process stores, the last used ones; 0 stores none.",
+        description="Most responses of /v1/responses, and conversations, that are stored, the last used ones: by each "
+        "API process, or in GENAI_RESPONSE_STORE_FILE; 0 stores none.",
     )
     response_store_bytes: Positive = Field(
         64 * 1024 * 1024,
         alias="GENAI_RESPONSE_STORE_BYTES",
         description="Most bytes of these responses with their conversations, counted as JSON.",
+    )
+    response_store_file: str = Field(
+        "",
+        alias="GENAI_RESPONSE_STORE_FILE",
+        description="File for responses and conversations, which then survive a restart and are common to all API "
+        "processes, within the same limits; empty stores them in memory.",
     )
     drain_timeout: int = Field(
         30,

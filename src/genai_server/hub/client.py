@@ -6,11 +6,13 @@ Its own `snapshot_download` discards a partial file after a broken connection, a
 
 import importlib.metadata
 import importlib.util
+import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub.repository import RemoteFile, Repository
@@ -48,21 +50,24 @@ class Hub:
             files = [entry for entry in tree if isinstance(entry, RepoFile)]
         return Repository(name, commit, tuple(RemoteFile(file.path, file.size, _digest(file)) for file in files))
 
-    def fetch(self, repository: Repository, file: RemoteFile, partial: Path) -> None:
+    def fetch(
+        self, repository: Repository, file: RemoteFile, partial: Path, watch: Callable[[int], None] | None = None
+    ) -> None:
         """Append the missing bytes of a file to `partial`. A broken connection is retried a few times.
 
-        Raises PullFailed if that does not help, and OSError of the disk.
+        `watch`, in place of a progress bar, is called with the size of `partial` as it grows; what it raises ends the
+        download. Raises PullFailed if that does not help, and OSError of the disk.
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get
         from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
-        if not sys.stderr.isatty():
+        if watch is not None or not sys.stderr.isatty():
             disable_progress_bars()
         # No compression: a range of bytes could not be requested otherwise.
         headers = build_hf_headers(token=self._token) | {"accept-encoding": "identity"}
         url = hf_hub_url(repository.name, file.path, revision=repository.commit, endpoint=self.endpoint)
-        with partial.open("ab") as out, self._told_plainly(repository.name, repository.commit):
+        with _Watched(partial, watch) as out, self._told_plainly(repository.name, repository.commit):
             http_get(url, out, resume_size=out.tell(), headers=headers, expected_size=file.size)
 
     @contextmanager
@@ -113,6 +118,20 @@ class Hub:
 
     def _token_refused(self) -> str:
         return f"{self.endpoint} does not accept the token ({'--token' if self._token else 'HF_TOKEN'})"
+
+
+class _Watched(io.BufferedWriter):
+    """A file that tells its size each time that something is appended."""
+
+    def __init__(self, path: Path, watch: Callable[[int], None] | None) -> None:
+        super().__init__(io.FileIO(path, "ab"))
+        self._watch = watch
+
+    def write(self, data: Any) -> int:
+        written = super().write(data)
+        if self._watch is not None:
+            self._watch(self.tell())
+        return written
 
 
 def _digest(file: object) -> str:

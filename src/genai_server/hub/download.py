@@ -19,10 +19,21 @@ _MIB = 1024 * 1024
 _HASH_LENGTH = 12
 
 
-def download(hub: Hub, repository: Repository, selection: Selection, folder: Path, tell: Callable[[str], None]) -> None:
+# Called with a file and how many of its bytes have come.
+Watch = Callable[[RemoteFile, int], None]
+
+
+def download(
+    hub: Hub,
+    repository: Repository,
+    selection: Selection,
+    folder: Path,
+    tell: Callable[[str], None],
+    watch: Watch | None = None,
+) -> None:
     """Make the folder hold exactly the files of the selection; correct files are kept.
 
-    Raises PullFailed and keeps the partial files for the next attempt.
+    What `watch` raises ends the download. Raises PullFailed and keeps the partial files for the next attempt.
     """
     with _disk_told_plainly(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,17 +43,17 @@ def download(hub: Hub, repository: Repository, selection: Selection, folder: Pat
         for number, (name, file) in enumerate(selection.files.items(), 1):
             if name in missing:
                 tell(f"[{number}/{len(selection.files)}] {name}  {file.size / _MIB:.1f} MiB")
-                _fetch(hub, repository, file, folder / name)
+                _fetch(hub, repository, file, folder / name, watch)
 
 
-def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path) -> None:
+def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path, watch: Watch | None) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(target, file)
     if partial.exists() and partial.stat().st_size > file.size:
         partial.unlink()
     # A wrong hash may come from the rest of an earlier attempt. If all bytes came just now, the hub is wrong.
     for _ in range(2 if partial.exists() else 1):
-        hub.fetch(repository, file, partial)
+        hub.fetch(repository, file, partial, None if watch is None else lambda size: watch(file, size))
         if has_digest(partial, file.digest):
             partial.replace(target)
             return

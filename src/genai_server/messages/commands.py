@@ -22,6 +22,8 @@ class LoadModel(Struct, frozen=True, tag=True):
     devices: list[str]
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
+    # Whether it is loaded now, else with the first request for it.
+    at_once: bool = True
 
 
 class UnloadModel(Struct, frozen=True, tag=True):
@@ -38,6 +40,14 @@ class SetAlias(Struct, frozen=True, tag=True):
     alias: str
     # The model's name; None removes the alias.
     name: str | None
+
+
+class KeepModel(Struct, frozen=True, tag=True):
+    """Say how long a model stays loaded without a request, until it is unloaded the next time."""
+
+    name: str
+    # None for ever.
+    seconds: float | None
 
 
 class WantModel(Struct, frozen=True, tag=True):
@@ -60,7 +70,7 @@ class RemoveAdapter(Struct, frozen=True, tag=True):
     id: str
 
 
-Command = LoadModel | UnloadModel | SetAlias | WantModel | AddAdapter | RemoveAdapter
+Command = LoadModel | UnloadModel | SetAlias | KeepModel | WantModel | AddAdapter | RemoveAdapter
 
 
 class CommandReply(Struct, frozen=True):

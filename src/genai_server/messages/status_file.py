@@ -91,6 +91,8 @@ class ModelStatus(Struct, frozen=True):
     adapters: list[Adapter] = []
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
+    # Seconds without a request after which it is unloaded; None for never.
+    idle_unload: float | None = None
 
 
 class ServerStatus(Struct, frozen=True):

@@ -38,6 +38,7 @@ SERVER_TOOLS = (
 )
 MEDIA = {"input_file": "file", "input_image": "image"}
 _PLACES_OF_MEDIA = ("input[].content[]", "input[].output[]")
+_PLACES_IN_ITEMS = ("items[].content[]", "items[].output[]")
 
 
 def leave_out(body: Any) -> list[str]:
@@ -48,6 +49,11 @@ def leave_out(body: Any) -> list[str]:
     for path in _PLACES_OF_MEDIA:
         found += replace_media(body, path, MEDIA, "input_text")
     return found + _tools(body)
+
+
+def leave_out_of_items(body: Any) -> list[str]:
+    """The same for a body of the Conversations API."""
+    return [place for path in _PLACES_IN_ITEMS for place in replace_media(body, path, MEDIA, "input_text")]
 
 
 def leave_out_of_chat(body: Any) -> list[str]:

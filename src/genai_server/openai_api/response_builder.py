@@ -2,7 +2,7 @@
 (https://platform.openai.com/docs/api-reference/responses-streaming).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -10,10 +10,15 @@ from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArgume
 from genai_server.answer_parts import Reasoning as Thought
 from genai_server.errors import GenaiServerError
 from genai_server.generation import FinishReason
-from genai_server.openai_api.response_output import FunctionCall, Message, OutputItem, Reasoning, Told
+from genai_server.openai_api.response_output import CustomCall, FunctionCall, Message, OutputItem, Reasoning, Told
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.schemas.response_items import Status
 from genai_server.openai_api.usage import Usage, openai_reason
+
+
+def error_of(error: GenaiServerError) -> JsonObject:
+    """The `error` of a failed response. OpenAI has no codes for what can happen here."""
+    return {"code": "server_error", "type": error.code, "message": error.message, "param": None}
 
 
 class ResponseBuilder:
@@ -28,8 +33,11 @@ class ResponseBuilder:
         *,
         is_encrypted: bool = False,
         namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+        custom_tools: Collection[str] = (),
     ) -> None:
         self._begun = begun
+        # See responses.custom_tools.
+        self._custom_tools = custom_tools
         # See responses.namespaces.
         self._namespaces = namespaces
         # Whether reasoning has its `encrypted_content`.
@@ -49,11 +57,18 @@ class ResponseBuilder:
     @property
     def is_ended(self) -> bool:
         """Whether the response has ended."""
-        return bool(self._begun["status"] != "in_progress")
+        return self._begun["status"] not in ("queued", "in_progress")
 
     def begin(self) -> list[JsonObject]:
         """The first events."""
-        return [self._state("created"), self._state("in_progress")]
+        return [self._state("created"), self._state(self._begun["status"])]
+
+    def start(self) -> list[JsonObject]:
+        """The event that a queued response is made now, if it was queued."""
+        if self._begun["status"] != "queued":
+            return []
+        self._begun = {**self._begun, "status": "in_progress"}
+        return [self._state("in_progress")]
 
     def add(self, parts: Sequence[Part], tokens: Sequence[ScoredToken]) -> list[JsonObject]:
         """Add parts of the answer, with their tokens if log probabilities are requested; returns the events."""
@@ -70,7 +85,7 @@ class ResponseBuilder:
                         events += self._open(Message())
                     events += self._more(text, self._tokens_of(text))
                 case ToolCallStart(_, call_id, name):
-                    events += self._open(FunctionCall(call_id, *self._namespaces.get(name, (name,))))
+                    events += self._open(self._call(call_id, name))
                 case ToolCallArguments(_, fragment):
                     events += self._more(fragment)
                 case ToolCallCut():
@@ -89,7 +104,7 @@ class ResponseBuilder:
             details = {"reason": "max_output_tokens", **true_reason}
             return [*self._close("incomplete"), self._end("incomplete", usage, incomplete_details=details, **more)]
         # Clients expect a message, if an empty one, also after reasoning alone.
-        events = [] if isinstance(self._last_item, Message | FunctionCall) else self._open(Message())
+        events = [] if isinstance(self._last_item, Message | FunctionCall | CustomCall) else self._open(Message())
         return [*events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
 
     def cancel(self, usage: Usage) -> list[JsonObject]:
@@ -102,13 +117,16 @@ class ResponseBuilder:
             return self._state(self._last_event)
         if self._last_item is not None:
             self._last_item.status = "incomplete"
-        # OpenAI has no codes for what can happen here.
-        told = {"code": "server_error", "type": error.code, "message": error.message, "param": None}
-        return self._end("failed", usage, error=told)
+        return self._end("failed", usage, error=error_of(error))
 
     @property
     def _last_item(self) -> OutputItem | None:
         return self._items[-1] if self._items else None
+
+    def _call(self, call_id: str, name: str) -> CustomCall | FunctionCall:
+        if name in self._custom_tools:
+            return CustomCall(call_id, name)
+        return FunctionCall(call_id, *self._namespaces.get(name, (name,)))
 
     def _open(self, item: OutputItem) -> list[JsonObject]:
         events = self._close("completed")

@@ -3,6 +3,7 @@
 """
 
 import base64
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +11,9 @@ from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.schemas.chat import ChatMessage
 from genai_server.openai_api.schemas.response_items import (
+    CompactionItem,
+    CustomToolCallItem,
+    CustomToolCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,
@@ -21,6 +25,11 @@ from genai_server.openai_api.schemas.response_items import (
     full_name,
 )
 from genai_server.quoted_values import quoted
+
+# The one argument of the function that stands for a custom tool.
+CUSTOM_INPUT = "input"
+# Comes before the summary of a conversation.
+_COMPACTED = "Summary of the conversation up to here:"
 
 
 def new_id(prefix: str) -> str:
@@ -75,13 +84,28 @@ def function_call(
     return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called, **within}
 
 
+def custom_tool_call(
+    call_id: str, name: str, input: str, id: str | None = None, status: Status = "completed"
+) -> JsonObject:
+    """A call of a custom tool."""
+    called = {"call_id": call_id, "name": name, "input": input}
+    return {"id": id or new_id("ctc"), "type": "custom_tool_call", "status": status, **called}
+
+
+def compaction(summary: str, id: str | None = None) -> JsonObject:
+    """What was before, in short."""
+    return {"id": id or new_id("cmp"), "type": "compaction", "encrypted_content": encrypted(summary)}
+
+
 def referenced_ids(given: str | Sequence[InputItem]) -> set[str]:
     """The ids of the items that a request's input refers to."""
     return {item.id for item in given if isinstance(item, ItemReference)}
 
 
-def given_items(given: str | Sequence[InputItem], known: Mapping[str, JsonObject]) -> list[JsonObject]:
-    """The items of a request's input; `known` are those that an item_reference may name, by their ids.
+def given_items(
+    given: str | Sequence[InputItem], known: Mapping[str, JsonObject], *, field: str = "input"
+) -> list[JsonObject]:
+    """The items of a request's field; `known` are those that an item_reference may name, by their ids.
 
     Raises InvalidField for an unknown reference, and for encrypted content that is not from this server.
     """
@@ -92,15 +116,15 @@ def given_items(given: str | Sequence[InputItem], known: Mapping[str, JsonObject
         if isinstance(item, ItemReference):
             if item.id not in known:
                 raise InvalidField(
-                    f"no response that is kept has an item {quoted(item.id)}", param=f"input[{index}].id"
+                    f"no response that is kept has an item {quoted(item.id)}", param=f"{field}[{index}].id"
                 )
             found.append(known[item.id])
         else:
-            found.append(_given_item(item, index))
+            found.append(_given_item(item, f"{field}[{index}]"))
     return found
 
 
-def _given_item(item: Item, index: int) -> JsonObject:
+def _given_item(item: Item, place: str) -> JsonObject:
     status = item.status or "completed"
     match item:
         case MessageItem():
@@ -110,8 +134,12 @@ def _given_item(item: Item, index: int) -> JsonObject:
         case FunctionCallItem():
             return function_call(item.call_id, item.name, item.arguments, item.id, status, item.namespace)
         case ReasoningItem():
-            return reasoning([reasoning_text(text) for text in _thoughts(item, index)], item.id, status)
-        case FunctionCallOutputItem():
+            return reasoning([reasoning_text(text) for text in _thoughts(item, place)], item.id, status)
+        case CustomToolCallItem():
+            return custom_tool_call(item.call_id, item.name, item.input, item.id, status)
+        case CompactionItem():
+            return compaction(_decrypted(item.encrypted_content, place), item.id)
+        case FunctionCallOutputItem() | CustomToolCallOutputItem():
             output = item.output if isinstance(item.output, str) else [input_text(part.text) for part in item.output]
             named = {"name": item.name} if item.name else {}
             common = {"id": item.id or new_id("fco"), "type": item.type, "status": status}
@@ -119,14 +147,18 @@ def _given_item(item: Item, index: int) -> JsonObject:
     raise AssertionError(item)
 
 
-def _thoughts(item: ReasoningItem, index: int) -> list[str]:
+def _thoughts(item: ReasoningItem, place: str) -> list[str]:
     if item.content is None and item.encrypted_content:
-        try:
-            return [base64.b64decode(item.encrypted_content, validate=True).decode()]
-        except ValueError:
-            field = f"input[{index}].encrypted_content"
-            raise InvalidField(f"{field} is not from this server, and so cannot be read", param=field) from None
+        return [_decrypted(item.encrypted_content, place)]
     return [one.text for one in item.content or item.summary]
+
+
+def _decrypted(text: str, place: str = "input") -> str:
+    try:
+        return base64.b64decode(text, validate=True).decode()
+    except ValueError:
+        field = f"{place}.encrypted_content"
+        raise InvalidField(f"{field} is not from this server, and so cannot be read", param=field) from None
 
 
 def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
@@ -137,7 +169,7 @@ def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
     messages: list[JsonObject] = []
     calls: set[str] = set()
     for item in conversation:
-        if item["type"] == "function_call_output":
+        if item["type"] in ("function_call_output", "custom_tool_call_output"):
             if item["call_id"] not in calls:
                 raise InvalidField(
                     f"input has the output of a call {quoted(item['call_id'])} but no such call", param="input"
@@ -149,6 +181,15 @@ def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
             function = {"name": name, "arguments": item["arguments"]}
             _turn(messages).setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
             calls.add(item["call_id"])
+        elif item["type"] == "custom_tool_call":
+            function = {
+                "name": item["name"],
+                "arguments": json.dumps({CUSTOM_INPUT: item["input"]}, ensure_ascii=False),
+            }
+            _turn(messages).setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
+            calls.add(item["call_id"])
+        elif item["type"] == "compaction":
+            messages.append({"role": "user", "content": f"{_COMPACTED}\n{_decrypted(item['encrypted_content'])}"})
         elif item["type"] == "reasoning":
             turn = _turn(messages, "content", "tool_calls")
             turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(item["content"])

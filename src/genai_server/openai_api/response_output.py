@@ -2,6 +2,8 @@
 (https://platform.openai.com/docs/api-reference/responses-streaming).
 """
 
+import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -65,6 +67,55 @@ class FunctionCall(OutputItem):
     def closing(self) -> Iterator[Told]:
         yield "function_call_arguments.done", {"name": self._name, "arguments": self.text}
         yield from super().closing()
+
+
+class CustomCall(OutputItem):
+    """A call of a custom tool. The model writes it as a function's, whose one argument is the text."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        super().__init__("ctc")
+        self._call_id = call_id
+        self._name = name
+        # How much of the text has been told.
+        self._num_told = 0
+
+    def to_json(self) -> JsonObject:
+        return items.custom_tool_call(self._call_id, self._name, given_input(self.text), self.id, self.status)
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[Told]:
+        self._texts.append(text)
+        yield from self._news(given_input(self.text, is_whole=False))
+
+    def closing(self) -> Iterator[Told]:
+        whole = given_input(self.text)
+        yield from self._news(whole)
+        yield "custom_tool_call_input.done", {"input": whole}
+        yield from super().closing()
+
+    def _news(self, text: str) -> Iterator[Told]:
+        if more := text[self._num_told :]:
+            self._num_told = len(text)
+            yield "custom_tool_call_input.delta", {"delta": more}
+
+
+_BEGINNING = re.compile(rf'\s*\{{\s*"{items.CUSTOM_INPUT}"\s*:\s*"')
+_CHARACTERS = re.compile(
+    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
+)
+
+
+def given_input(arguments: str, *, is_whole: bool = True) -> str:
+    """The text in the arguments of a custom tool's call, as far as they go. Arguments of another form are the text,
+    once they are whole.
+    """
+    begun = _BEGINNING.match(arguments)
+    if begun is None:
+        return arguments if is_whole else ""
+    found = _CHARACTERS.match(arguments, begun.end())
+    assert found is not None
+    text: str = json.loads(f'"{found[0]}"')
+    return text
 
 
 class TextItem(OutputItem):

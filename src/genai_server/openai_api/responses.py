@@ -2,24 +2,38 @@
 (https://platform.openai.com/docs/api-reference/responses).
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from genai_server.errors import GenaiServerError, InvalidField
 from genai_server.generation import Sampling
-from genai_server.openai_api.response_items import new_id, to_messages
+from genai_server.openai_api.response_items import CUSTOM_INPUT, compaction, message, new_id, to_messages
+from genai_server.openai_api.response_items import input_text as text_part
 from genai_server.openai_api.schemas.base import JsonObject, WithoutEffect
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, ChatMessage, ChatParameters
 from genai_server.openai_api.schemas.response_items import full_name
 from genai_server.openai_api.schemas.responses import (
     LOGPROBS,
     AllowedTools,
+    CompactRequest,
+    CustomTool,
     FunctionTool,
+    NamedCustom,
     NamedFunction,
     ResponsesRequest,
 )
 from genai_server.openai_api.schemas.sampling import GenerationFields
+
+# What the model is asked for to compact a conversation.
+_COMPACT = (
+    "Summarise the conversation above, so that it can go on from your summary alone. Keep names, numbers, decisions, "
+    "results of tools and what is still to be done. Write the summary only."
+)
+# The keyword of a schema for a text that a grammar of Lark describes; text/grammars/lark.py knows it.
+LARK = "x-lark"
 
 _SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - {"max_tokens"}) | {
     "chat_template_kwargs",
@@ -63,22 +77,35 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
 
 
 def _tools(body: ResponsesRequest) -> JsonObject:
-    functions = [
-        tool.model_dump(exclude={"type", "namespace"}, exclude_none=True)
-        | {"name": full_name(tool.name, tool.namespace)}
-        for tool in body.tools or []
-    ]
+    functions = [_function(tool) for tool in body.tools or []]
     told: Any = body.tool_choice
     chosen = body.chosen_names()
     if isinstance(told, AllowedTools):
         allowed = set(chosen)
         functions, told = [function for function in functions if function["name"] in allowed], told.mode
-    elif isinstance(told, NamedFunction):
+    elif isinstance(told, NamedFunction | NamedCustom):
         told = {"type": "function", "function": {"name": chosen[0]}}
     return {
         "tools": [{"type": "function", "function": function} for function in functions] or None,
         "tool_choice": told,
     }
+
+
+def _function(tool: FunctionTool | CustomTool) -> JsonObject:
+    """The chat's function; of a custom tool one whose only argument is the text."""
+    if isinstance(tool, FunctionTool):
+        fields = tool.model_dump(exclude={"type", "namespace"}, exclude_none=True)
+        return fields | {"name": full_name(tool.name, tool.namespace)}
+    text: JsonObject = {"type": "string"}
+    form = tool.format
+    if form is not None and form.syntax == "regex":
+        text["pattern"] = f"^(?:{form.definition})$"
+    parameters = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
+    about = {"description": tool.description} if tool.description is not None else {}
+    # A function has no place for a grammar: text/grammars/lark.py finds it in the schema.
+    if form is not None and form.syntax == "lark":
+        text[LARK] = form.definition
+    return {"name": tool.name, **about, "parameters": parameters, "strict": True}
 
 
 def outer_error(error: GenaiServerError) -> GenaiServerError:
@@ -111,13 +138,14 @@ def new_response(
         "object": "response",
         "created_at": created,
         "completed_at": None,
-        "status": "in_progress",
+        "status": "queued" if body.background else "in_progress",
         "error": None,
         "incomplete_details": None,
         "model": model,
         "output": [],
         "usage": None,
-        "background": False,
+        "background": bool(body.background),
+        **({} if body.conversation is None else {"conversation": {"id": body.conversation_id}}),
         "frequency_penalty": sampling.frequency_penalty,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -137,7 +165,7 @@ def new_response(
         "tools": [_repeated(tool) for tool in body.tools or []],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": _given_text(body.user),
     }
 
@@ -149,10 +177,79 @@ def namespaces(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
     }
 
 
-def _repeated(tool: FunctionTool) -> JsonObject:
+def custom_tools(body: ResponsesRequest) -> set[str]:
+    """The names of the custom tools."""
+    return {tool.name for tool in body.tools or [] if isinstance(tool, CustomTool)}
+
+
+def _repeated(tool: FunctionTool | CustomTool) -> JsonObject:
+    if isinstance(tool, CustomTool):
+        return tool.model_dump(exclude_none=True)
     return tool.model_dump(exclude=None if tool.namespace else {"namespace"})
 
 
 def _given_text(value: Any) -> str | None:
     """The value if it is a string: clients read nothing else."""
     return value if isinstance(value, str) else None
+
+
+def compacting(body: CompactRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
+    """The chat whose answer is the summary of a conversation. Raises InvalidField as `to_chat` does."""
+    asked = [*conversation, message("user", [text_part(_COMPACT)])]
+    fields = {"model": body.model, "input": "", "instructions": body.instructions}
+    return to_chat(ResponsesRequest.model_validate(fields), asked)
+
+
+def compacted(conversation: Sequence[JsonObject], summary: str) -> list[JsonObject]:
+    """What takes the place of a conversation: what its users have said, and a summary of all."""
+    users = [item for item in conversation if item["type"] == "message" and item["role"] == "user"]
+    return [*users, compaction(summary)]
+
+
+def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObject] | None:
+    """The newest part of a conversation that is too long, at most this share of its text where that can be.
+
+    Instructions at its beginning and the user's last message stay, and calls stay with their outputs. None if nothing
+    can be left out.
+    """
+    first = next((place for place, item in enumerate(conversation) if item.get("role") not in _INSTRUCTING), 0)
+    head, rest = list(conversation[:first]), conversation[first:]
+    sizes = [len(json.dumps(item, ensure_ascii=False)) for item in rest]
+    left = list(accumulate(reversed(sizes), initial=0))[::-1]
+    last = max((place for place, item in enumerate(rest) if item.get("role") == "user"), default=None)
+
+    def users_last(place: int) -> int | None:
+        """Where the user's last message is, if it is before this place."""
+        return last if last is not None and last < place else None
+
+    def size(place: int) -> int:
+        user = users_last(place)
+        return left[place] + (0 if user is None else sizes[user])
+
+    cuts = [place for place in _cuts(rest) if size(place) < left[0]]
+    # Whole turns first: many templates want the user to begin.
+    turns = [place for place in cuts if rest[place].get("role") == "user"]
+    most = share * left[0]
+    place = next((place for place in [*turns, *cuts] if size(place) <= most), min(cuts, key=size, default=None))
+    if place is None:
+        return None
+    user = users_last(place)
+    return [*head, *([] if user is None else [rest[user]]), *rest[place:]]
+
+
+_INSTRUCTING = ("system", "developer")
+
+
+def _cuts(items: Sequence[JsonObject]) -> Iterator[int]:
+    """The places where a conversation may begin: behind its first item, and not between a call and its output."""
+    open_calls: set[str] = set()
+    for place, item in enumerate(items):
+        is_output = item["type"] in ("function_call_output", "custom_tool_call_output")
+        # Of one turn, reasoning and calls stand side by side.
+        is_within = place > 0 and item["type"] != "message" and items[place - 1]["type"] in ("reasoning", item["type"])
+        if place and not open_calls and not is_output and not is_within:
+            yield place
+        if is_output:
+            open_calls.discard(item["call_id"])
+        elif item["type"] in ("function_call", "custom_tool_call"):
+            open_calls.add(item["call_id"])

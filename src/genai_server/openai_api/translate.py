@@ -21,9 +21,6 @@ _SAMPLING_FIELDS = (
     "frequency_penalty",
     "presence_penalty",
 )
-# OpenAI's default outside chats.
-_COMPLETION_TOKENS = 16
-
 
 Tokens = TypeVar("Tokens", bound=Collection[int])
 
@@ -95,9 +92,7 @@ def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:
         if body.max_tokens is not None:
             raise InvalidField("give either max_tokens or max_completion_tokens, not both", param="max_tokens")
         return "max_completion_tokens", body.max_completion_tokens
-    if isinstance(body, CompletionRequest) and body.max_tokens is None:
-        return "max_tokens", _COMPLETION_TOKENS
-    return "max_tokens", body.max_tokens
+    return "max_tokens", body.default_max_tokens if body.max_tokens is None else body.max_tokens
 
 
 def _min_tokens(body: SamplingFields, most: int) -> int:

@@ -22,7 +22,7 @@ class ModelPool:
 
     def __init__(self, most: int, idle_unload: float) -> None:
         self._most = most
-        self._idle_unload = idle_unload
+        self._idle_unload = idle_unload or None
         self._models: dict[str, ManagedModel] = {}
         self._wanted: dict[str, float] = {}
 
@@ -53,6 +53,7 @@ class ModelPool:
             model.change(aliases=before.about.aliases)
             if before.about.path == model.about.path:
                 model.change(adapters=before.about.adapters)
+        model.change(idle_unload=self._idle_unload)
         self._models[name] = model
 
     def set_alias(self, alias: str, name: str | None) -> None:
@@ -81,6 +82,15 @@ class ModelPool:
         model = self.find(name, param="model")
         model.change(adapters=[adapter for adapter in model.about.adapters if adapter.id != id])
 
+    def keep(self, name: str, seconds: float | None) -> None:
+        """Unload a loaded model once it is idle for so long; None for never. Holds until it is unloaded.
+
+        Raises ModelNotFound.
+        """
+        model = self.find(name)
+        if model.takes_memory:
+            model.change(idle_unload=seconds)
+
     def want(self, name: str, now: float) -> None:
         """Note that a request waits for a model. Raises ModelNotFound."""
         self._wanted[self.find(name).about.name] = now
@@ -96,16 +106,17 @@ class ModelPool:
         """Decide which models are loaded. Returns those whose processes the caller must end, and report by `ended`."""
         for model in self:
             model.look(now)
-        if self._idle_unload:
-            for model in self:
-                if model.is_idle(now, self._idle_unload):
-                    self._evict(model, now)
+        for model in self:
+            seconds = model.about.idle_unload
+            if seconds is not None and model.is_idle(now, seconds):
+                self._evict(model, now)
         self._make_room(now)
         return [model for model in self if model.may_end(now)]
 
     def ended(self, model: ManagedModel) -> None:
         """Note that a model's processes, and their memory, are gone."""
         model.ended()
+        model.change(idle_unload=self._idle_unload)
         if model.about.leaving:
             self._models.pop(model.about.name)
             self._wanted.pop(model.about.name, None)

@@ -21,6 +21,7 @@ from genai_server.generation import Adapter
 from genai_server.messages.commands import (
     AddAdapter,
     Command,
+    KeepModel,
     LoadModel,
     RemoveAdapter,
     SetAlias,
@@ -120,16 +121,19 @@ class Supervisor:
         with self._lock:
             now = self._clock()
             match command:
-                case LoadModel(name, path, devices, chat_template):
+                case LoadModel(name, path, devices, chat_template, at_once):
                     device_options(self._settings, name, devices)
                     model = self._managed_model(name, path, devices, on_demand=True)
                     model.change(chat_template=chat_template)
                     self._models.add(model)
-                    self._models.want(name, now)
+                    if at_once:
+                        self._models.want(name, now)
                 case UnloadModel(name, timeout):
                     self._models.unload(name, now + timeout, now)
                 case SetAlias(alias, name):
                     self._models.set_alias(alias, name)
+                case KeepModel(name, seconds):
+                    self._models.keep(name, seconds)
                 case WantModel(name):
                     self._models.want(name, now)
                 case AddAdapter(name, adapter):

@@ -1,144 +1,192 @@
-"""What is kept of responses, and for how long."""
+"""Where responses and conversations are found, and what a disk that fails costs: no answer."""
 
+import asyncio
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
-from genai_server.api.generation.response_store import EndedResponse, ResponseStore
-from genai_server.errors import InvalidField, ResponseNotFound
+from genai_server.api.generation import response_store
+from genai_server.api.generation.record_file import RecordFile
+from genai_server.api.generation.records import Record
+from genai_server.api.generation.response_store import ResponseStore
+from genai_server.errors import ConversationNotFound, ResponseNotFound, StoreUnavailable
+from tests.api.generation.test_records import record
+
+T = TypeVar("T")
 
 
-def _ended(id: str, status: str = "completed", text: str = "") -> EndedResponse:
-    output = [{"id": f"out_{id}", "text": text}]
-    return EndedResponse({"id": id, "status": status, "output": output}, [{"id": f"in_{id}"}])
+def run(job: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(job)
 
 
-def _store(*ids: str, size: int = 3, num_bytes: int = 10_000) -> ResponseStore:
-    store = ResponseStore(size, num_bytes)
-    for id in ids:
-        _keep(store, _ended(id))
-    return store
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "responses.sqlite"
 
 
-def _keep(store: ResponseStore, ended: EndedResponse) -> None:
+@pytest.fixture
+def file(path: Path) -> Iterator[RecordFile]:
+    with closing(RecordFile(path, 100, 1_000_000)) as file:
+        yield file
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(b"junk" * 5000)
+
+
+def repair(path: Path) -> None:
+    path.unlink()
+
+
+def _conversation(owner: str | None = None) -> Record:
+    return Record({"id": "conv", "object": "conversation", "metadata": {}}, [], owner)
+
+
+async def _keep(store: ResponseStore, ended: Record) -> str | None:
     store.begin(ended)
-    store.finish(ended)
+    return await store.finish(ended)
 
 
-def _kept(store: ResponseStore, *ids: str) -> list[str]:
-    return [id for id in ids if store.find_items({f"in_{id}"})]
+def test_running_responses_are_there_however_many_they_are() -> None:
+    async def job() -> list[str]:
+        store = ResponseStore(1, 1000)
+        for id in "abc":
+            store.begin(record(id, "in_progress"))
+        return [(await store.get(id)).response["status"] for id in "abc"]
+
+    assert run(job()) == ["in_progress"] * 3
 
 
-def test_the_response_that_was_used_last_is_kept_longest() -> None:
-    store = _store("a", "b", "c")
-    store.get("a")
-    _keep(store, _ended("d"))
-    assert _kept(store, "a", "b", "c", "d") == ["a", "c", "d"]
+def test_a_response_that_is_deleted_while_it_runs_is_not_kept() -> None:
+    async def job() -> None:
+        store = ResponseStore(3, 1000)
+        store.begin(record("a", "in_progress"))
+        await store.delete("a")
+        await store.finish(record("a"))
+        with pytest.raises(ResponseNotFound):
+            await store.get("a")
 
-
-def test_all_kept_responses_together_have_a_size() -> None:
-    size = _ended("a").size()
-    store = _store("a", "b", "c", num_bytes=size * 2)
-    assert _kept(store, "a", "b", "c") == ["b", "c"]
-    store.delete("b")
-    _keep(store, _ended("d"))
-    assert _kept(store, "b", "c", "d") == ["c", "d"]
-
-
-def test_a_response_that_is_larger_than_all_may_be_drives_nobody_out() -> None:
-    store = _store("a", num_bytes=1000)
-    _keep(store, _ended("b", text="x" * 1000))
-    assert _kept(store, "a", "b") == ["a"]
-
-
-def test_a_response_is_counted_in_bytes_of_utf_8() -> None:
-    assert _ended("a", text="é").size() == _ended("a", text="e").size() + 1
-
-
-def test_responses_that_are_being_made_are_there_however_many_they_are() -> None:
-    store = ResponseStore(1, 1000)
-    for id in "abc":
-        store.begin(_ended(id, "in_progress"))
-    assert [store.get(id).response["status"] for id in "abc"] == ["in_progress"] * 3
-
-
-def test_a_response_that_is_deleted_while_it_is_made_is_not_kept() -> None:
-    store = ResponseStore(3, 1000)
-    store.begin(_ended("a", "in_progress"))
-    store.delete("a")
-    store.finish(_ended("a"))
-    with pytest.raises(ResponseNotFound):
-        store.get("a")
+    run(job())
 
 
 def test_a_response_that_nobody_will_ask_for_is_not_kept() -> None:
-    store = ResponseStore(3, 1000)
-    store.begin(_ended("a", "in_progress"))
-    store.abandon("a")
-    store.finish(_ended("a"))
-    assert _kept(store, "a") == []
-    store.abandon("a")
+    async def job() -> dict[str, Any]:
+        store = ResponseStore(3, 1000)
+        store.begin(record("a", "in_progress"))
+        store.abandon("a")
+        await store.finish(record("a"))
+        return await store.find_items({"in_a"})
+
+    assert run(job()) == {}
 
 
 @pytest.mark.parametrize("method", ["get", "delete"])
 def test_an_unknown_response_is_not_found(method: str) -> None:
     with pytest.raises(ResponseNotFound, match='"x"'):
-        getattr(_store("a"), method)("x")
+        run(getattr(ResponseStore(3, 1000), method)("x"))
 
 
-def test_a_response_is_there_for_its_owner_only() -> None:
-    store = ResponseStore(3, 1000)
-    store.begin(replace(_ended("a", "in_progress"), owner="alice"))
-    _keep(store, replace(_ended("b"), owner="alice"))
-    for id in "ab":
-        assert store.get(id, "alice").owner == "alice"
-        assert store.find_items({f"in_{id}"}, "alice")
-        for stranger in ("bob", None):
-            assert store.find_items({f"in_{id}"}, stranger) == {}
-            with pytest.raises(ResponseNotFound):
-                store.get(id, stranger)
-            with pytest.raises(ResponseNotFound):
-                store.delete(id, stranger)
-    store.delete("b", "alice")
-    assert store.find_items({"in_b"}, "alice") == {}
+def test_what_is_stored_is_found_by_its_owner_only(file: RecordFile) -> None:
+    async def job() -> None:
+        for store in (ResponseStore(9, 9000), ResponseStore(9, 9000, file)):
+            store.begin(record("a", "in_progress", owner="alice"))
+            await _keep(store, record("b", owner="alice"))
+            await store.put(_conversation("alice"))
+            assert set(await store.find_items({"in_a", "in_b"}, "alice")) == {"in_a", "in_b"}
+            for stranger in ("bob", None):
+                assert await store.find_items({"in_a", "in_b"}, stranger) == {}
+                for id in "ab":
+                    with pytest.raises(ResponseNotFound):
+                        await store.get(id, stranger)
+                    with pytest.raises(ResponseNotFound):
+                        await store.delete(id, stranger)
+                with pytest.raises(ConversationNotFound):
+                    await store.conversation("conv", stranger)
+                with pytest.raises(ConversationNotFound):
+                    await store.change("conv", stranger, lambda old: old)
+                with pytest.raises(ConversationNotFound):
+                    await store.delete_conversation("conv", stranger)
+            assert (await store.get("b", "alice")).owner == "alice"
+
+    run(job())
 
 
-def test_who_keeps_most_makes_room_so_that_no_owner_drives_out_anothers() -> None:
-    store = _store(size=3)
-    _keep(store, replace(_ended("a"), owner="alice"))
-    for id in "bcde":
-        _keep(store, replace(_ended(id), owner="bob"))
-    assert [id for id in "bcde" if store.find_items({f"in_{id}"}, "bob")] == ["d", "e"]
-    assert store.find_items({"in_a"}, "alice")
-    for id in "fg":
-        _keep(store, replace(_ended(id), owner="alice"))
-    assert [id for id in "afg" if store.find_items({f"in_{id}"}, "alice")] == ["f", "g"]
-    assert [id for id in "de" if store.find_items({f"in_{id}"}, "bob")] == ["e"]
+def test_a_conversation_is_no_response_and_a_response_no_conversation() -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000)
+        await store.put(_conversation())
+        await _keep(store, record("a"))
+        with pytest.raises(ResponseNotFound):
+            await store.get("conv")
+        with pytest.raises(ConversationNotFound):
+            await store.conversation("a", None)
+
+    run(job())
 
 
-def test_an_owner_of_large_responses_drives_out_none_of_many_small_ones() -> None:
-    large = replace(_ended("l", text="x" * 400), owner="alice")
-    store = _store("a", "b", "c", size=100, num_bytes=large.size() + 4 * _ended("a").size())
-    _keep(store, large)
-    _keep(store, replace(large, response={**large.response, "id": "m"}))
-    assert _kept(store, "a", "b", "c") == ["a", "b", "c"]
-    with pytest.raises(ResponseNotFound):
-        store.get("l", "alice")
-    assert store.get("m", "alice").owner == "alice"
+def test_a_response_outlives_the_server_in_the_file(file: RecordFile) -> None:
+    async def job() -> None:
+        assert await _keep(ResponseStore(9, 9000, file), record("a")) is None
+        assert (await ResponseStore(9, 9000, file).get("a")).response == record("a").response
+
+    run(job())
 
 
-def test_items_are_found_in_input_and_output() -> None:
-    store = _store("a")
-    found = store.find_items({"in_a", "out_a", "x"})
-    assert found == {"in_a": {"id": "in_a"}, "out_a": {"id": "out_a", "text": ""}}
-    assert store.find_items(set()) == {}
+def test_what_is_larger_than_the_store_is_told() -> None:
+    assert "GENAI_RESPONSE_STORE_BYTES" in str(run(_keep(ResponseStore(9, 100), record("a", text="x" * 200))))
 
 
-def test_a_response_that_has_ended_cannot_be_cancelled_but_one_that_was_can() -> None:
-    _ended("a", "cancelled").cancel()
-    with pytest.raises(InvalidField, match="completed"):
-        _ended("a").cancel()
+def test_a_damaged_file_costs_no_answer_and_the_log_has_it_once(
+    file: RecordFile, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000, file)
+        damage(path)
+        for id in "ab":
+            reason = await _keep(store, record(id))
+            assert reason is not None
+            assert "file is not a database" in reason
+            assert (await store.get(id)).response["id"] == id  # from memory
+        with pytest.raises(StoreUnavailable):  # which may be in the file
+            await store.get("c")
+        repair(path)
+        assert await _keep(store, record("c")) is None
+
+    run(job())
+    told = [entry.getMessage() for entry in caplog.records if "GENAI_RESPONSE_STORE_FILE" in entry.getMessage()]
+    assert len(told) == 1
 
 
-def test_a_store_without_a_size_is_off() -> None:
-    assert not ResponseStore(0, 1000).is_on
+def test_a_disk_that_hangs_costs_no_answer(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_store, "_PATIENCE", 0.05)
+
+    def slow(record: Record) -> bool:
+        time.sleep(0.5)
+        return True
+
+    monkeypatch.setattr(file, "put", slow)
+
+    async def job() -> str | None:
+        return await _keep(ResponseStore(9, 9000, file), record("a"))
+
+    assert "the disk takes longer" in str(run(job()))
+
+
+def test_a_response_of_a_server_that_was_killed_has_failed(file: RecordFile) -> None:
+    async def job() -> None:
+        running = replace(record("a", "in_progress"), run="the first")
+        file.put(running)
+        assert (await ResponseStore(9, 9000, file, run="the first").get("a")).response["status"] == "in_progress"
+        found = (await ResponseStore(9, 9000, file, run="the second").get("a")).response
+        assert (found["status"], found["error"]["type"]) == ("failed", "server_stopping")
+
+    run(job())
+
+
+def test_a_store_without_a_size_is_off(file: RecordFile) -> None:
+    assert not ResponseStore(0, 1000, file).is_on

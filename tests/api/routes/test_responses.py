@@ -1,6 +1,7 @@
 """The Responses API, through OpenAI's own client where it has a say."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 from openai.types.responses.response_input_param import FunctionCallOutput, ResponseInputParam
 from pydantic import BaseModel
 
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, run_server, wait_until
 from tests.server_here import run_here
 
 MODEL = "onnx-genai"
@@ -24,6 +25,7 @@ WEATHER: FunctionToolParam = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": True,
 }
+PATCH = {"type": "custom", "name": "patch", "description": "Change a file."}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
 
 
@@ -260,8 +262,10 @@ def test_a_server_without_a_store_keeps_nothing_and_says_so(own_folder: Path) ->
         response = _post(server).json()
         assert response["store"] is False
         assert server.client.get(f"/v1/responses/{response['id']}").status_code == 404
-        refused = _post(server, store=True)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "store")
+        for field, value in (("store", True), ("background", True), ("conversation", "conv_1")):
+            refused = _post(server, **{field: value})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        assert server.client.post("/v1/conversations", json={}).status_code == 400
 
 
 def test_more_than_the_store_holds_drives_the_oldest_out(own_folder: Path) -> None:
@@ -350,13 +354,21 @@ def test_of_an_answer_in_one_piece_that_fails_nothing_is_kept(scripted: RunningS
         ({"max_output_tokens": 5000}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"tools": [{"type": "custom", "name": "patch"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "patch", "name": "patch"}]}, "tools[0]"),
+        ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark"}}]}, "tools[0].format.definition"),
+        ({"tools": [{**PATCH, "format": {"type": "text", "definition": "x"}}]}, "tools[0].format.definition"),
+        ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}]}, "tools"),
+        ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "("}}]}, "tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"background": True}, "background"),
+        ({"truncation": "never"}, "truncation"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"logit_bias": {"999": 1.0}}, "logit_bias"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"device": "cuda"}, "device"),
@@ -366,7 +378,7 @@ def test_a_field_that_is_wrong_or_not_honoured_is_named(
     scripted: RunningServer, fields: dict[str, Any], param: str
 ) -> None:
     response = _post(scripted, **fields)
-    assert response.status_code == 400
+    assert response.status_code == (404 if fields == {"conversation": "conv_1"} else 400)
     error = response.json()["error"]
     assert error["param"] == param
     assert "max_tokens" not in error["message"] or param == "max_tokens"
@@ -409,6 +421,7 @@ def test_an_unknown_response_is_not_found(scripted: RunningServer, method: str, 
     [
         ("?stream=true", "stream"),
         ("?starting_after=3", "starting_after"),
+        ("?starting_after=-1&stream=true", "starting_after"),
         ("/input_items?limit=101", "limit"),
         ("/input_items?order=up", "order"),
         ("/input_items?after=msg_1", "after"),
@@ -418,3 +431,243 @@ def test_an_unknown_response_is_not_found(scripted: RunningServer, method: str, 
 def test_a_query_that_is_not_honoured_is_refused(scripted: RunningServer, query: str, param: str) -> None:
     response = scripted.client.get(f"/v1/responses/{_post(scripted).json()['id']}{query}")
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/nowhere", "/v1/responses/resp_1/nowhere", "/responses/nowhere"])
+def test_a_path_that_is_no_endpoint_is_not_found(scripted: RunningServer, path: str) -> None:
+    response = scripted.client.post(path, json={})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_a_websockets_path_wants_an_upgrade(scripted: RunningServer) -> None:
+    response = scripted.client.get("/v1/responses")
+    assert (response.status_code, response.headers["upgrade"]) == (426, "websocket")
+
+
+# in the background
+
+
+def test_a_response_in_the_background_goes_on_without_its_client(client: OpenAI, scripted: RunningServer) -> None:
+    begun = client.responses.create(model=MODEL, input="delay 0.02; count 9", background=True)
+    assert (begun.status, begun.background, begun.output) == ("queued", True, [])
+    wait_until(lambda: client.responses.retrieve(begun.id).status == "completed")
+    ended = client.responses.retrieve(begun.id)
+    assert ended.output_text == "1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert ended.usage is not None
+    more = client.responses.create(model=MODEL, input="say more", previous_response_id=begun.id)
+    assert more.output_text == "more"
+    metrics = scripted.client.get("/metrics").text
+    assert "genai" in metrics
+
+
+def test_a_response_in_the_background_is_cancelled_once(client: OpenAI, scripted: RunningServer) -> None:
+    begun = client.responses.create(model=MODEL, input="delay 0.02; count 500", background=True)
+    with pytest.raises(openai.BadRequestError, match="in progress"):
+        client.responses.create(model=MODEL, input="x", previous_response_id=begun.id)
+    wait_until(lambda: client.responses.retrieve(begun.id).status == "in_progress")
+    assert client.responses.cancel(begun.id).status == "cancelled"
+    wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
+    assert client.responses.cancel(begun.id).to_dict() == client.responses.retrieve(begun.id).to_dict()
+
+
+def test_a_response_in_the_background_that_fails_says_so(client: OpenAI) -> None:
+    begun = client.responses.create(model=MODEL, input="fail at 2; say hello", background=True)
+    wait_until(lambda: client.responses.retrieve(begun.id).status == "failed")
+    failed = client.responses.retrieve(begun.id)
+    assert failed.error is not None
+    assert (failed.error.message, failed.output_text) == ("scripted failure", "he")
+
+
+def test_a_stream_in_the_background_is_resumed_behind_any_event(client: OpenAI) -> None:
+    stream = client.responses.create(model=MODEL, input="delay 0.01; count 30", background=True, stream=True)
+    seen = [next(stream) for _ in range(10)]
+    stream.close()
+    assert [event.type for event in seen[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    created = seen[0]
+    assert created.type == "response.created"
+    id = created.response.id
+    seen += client.responses.retrieve(id, stream=True, starting_after=seen[-1].sequence_number)
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    again = list(client.responses.retrieve(id, stream=True))
+    assert [event.to_dict() for event in again] == [event.to_dict() for event in seen]
+    last = seen[-1]
+    assert last.type == "response.completed"
+    assert last.response.to_dict() == client.responses.retrieve(id).to_dict()
+
+
+def test_a_response_that_was_not_streamed_has_no_stream(client: OpenAI) -> None:
+    begun = client.responses.create(model=MODEL, input="say x", background=True)
+    with pytest.raises(openai.BadRequestError, match="background: true and stream: true") as refused:
+        client.responses.retrieve(begun.id, stream=True)
+    assert refused.value.param == "stream"
+
+
+def test_a_response_in_the_background_counts_for_its_key(own_folder: Path) -> None:
+    settings = {"GENAI_API_KEYS": "alice:alice-0123456789abcdef", "GENAI_MAX_CONCURRENT_PER_KEY": "1"}
+    with (
+        run_here(own_folder, "--device", "scripted", settings=settings) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="alice-0123456789abcdef", max_retries=0) as alice,
+    ):
+        begun = alice.responses.create(model=MODEL, input="delay 0.02; count 500", background=True)
+        with pytest.raises(openai.RateLimitError):
+            alice.responses.create(model=MODEL, input="say x")
+        alice.responses.cancel(begun.id)
+        wait_until(lambda: _is_allowed(alice))
+
+
+def _is_allowed(client: OpenAI) -> bool:
+    try:
+        return bool(client.responses.create(model=MODEL, input="say x").output_text == "x")
+    except openai.RateLimitError:
+        return False
+
+
+def test_terminate_session_ends_a_response_in_the_background(own_scripted: RunningServer) -> None:
+    begun = _post(own_scripted, input="delay 0.02; count 500", background=True).json()
+
+    def state() -> dict[str, Any]:
+        found: dict[str, Any] = own_scripted.client.get(f"/v1/responses/{begun['id']}").json()
+        return found
+
+    wait_until(lambda: state()["status"] == "in_progress")
+    own_scripted.options(terminate_session="1")
+    try:
+        wait_until(lambda: state()["status"] == "incomplete")
+        assert "terminated" in str(state()["incomplete_details"])
+        assert _post(own_scripted, background=True).status_code == 503
+    finally:
+        own_scripted.recover()
+
+
+# what is too long
+
+
+def test_the_oldest_turns_of_what_is_too_long_are_left_out_if_that_is_wanted(client: OpenAI) -> None:
+    turns: Any = [{"role": "system", "content": "Be brief."}]
+    for number in range(10):
+        turns += [{"role": "user", "content": f"{number}" * 300}, {"role": "assistant", "content": "x"}]
+    turns.append({"role": "user", "content": "say hello"})
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model=MODEL, input=turns)
+    assert refused.value.code == "context_length_exceeded"
+    response = client.responses.create(model=MODEL, input=turns, truncation="auto")
+    assert (response.output_text, response.truncation) == ("hello", "auto")
+    items = [item.to_dict()["content"][0]["text"] for item in client.responses.input_items.list(response.id)]
+    assert (items[0], items[-1]) == ("say hello", "Be brief.")
+    assert 5 < len(items) < 20
+    with pytest.raises(openai.BadRequestError):  # nothing can be left out
+        client.responses.create(model=MODEL, input="x" * 3000, truncation="auto")
+
+
+def test_a_conversation_is_compacted_to_what_its_users_said_and_a_summary(client: OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input="script: say in short")
+    compacted = client.responses.compact(model=MODEL, previous_response_id=first.id, input="say two")
+    assert compacted.object == "response.compaction"
+    assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
+    assert compacted.usage.output_tokens == len("in short")
+    items: Any = [*(item.to_dict(warnings=False) for item in compacted.output), {"role": "user", "content": "say more"}]
+    again = client.responses.create(model=MODEL, input=items)
+    assert again.usage is not None
+    summary = "Summary of the conversation up to here:\nin short"
+    assert again.usage.input_tokens == len(f"script: say in short\nsay two\n{summary}\nsay more\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": "x"}, "model"),
+        ({"model": MODEL}, "input"),
+        ({"model": MODEL, "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"model": MODEL, "input": [{"type": "compaction", "encrypted_content": "é"}]}, "input[0].encrypted_content"),
+        ({"model": MODEL, "input": "x", "tools": []}, "tools"),
+    ],
+)
+def test_a_wrong_request_to_compact_is_named(scripted: RunningServer, body: dict[str, Any], param: str) -> None:
+    response = scripted.client.post("/v1/responses/compact", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+# custom tools
+
+
+def test_a_custom_tool_is_called_with_a_text(client: OpenAI) -> None:
+    # As the grammar of calls has it.
+    said = '<tool_call>⏎{"name": "patch", "arguments": {"input": "say \\"x\\"\\nand y"}}⏎</tool_call>'
+    tools: Any = [PATCH]
+    (call,) = client.responses.create(model=MODEL, input=f"say {said}", tools=tools).output
+    assert call.type == "custom_tool_call"
+    assert (call.name, call.input) == ("patch", 'say "x"\nand y')
+    events = list(client.responses.create(model=MODEL, input=f"say {said}", tools=tools, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == call.input
+    assert len(deltas) > 5
+    (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert done.input == call.input
+    items: Any = [
+        {"role": "user", "content": "Change it."},
+        call.to_dict(),
+        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "say done"},
+    ]
+    assert client.responses.create(model=MODEL, input=items, tools=tools).output_text == "done"
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [("regex", r'(add|remove) "[a-z]{1,8}"'), ("lark", 'start: ("add" | "remove") " \\"" /[a-z]{1,8}/ "\\""')],
+)
+def test_a_custom_tools_input_follows_its_grammar(demo_client: OpenAI, syntax: str, definition: str) -> None:
+    tool: Any = {**PATCH, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+    (*_, call) = demo_client.responses.create(
+        model=MODEL, input="Change it.", tools=[tool], tool_choice={"type": "custom", "name": "patch"}
+    ).output
+    assert call.type == "custom_tool_call"
+    assert re.fullmatch(r'(add|remove) "[a-z]{1,8}"', call.input), call.input
+
+
+# on a disk
+
+
+def test_responses_and_conversations_survive_a_restart(own_folder: Path) -> None:
+    options = ("--device", "scripted", "--response-store-file", str(own_folder / "responses.sqlite"))
+    with run_here(own_folder, *options) as server:
+        first = _post(server, input="say one")
+        conversation = server.client.post("/v1/conversations", json={"metadata": {"a": "b"}}).json()
+        _post(server, input="say two", conversation=conversation["id"])
+        assert "x-genai-not-stored" not in first.headers
+    with run_here(own_folder, *options) as server:
+        id = first.json()["id"]
+        assert server.client.get(f"/v1/responses/{id}").json() == first.json()
+        assert _post(server, input="say three", previous_response_id=id).json()["usage"]["input_tokens"] > 12
+        assert server.client.get(f"/v1/conversations/{conversation['id']}").json() == conversation
+        items = server.client.get(f"/v1/conversations/{conversation['id']}/items").json()
+        assert [item["role"] for item in items["data"]] == ["assistant", "user"]
+
+
+def test_all_api_processes_share_the_file(own_folder: Path) -> None:
+    file = own_folder / "responses.sqlite"
+    with run_server(own_folder, "--device", "scripted", "--workers", "2", "--response-store-file", str(file)) as server:
+        ids = [httpx.post(f"{server.url}/v1/responses", json={"input": "say x"}).json()["id"] for _ in range(4)]
+        found = [httpx.get(f"{server.url}/v1/responses/{id}").status_code for id in ids for _ in range(4)]
+        begun = httpx.post(f"{server.url}/v1/responses", json={"input": "delay 0.01; count 9", "background": True})
+        path = f"{server.url}/v1/responses/{begun.json()['id']}"
+        wait_until(lambda: [httpx.get(path).json()["status"] for _ in range(4)] == ["completed"] * 4)
+    assert found == [200] * 16
+
+
+def test_a_damaged_file_costs_no_answer_and_the_header_says_so(own_folder: Path) -> None:
+    path = own_folder / "responses.sqlite"
+    path.write_bytes(b"junk" * 5000)
+    with run_here(own_folder, "--device", "scripted", "--response-store-file", str(path)) as server:
+        response = _post(server)
+        assert response.status_code == 200
+        assert "file is not a database" in response.headers["x-genai-not-stored"]
+        assert server.client.get(f"/v1/responses/{response.json()['id']}").json() == response.json()
+        assert "response.completed" in _post(server, stream=True).text
+        background = _post(server, background=True, input="say y").json()
+        wait_until(lambda: server.client.get(f"/v1/responses/{background['id']}").json()["status"] == "completed")
+        missing = server.client.get("/v1/responses/resp_1")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (503, "store_unavailable")
+        conversation = server.client.post("/v1/conversations", json={})
+        assert "x-genai-not-stored" in conversation.headers
+        assert _post(server, conversation=conversation.json()["id"]).status_code == 200
+    assert path.read_bytes() == b"junk" * 5000

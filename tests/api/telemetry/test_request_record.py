@@ -1,13 +1,25 @@
 """Where the time of an answer went, as its own header says."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from genai_server.api.telemetry.request_record import RequestRecord, RequestRecords
-from tests.running_server import RunningServer, body
+from tests.api.admin.test_requests import ENDLESS
+from tests.running_server import RunningServer, body, wait_until
+from tests.server_here import run_here
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server in this process, which a test can break."""
+    with run_here(tmp_path_factory.mktemp("here"), "--device", "scripted") as server:
+        yield server
 
 
 def _times(header: str) -> dict[str, float]:
@@ -78,3 +90,26 @@ def test_what_raises_beyond_all_handlers_is_told_as_500() -> None:
     with pytest.raises(ValueError):
         asyncio.run(RequestRecords(app, "model", lambda: 2.0, [told.append])(scope, nothing, nothing))
     assert [record.status for record in told] == [500]
+
+
+@pytest.mark.parametrize(
+    ("path", "builder", "fields"),
+    [
+        ("/v1/chat", "chat.ChatBuilder", body(ENDLESS)),
+        ("/v1/chat/completions", "chat_completions.ChatCompletionBuilder", body(ENDLESS)),
+        ("/v1/chat/completions", "chat_completions.ChatCompletionBuilder", body(ENDLESS, stream=True)),
+        ("/v1/completions", "completions.CompletionBuilder", {"prompt": f"{ENDLESS}\x04", "max_tokens": 900}),
+        ("/v1/responses", "responses.ResponseBuilder", {"input": ENDLESS}),
+        ("/v1/messages", "messages.MessageBuilder", {"model": "onnx-genai", **body(ENDLESS, max_tokens=900)}),
+    ],
+)
+def test_an_answer_ends_if_its_response_cannot_be_built(
+    here: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str, builder: str, fields: dict[str, Any]
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(f"genai_server.api.routes.{builder}", broken)
+    with suppress(httpx.ReadError):  # the connection ends behind the 500, or before
+        assert httpx.post(f"{here.url}{path}", json=fields, timeout=30).status_code == 500
+    wait_until(lambda: here.idle("scripted"), 5)

@@ -21,7 +21,7 @@ def _by_token(num_tokens: int) -> float:
 
 
 def _draft(prompt: list[int], answer: list[int], *, prediction: list[int] | None = None, most: int = 15) -> list[int]:
-    return Drafter(prompt, prediction or []).draft([*prompt, *answer], most, _free)
+    return list(Drafter(prompt, prediction or []).draft([*prompt, *answer], most, _free))
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 1]])
@@ -126,3 +126,21 @@ def test_where_a_pass_takes_as_long_as_its_tokens_there_are_next_to_no_drafts() 
     drafted, _ = _answer(Drafter(PROMPT, []), PROMPT * 20, 1.0)
     assert drafted < 0.2 * 20 * len(PROMPT)
     assert Drafter(PROMPT, []).draft([*PROMPT, 1, 102, 103], 15, _by_token) != []  # tried once
+
+
+def test_the_forced_tokens_of_a_grammar_are_drafted_before_what_repeats_itself() -> None:
+    drafter = Drafter(PROMPT, [])
+    assert drafter.draft([*PROMPT, 103, 104], 15, _free, forced=[7, 8, 9]) == [7, 8, 9]
+    assert drafter.draft([*PROMPT, 103, 104], 2, _free, forced=[7, 8, 9]) == [7, 8]
+    assert drafter.draft([*PROMPT, 103, 104], 15, _free) == PROMPT[5:20]
+
+
+def test_forced_tokens_which_the_model_writes_otherwise_are_drafted_no_longer() -> None:
+    drafter, answer = Drafter(PROMPT, []), [1]
+    for _ in range(20):
+        drafted = drafter.draft([*PROMPT, *answer], 15, lambda tokens: 1 + tokens / 4, forced=[7, 8, 9])
+        if not drafted:
+            break
+        drafter.count(len(drafted), 0)
+        answer.append(2)
+    assert not drafted

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
-from genai_server.text.answers.reasoning import THINK
+from genai_server.text.answers.reasoning import HARMONY, THINK, ReasoningFormat
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from tests.text.parsing import NAMES, call, merged, parse_all, parser, stream
 
@@ -44,6 +44,26 @@ PIECES = [
         '{"name": "now"}',
         '[{"name": "now"}]',
     ),
+    *(
+        "<function=",
+        "<parameter=a>",
+        "</parameter>",
+        "</function>",
+        ">",
+        "\nnow",
+        "<arg_key>a</arg_key>",
+        "<arg_value>",
+    ),
+    *("</arg_value>", "<minimax:tool_call>", '<invoke name="now">', '<parameter name="a">', "</invoke>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "now<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    *("<|start|>assistant", "<|channel|>commentary to=functions.now", "<|channel|>analysis", "<|message|>", "<|end|>"),
 ]
 ANSWERS = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 untimed = settings(deadline=None)
@@ -59,11 +79,13 @@ def cut_answers(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 
 @untimed
-@given(cut_answers(), FORMATS, st.booleans())
-def test_pieces_give_the_same_parts_as_the_whole(answer: tuple[str, list[str]], form: str, inside: bool) -> None:
+@given(cut_answers(), FORMATS, st.booleans(), st.sampled_from([THINK, HARMONY]))
+def test_pieces_give_the_same_parts_as_the_whole(
+    answer: tuple[str, list[str]], form: str, inside: bool, reasoning: ReasoningFormat
+) -> None:
     text, pieces = answer
-    whole = stream(parser(form, reasoning=THINK, inside=inside), [text])
-    assert merged(stream(parser(form, reasoning=THINK, inside=inside), pieces)) == merged(whole)
+    whole = stream(parser(form, reasoning=reasoning, inside=inside), [text])
+    assert merged(stream(parser(form, reasoning=reasoning, inside=inside), pieces)) == merged(whole)
 
 
 @untimed
@@ -147,6 +169,14 @@ def test_long_answers_of_beginnings_take_no_more_than_their_length(form: str) ->
         "pythonic": "[now(a=\n",
         "mistral": '[TOOL_CALLS][{"arguments": ',
         "phi4mini": 'functools[{"arguments": ',
+        "granite": '<|tool_call|>[{"arguments": ',
+        "qwen3_coder": "<tool_call><function=now><parameter=a>",
+        "glm": "<tool_call>now<arg_key>a",
+        "minimax": '<minimax:tool_call><invoke name="now"><parameter name="a">',
+        "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>",
+        "harmony": "<|channel|>",
     }
     text = beginnings[form] * 20_000
     assert merged(stream(parser(form), [text]))

@@ -4,7 +4,7 @@ import pytest
 
 from genai_server.errors import ConfigurationError
 from genai_server.text.answers.dialect import Dialect, read_dialect
-from genai_server.text.answers.reasoning import THINK
+from genai_server.text.answers.reasoning import HARMONY, THINK
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 
 
@@ -19,6 +19,12 @@ def test_a_template_tells_both_formats() -> None:
 def test_the_operator_may_name_a_format_or_none() -> None:
     assert read_dialect("{{ messages }}", "hermes").tool_format is TOOL_FORMATS["hermes"]
     assert read_dialect("<tool_call>", "none").tool_format is None
+
+
+def test_a_model_of_harmony_reasons_in_its_messages() -> None:
+    assert read_dialect("<|channel|>analysis<|message|> functions.") == Dialect(TOOL_FORMATS["harmony"], HARMONY)
+    assert read_dialect("<|channel|>analysis<|message|>", "none") == Dialect(None, HARMONY)
+    assert read_dialect("<tool_call> </think>", "harmony") == Dialect(TOOL_FORMATS["harmony"], HARMONY)
 
 
 def test_an_unknown_format_is_refused_with_those_that_are_known() -> None:

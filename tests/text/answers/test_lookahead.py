@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from genai_server.text.answers.lookahead import Lookahead, Reader, T
+from genai_server.text.answers.lookahead import Lookahead, Reader, T, read_now
 
 LETTERS = re.compile("[a-z]*")
 
@@ -87,3 +87,18 @@ def test_places_stay_right_when_what_is_before_is_forgotten() -> None:
 
 def test_nothing_comes_after_the_end() -> None:
     assert found(text_of("", ended=True).peek()) == ""
+
+
+def test_text_up_to_a_literal_comes_with_its_last_letter() -> None:
+    text = Lookahead()
+    reader = text.take_until("</a>")
+    for piece in ("one <", "/b> ", "</", "a"):
+        text.append(piece)
+        assert next(reader, "done") is None
+    text.append("> two")
+    with pytest.raises(StopIteration) as found:
+        next(reader)
+    assert found.value.value == "one </b> "
+    text.end()
+    assert read_now(text.take_until("</a>")) is None
+    assert read_now(text.peek()) == ""

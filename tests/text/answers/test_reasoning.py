@@ -3,7 +3,7 @@
 import pytest
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallStart
-from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat, detect_reasoning
+from genai_server.text.answers.reasoning import HARMONY, MISTRAL_THINK, THINK, ReasoningFormat, detect_reasoning
 from tests.text.parsing import cut, merged, parser, stream
 
 
@@ -65,7 +65,8 @@ def test_calls_that_are_only_thought_of_are_reasoning() -> None:
     [
         ("{{ content.split('</think>')[-1] }}", THINK),
         ("{{ '[THINK]' + block['thinking'] + '[/THINK]' }}", MISTRAL_THINK),
-        ("{{ message.content }}", None),
+        ("<|start|>assistant<|channel|>analysis<|message|>", HARMONY),
+        ("{{ message.content }}<|end|>", None),
     ],
 )
 def test_a_chat_template_tells_the_format(template: str, form: ReasoningFormat | None) -> None:

@@ -22,9 +22,24 @@ from tests.running_server import DEMO
         # Phi-4-mini, and vLLM's for it
         ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "phi4mini"),
         ('a single JSON list formatted as functools[{"name": [function name]', "phi4mini"),
-        # Qwen3-Coder and GLM 4.5, whose arguments are XML
-        ("{{- '<tool_call>\\n<function=' + tool_call.name }}", None),
-        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", None),
+        # Qwen3-Coder
+        ("{{- '<tool_call>\\n<function=' + tool_call.name + '>' }}{{- '<parameter=' + name + '>' }}", "qwen3_coder"),
+        # GLM 4.5 to 4.7
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm"),
+        # MiniMax M2
+        ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}<parameter name=", "minimax"),
+        # DeepSeek V3 and R1, V3.1
+        ("'<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n' + '```json'", "deepseek_v3"),
+        ("'<｜tool▁call▁begin｜>' + tool['function']['name'] + '<｜tool▁sep｜>'", "deepseek_v31"),
+        # Kimi K2
+        ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|>", "kimi"),
+        # gpt-oss
+        ('{{- "functions." + tool_call.name + "<|channel|>commentary " }}', "harmony"),
+        # Granite 3.0 to 3.3, 4.0
+        ("{{ '<|start_of_role|>' }} respond only with <|tool_call|> followed by a JSON list", "granite"),
+        ("{{ '<|start_of_role|>' }}{{- '\\n<tool_call>\\n{\"name\": \"' + tool_call.name }}", "hermes"),
+        # Llama 3.1 with functions of its user's
+        ("reply with <function=example_function_name>{parameters}</function>", None),
         ("{{ message.content }}", None),
     ],
 )
@@ -37,5 +52,7 @@ def test_the_demo_model_writes_calls_as_hermes_does() -> None:
 
 
 def test_formats_have_their_names() -> None:
-    assert set(TOOL_FORMATS) == {"hermes", "llama3_json", "pythonic", "mistral", "phi4mini"}
+    first = {"hermes", "llama3_json", "pythonic", "mistral", "phi4mini"}
+    newer = {"granite", "qwen3_coder", "glm", "minimax", "deepseek_v3", "deepseek_v31", "kimi", "harmony"}
+    assert set(TOOL_FORMATS) == first | newer
     assert all(name == form.name for name, form in TOOL_FORMATS.items())

@@ -118,7 +118,10 @@ class ChatConstraint:
         """
         if _CALLS in self.loose:  # no call can be held to anything
             tools = []
-        wanted = self._wanted()
+        wanted, reasoning = self._wanted(), self._codec.dialect.reasoning
+        if wanted is not None and reasoning is not None and reasoning.answer_opening:
+            built = grammar.after_text(reasoning.answer_opening, wanted.grammar, self._codec.opaque_tokens)
+            wanted = replace(wanted, grammar=built)
         forced = self._body.tool_choice not in (None, "none", "auto")
         chosen = _chosen(self._body.tool_choice, tools)
         parts = [self._part(place, tool, asks=forced or wanted is not None) for place, tool in enumerate(chosen)]
@@ -135,7 +138,7 @@ class ChatConstraint:
                 whole = replace(self._calls(held, beside_text=True), is_promised=is_promised, name=_CALLS)
         if whole is None:
             return None
-        if (reasoning := self._codec.dialect.reasoning) is not None:
+        if reasoning is not None:
             built = grammar.after_reasoning(
                 whole.grammar, reasoning, starts_inside=starts_inside, opaque_tokens=self._codec.opaque_tokens
             )
@@ -171,10 +174,10 @@ class ChatConstraint:
             elif parameters is not None:
                 parameters = self._relaxed(parameters, function.name, f"tools[{place}].parameters" if asks else None)
                 parameters = parameters if grammar.is_object(parameters) else ANY_OBJECT
-        held = Tool(function.name, parameters)
+        held = Tool(function.name, parameters, is_promised=is_promised)
         rule = f"must have JSON schemas that can be followed as their parameters; those of {quoted(held.name)} are none"
         try:
-            built = grammar.json_schema(held.schema, param="tools")
+            built = grammar.arguments(held.schema, param="tools")
         except InvalidField as error:
             raise InvalidField(f"tools {rule}: {error.message.removeprefix('tools: ')}", param="tools") from None
         return held, Constraint(

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from genai_server.api.generation.answers import Generation, RunningAnswer
 from genai_server.api.generation.infill import with_suffix
-from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec, plain_output_spec
+from genai_server.api.generation.output_spec import OutputSpec, plain_output_spec
 from genai_server.api.generation.prompts import EchoedPrompt, echoed_prompts, encode_prediction, encode_prompts
 from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.services import Services
@@ -90,7 +90,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         if output_spec.constraint is not None:
             await output_spec.constraint.check(services.grammars)
     else:
-        output_spec = await _checked_spec(services, body, codec, prompts[0])
+        output_spec = await services.specs.of(body, codec, prompts[0])
         context.leniency.note(output_spec.left_out)
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
 
@@ -132,18 +132,6 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     answers = [read(stream) for read, stream in zip(readers, streams, strict=True)]
     context.record.answered(answers, num_per_prompt, requests[0])
     return Generation(context.request_id, chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint)
-
-
-async def _checked_spec(services: Services, body: ChatParameters, codec: TextCodec, prompt: list[int]) -> OutputSpec:
-    """The output spec of a chat, whose grammar compiles. Raises InvalidField and CheckerUnavailable."""
-    loose: frozenset[str] = frozenset()
-    best_effort = not services.settings.strict
-    while True:
-        spec = await asyncio.to_thread(chat_output_spec, body, codec, prompt, best_effort=best_effort, loose=loose)
-        more = frozenset[str]() if spec.constraint is None else await spec.constraint.check(services.grammars)
-        if not more:
-            return spec
-        loose |= more
 
 
 def _answer_text(

@@ -1,7 +1,8 @@
 """The output spec of a request: which tools its answers may call, what they must match, and how they are parsed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from genai_server.api.generation.constraint import ChatConstraint, Constraint, structure
 from genai_server.api.generation.prompts import offered_tools
@@ -19,8 +20,8 @@ class OutputSpec:
 
     # How the model writes reasoning and tool calls.
     dialect: Dialect = Dialect()
-    # The tools that an answer may call.
-    tool_names: list[str] = field(default_factory=list)
+    # The functions that an answer may call, with the JSON schemas of their arguments.
+    tools: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     # Most tool calls of an answer; None for any number.
     most_calls: int | None = None
     # The grammar that an answer must match, if there is one.
@@ -45,17 +46,17 @@ class OutputSpec:
     @property
     def shown_tokens(self) -> tuple[str, ...]:
         """Special tokens that the parser must see."""
-        formats = (self.dialect.tool_format if self.tool_names else None, self.dialect.reasoning)
+        formats = (self.dialect.tool_format if self.tools else None, self.dialect.reasoning)
         return tuple(token for one in formats if one is not None for token in one.shown_tokens)
 
     def parser(self) -> Parser:
         """A parser for one answer."""
-        if self.dialect.reasoning is None and not self.tool_names:
+        if self.dialect.reasoning is None and not self.tools:
             return PlainParser()
         form = self.dialect.tool_format
         return AnswerParser(
             form,
-            self.tool_names,
+            self.tools,
             reasoning=self.dialect.reasoning,
             starts_in_reasoning=self.starts_in_reasoning,
             new_id=form.new_id if form is not None else str,
@@ -76,18 +77,24 @@ def chat_output_spec(
     constraint (`Constraint.check`) that ask for as little as they can. Raises InvalidField.
     """
     dialect, tools = codec.dialect, offered_tools(body, codec)
-    # Only the end matters; a marker is a few tokens at most.
-    inside = dialect.reasoning is not None and dialect.reasoning.begins_inside(codec.decode(prompt[-16:]))
+    inside = starts_in_reasoning(codec, prompt)
     constraint = ChatConstraint(body, codec, best_effort=best_effort, loose=frozenset(loose))
     return OutputSpec(
         dialect,
-        tool_names=[tool.function.name for tool in tools],
+        tools={tool.function.name: tool.function.parameters for tool in tools},
         most_calls=1 if body.parallel_tool_calls is False else None,
         constraint=constraint.build(tools, starts_inside=inside),
         starts_in_reasoning=inside,
         left_out=tuple(constraint.left_out),
         loose=constraint.loose,
     )
+
+
+def starts_in_reasoning(codec: TextCodec, prompt: list[int]) -> bool:
+    """Whether a chat's prompt ends within reasoning."""
+    reasoning = codec.dialect.reasoning
+    # Only the end matters; a marker is a few tokens at most.
+    return reasoning is not None and reasoning.begins_inside(codec.decode(prompt[-16:]))
 
 
 def plain_output_spec(body: SamplingFields) -> OutputSpec:

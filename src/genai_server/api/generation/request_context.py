@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from starlette.types import Receive
 
+from genai_server.api.generation.records import LatestResponse
 from genai_server.api.leniency import Leniency, TheLeniency
 from genai_server.api.services import TheServices
 from genai_server.api.telemetry.request_record import RequestRecord
@@ -67,6 +69,10 @@ class RequestContext:
     leniency: Leniency
     # Digest of the API key: requests with different digests share no prefix cache. None where all share one.
     own_cache: bytes | None = None
+    # What counts for the key while the request runs.
+    counted: ExitStack = field(default_factory=ExitStack)
+    # The latest response on the same WebSocket; None for an HTTP request.
+    latest: LatestResponse | None = None
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
@@ -74,6 +80,13 @@ class RequestContext:
             return None
         salt = blake2b((given or "").encode(), key=self.own_cache or b"", digest_size=16, person=b"prefix cache")
         return salt.hexdigest()
+
+    def detach(self) -> ExitStack:
+        """Let the request count, and be recorded, until the result is closed: its answer outlives its HTTP response."""
+        self.record.is_detached = True
+        counted = self.counted.pop_all()
+        counted.callback(self.record.end)
+        return counted
 
     async def waits_for(self, work: Coroutine[Any, Any, T]) -> T:
         """The work's result.
@@ -108,7 +121,15 @@ async def context(request: Request, services: TheServices, leniency: TheLeniency
     own_cache = None if services.settings.shared_prefix_cache else request.state.access.digest
     state = request.state
     return RequestContext(
-        state.request_id, state.unique_id, deadline, request.receive, state.record, leniency, own_cache
+        state.request_id,
+        state.unique_id,
+        deadline,
+        request.receive,
+        state.record,
+        leniency,
+        own_cache,
+        state.counted,
+        getattr(state, "latest_response", None),
     )
 
 

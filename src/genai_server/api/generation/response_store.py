@@ -1,14 +1,28 @@
-"""The responses of /v1/responses that this process keeps in memory, for later requests to read and continue."""
+"""Running responses, and what is stored of ended ones and of conversations, in a file or in memory."""
 
-import json
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
-from typing import Protocol
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
-from genai_server.errors import InvalidField, ResponseNotFound
+from genai_server.api.generation.record_file import RecordFile
+from genai_server.api.generation.records import RUNNING, MemoryRecords, Record
+from genai_server.errors import ConversationNotFound, ResponseNotFound, ServerStopping, StoreUnavailable
+from genai_server.openai_api.response_builder import error_of
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.quoted_values import quoted
+
+log = logging.getLogger(__name__)
+
+# Seconds that an answer waits for the disk.
+_PATIENCE = 2.0
+# Most calls that wait for the disk; each holds a response.
+_MOST_WAITING = 64
+
+T = TypeVar("T")
 
 
 class KeptResponse(Protocol):
@@ -24,127 +38,216 @@ class KeptResponse(Protocol):
 
     @property
     def owner(self) -> str | None:
-        """The name of the API key that it was requested with."""
+        """Stands for the API key that it was requested with."""
+        ...
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Tokens of the prompt that have been read, and of how many; None once all have been read."""
         ...
 
     def cancel(self) -> None:
         """End the response. Raises InvalidField if it has ended in another way."""
         ...
 
+    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
+        """The events of its stream behind the one with this number. Raises InvalidField if it has none."""
+        ...
 
-@dataclass(frozen=True)
-class EndedResponse:
-    """A response that does not change any more."""
 
-    response: JsonObject
-    items: list[JsonObject]
-    owner: str | None = None
+class RunningInBackground(KeptResponse, Protocol):
+    """A response that runs without a client."""
 
-    def cancel(self) -> None:
-        status = self.response["status"]
-        if status != "cancelled":
-            message = f"response {self.response['id']} is {status} and cannot be cancelled"
-            raise InvalidField(message, param="response_id")
-
-    def size(self) -> int:
-        """The length of its JSON, in bytes."""
-        return len(json.dumps([self.response, self.items], ensure_ascii=False).encode(errors="replace"))
+    async def stop(self) -> None:
+        """End it at the end of the server."""
+        ...
 
 
 class ResponseStore:
-    """Running responses, and ended ones within the limits.
+    """Finds responses and conversations of their owners. Belongs to the event loop; must be closed.
 
-    A response is visible to its owner only: the name of an API key, or None. Beyond a limit, the owner with the most
-    loses the least recently used response, so no owner evicts others within an equal share. Items that several
-    responses share count for each of them.
+    What the file cannot take stays in memory, so that the disk costs no answer.
     """
 
-    def __init__(self, size: int, num_bytes: int) -> None:
-        # Most ended responses, and most bytes of them together.
-        self._size = size
-        self._most_bytes = num_bytes
+    def __init__(self, size: int, num_bytes: int, file: RecordFile | None = None, *, run: str = "") -> None:
+        self._is_on = size > 0
+        self._memory = MemoryRecords(size, num_bytes)
+        self._file = file if self._is_on else None
+        # Names this start of the server: running responses of others have ended with it.
+        self._run = run
+        self._thread = ThreadPoolExecutor(1, "response-store")
+        self._num_waiting = 0
+        self._is_broken = False
         # By id.
         self._running: dict[str, KeptResponse] = {}
-        # Of each owner.
-        self._shelves: dict[str | None, _Shelf] = {}
+        self._background: dict[str, RunningInBackground] = {}
+        # Of responses whose clients do not wait for it.
+        self._storing: set[asyncio.Task[Any]] = set()
 
     @property
     def is_on(self) -> bool:
-        """Whether any responses are kept."""
-        return self._size > 0
+        """Whether anything is stored."""
+        return self._is_on
 
     def begin(self, running: KeptResponse) -> None:
         """Add a running response."""
         self._running[running.response["id"]] = running
 
-    def finish(self, ended: EndedResponse) -> None:
-        """Replace a running response by the ended one, unless it was deleted meanwhile or exceeds the limit alone."""
-        id, size = ended.response["id"], ended.size()
-        if self._running.pop(id, None) is None or size > self._most_bytes:
-            return
-        self._shelves.setdefault(ended.owner, _Shelf()).put(ended, size)
-        while sum(len(shelf.kept) for shelf in self._shelves.values()) > self._size:
-            self._shrink(lambda shelf: len(shelf.kept), ended.owner)
-        while sum(shelf.num_bytes for shelf in self._shelves.values()) > self._most_bytes:
-            self._shrink(lambda shelf: shelf.num_bytes, ended.owner)
+    async def begin_background(self, running: RunningInBackground) -> None:
+        """Add a response that runs without a client; the file has it, too, so that all processes know it."""
+        id = running.response["id"]
+        self._running[id] = self._background[id] = running
+        if self._file is not None:
+            record = Record(running.response, running.items, running.owner, run=self._run)
+            with suppress(StoreUnavailable):  # the log has it; the end is stored in memory
+                await self._on_file(lambda file: file.put(record))
+
+    async def finish(self, ended: Record) -> str | None:
+        """Replace a running response by the ended one, unless it was deleted meanwhile.
+
+        Returns why it is not in the file; None if it is, or if there is no file.
+        """
+        self._background.pop(ended.id, None)
+        if ended.id not in self._running:
+            return None
+        reason = await self.put(ended)
+        if self._running.pop(ended.id, None) is None:
+            with suppress(StoreUnavailable):
+                await self._delete(ended.id, ended.owner)
+        return reason
 
     def abandon(self, id: str) -> None:
         """Remove a running response."""
         self._running.pop(id, None)
 
-    def get(self, id: str, owner: str | None = None) -> KeptResponse:
-        """A response of this owner. Raises ResponseNotFound."""
-        running, shelf = self._running.get(id), self._shelves.get(owner)
+    def later(self, storing: Coroutine[Any, Any, object]) -> None:
+        """Store a response whose client does not wait for it."""
+        task = asyncio.ensure_future(storing)
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
+
+    async def get(self, id: str, owner: str | None = None) -> KeptResponse:
+        """A response of this owner. Raises ResponseNotFound and StoreUnavailable."""
+        running = self._running.get(id)
         if running is not None and running.owner == owner:
             return running
-        if shelf is None or id not in shelf.kept:
+        record = await self._find(id, owner)
+        if record is None or record.value["object"] != "response":
             raise ResponseNotFound(f"no response {quoted(id)} is kept here", param="response_id")
-        return shelf.use(id)
+        if record.value["status"] in RUNNING and record.run != self._run:
+            error = error_of(ServerStopping("the server ended while it ran"))
+            return replace(record, value={**record.value, "status": "failed", "error": error})
+        return record
 
-    def delete(self, id: str, owner: str | None = None) -> None:
-        """Remove a response. A running one continues for its reader. Raises ResponseNotFound."""
-        self.get(id, owner)
-        if self._running.pop(id, None) is None:
-            self._drop(owner, id)
+    async def delete(self, id: str, owner: str | None = None) -> None:
+        """Remove a response. A running one continues for its reader. Raises ResponseNotFound and StoreUnavailable."""
+        await self.get(id, owner)
+        self._running.pop(id, None)
+        await self._delete(id, owner)
 
-    def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
-        """The items of the owner's conversations that have these ids, by id; unknown ids are left out."""
-        return {item["id"]: item for item in self._items(owner) if item["id"] in ids} if ids else {}
+    async def put(self, record: Record) -> str | None:
+        """Store a record. Returns why it is not in the file; None if it is, or if there is no file."""
+        if self._file is not None:
+            try:
+                is_within = await self._on_file(lambda file: file.put(record))
+            except StoreUnavailable as error:
+                self._memory.put(record)
+                return error.message
+        else:
+            is_within = self._memory.put(record)
+        return None if is_within else "it is larger than GENAI_RESPONSE_STORE_BYTES"
 
-    def _shrink(self, measure: Callable[["_Shelf"], int], newcomer: str | None) -> None:
-        """Evict one response of the owner that has the most; of several such owners, not of the newcomer."""
-        owner = max(self._shelves, key=lambda owner: (measure(self._shelves[owner]), owner != newcomer))
-        self._drop(owner, next(iter(self._shelves[owner].kept)))
+    async def conversation(self, id: str, owner: str | None, *, param: str = "conversation_id") -> Record:
+        """A conversation of this owner. Raises ConversationNotFound and StoreUnavailable."""
+        record = await self._find(id, owner)
+        if record is None or record.value["object"] != "conversation":
+            raise ConversationNotFound(f"no conversation {quoted(id)} is kept here", param=param)
+        return record
 
-    def _drop(self, owner: str | None, id: str) -> None:
-        shelf = self._shelves[owner]
-        shelf.take(id)
-        if not shelf.kept:
-            del self._shelves[owner]
+    async def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record:
+        """Change a conversation of this owner, and return it. Raises ConversationNotFound and StoreUnavailable, and
+        whatever `change` raises, after which it is as it was.
+        """
+        await self.conversation(id, owner)
+        changed = None
+        if self._file is not None:
+            changed = await self._on_file(lambda file: file.change(id, owner, change))
+        changed = self._memory.change(id, owner, change) if changed is None else changed
+        if changed is None:
+            raise ConversationNotFound(f"no conversation {quoted(id)} is kept here", param="conversation_id")
+        return changed
 
-    def _items(self, owner: str | None) -> Iterator[JsonObject]:
-        shelf = self._shelves.get(owner)
-        ended = [] if shelf is None else [kept for kept, _ in shelf.kept.values()]
-        for kept in [*(running for running in self._running.values() if running.owner == owner), *ended]:
-            yield from kept.items
-            yield from kept.response["output"]
+    async def delete_conversation(self, id: str, owner: str | None) -> None:
+        """Remove a conversation of this owner. Raises ConversationNotFound and StoreUnavailable."""
+        await self.conversation(id, owner)
+        await self._delete(id, owner)
 
+    async def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
+        """The items of the owner's conversations that have these ids, by id; unknown ids are left out.
 
-class _Shelf:
-    """One owner's responses with their sizes, the least recently used first."""
+        Raises StoreUnavailable.
+        """
+        if not ids:
+            return {}
+        found = self._memory.find_items(ids, owner)
+        if self._file is not None:
+            found |= await self._on_file(lambda file: file.find_items(ids, owner))
+        for running in self._running.values():
+            if running.owner == owner:
+                items = [*running.items, *running.response["output"]]
+                found |= {item["id"]: item for item in items if item["id"] in ids}
+        return found
 
-    def __init__(self) -> None:
-        self.kept: OrderedDict[str, tuple[EndedResponse, int]] = OrderedDict()
-        self.num_bytes = 0
+    async def close(self) -> None:
+        """End what runs in the background, and store all that has ended."""
+        for running in list(self._background.values()):
+            await running.stop()
+        if self._storing:
+            await asyncio.wait(self._storing, timeout=_PATIENCE)
+        if self._file is not None:
+            self._thread.submit(self._file.close)
+        # A disk that hangs does not keep the server.
+        self._thread.shutdown(wait=False, cancel_futures=False)
 
-    def put(self, ended: EndedResponse, size: int) -> None:
-        self.kept[ended.response["id"]] = ended, size
-        self.num_bytes += size
+    async def _find(self, id: str, owner: str | None) -> Record | None:
+        found = self._memory.get(id, owner)
+        if found is not None or self._file is None:
+            return found
+        return await self._on_file(lambda file: file.get(id, owner))
 
-    def use(self, id: str) -> EndedResponse:
-        self.kept.move_to_end(id)
-        return self.kept[id][0]
+    async def _delete(self, id: str, owner: str | None) -> None:
+        self._memory.delete(id, owner)
+        if self._file is not None:
+            await self._on_file(lambda file: file.delete(id, owner))
 
-    def take(self, id: str) -> None:
-        _, size = self.kept.pop(id)
-        self.num_bytes -= size
+    async def _on_file(self, job: Callable[[RecordFile], T]) -> T:
+        """The result of a job in the store's thread. Raises StoreUnavailable; the log has the first of several."""
+        assert self._file is not None
+        try:
+            if self._num_waiting >= _MOST_WAITING:
+                raise StoreUnavailable(f"{_MOST_WAITING} responses wait for the disk")
+            self._num_waiting += 1
+            working = asyncio.get_running_loop().run_in_executor(self._thread, job, self._file)
+            working.add_done_callback(self._worked)
+            async with asyncio.timeout(_PATIENCE):
+                found = await asyncio.shield(working)
+        except TimeoutError:
+            self._note(broken := StoreUnavailable(f"the disk takes longer than {_PATIENCE:g} s"))
+            raise broken from None
+        except StoreUnavailable as error:
+            self._note(error)
+            raise
+        if self._is_broken:
+            log.info("responses are stored in the file again")
+        self._is_broken = False
+        return found
+
+    def _worked(self, working: "asyncio.Future[Any]") -> None:
+        self._num_waiting -= 1
+        if not working.cancelled():
+            working.exception()  # asyncio would log one that nobody waits for
+
+    def _note(self, error: StoreUnavailable) -> None:
+        if not self._is_broken:
+            log.warning("%s; they stay in memory (GENAI_RESPONSE_STORE_FILE)", error.message)
+        self._is_broken = True

@@ -50,6 +50,7 @@ class EventStream(EventSourceResponse):
     """
 
     DEFAULT_PING_INTERVAL = 5
+    MEDIA_TYPE = "text/event-stream"
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class EventStream(EventSourceResponse):
         # Makes the last event of an error; None for the form of the API.
         self._tell_error = tell_error
         self._events = events
-        super().__init__(events, ping_message_factory=self._comment)
+        super().__init__(events, media_type=self.MEDIA_TYPE, ping_message_factory=self._comment)
         # The library always sets it, but the client may have asked to close the connection.
         del self.headers["connection"]
 

@@ -4,6 +4,7 @@ import hmac
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -82,6 +83,8 @@ class Authentication:
             await error_response(InvalidApiKey(message), scope)(scope, receive, send)
             return
         with ExitStack() as counted:
+            # A response in the background takes over what counts until its end.
+            scope["state"]["counted"] = counted
             if access is not None and access.key is not None and _makes_work(scope):
                 try:
                     counted.enter_context(self._limits.request(access.key))
@@ -115,9 +118,14 @@ def forwarded_by(headers: Mapping[str, str]) -> str | None:
 
 
 async def holder(request: Request) -> str | None:
-    """The name of the request's API key; None for the admin key, and where no key is needed."""
+    """Stands for the request's API key, the admin key included; None where no key is needed.
+
+    It is made of the key itself: names may be given to other keys, and what is stored outlives them.
+    """
     access: Access = request.state.access
-    return None if access.key is None else access.key.name
+    if access.digest is None:
+        return None
+    return blake2b(access.digest, digest_size=16, person=b"stored responses").hexdigest()
 
 
 # The type of a route's parameter.

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -41,6 +41,8 @@ MOST_CONTAINERS = 50_000
 _JSON_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
+
+_FORM = "application/x-www-form-urlencoded"
 
 T = TypeVar("T")
 
@@ -214,6 +216,9 @@ class BodyRoute(APIRoute):
     Not for admin routes: the body is validated before the route's dependencies, which check the access.
     """
 
+    # Whether a body that is not declared as JSON is taken for JSON, unless a web page may have sent it.
+    takes_undeclared = False
+
     def leniency(self, request: Request) -> Leniency:
         """Decides what may be left out of a request: nothing."""
         return Leniency()
@@ -226,20 +231,23 @@ class BodyRoute(APIRoute):
 
         async def checked(request: Request) -> Response:
             leniency = request.state.leniency = self.leniency(request)
-            response = await handle(_CheckedRequest(request, adapter))
+            response = await handle(_CheckedRequest(request, adapter, takes_undeclared=self.takes_undeclared))
             response.headers.update(leniency.report())
             return response
 
         return checked
 
 
-def lenient_route(leave_out: LeaveOut, *, caps: bool = False) -> type[BodyRoute]:
+def lenient_route(leave_out: LeaveOut, *, caps: bool = False, takes_undeclared: bool = False) -> type[BodyRoute]:
     """A BodyRoute that takes out of its bodies what `leave_out` does.
 
     With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does neither.
     """
+    undeclared = takes_undeclared
 
     class LenientRoute(BodyRoute):
+        takes_undeclared = undeclared
+
         def leniency(self, request: Request) -> Leniency:
             settings: Settings = request.app.state.services.settings
             return Leniency() if settings.strict else Leniency(leave_out, caps=caps and settings.cap_max_tokens)
@@ -248,8 +256,12 @@ def lenient_route(leave_out: LeaveOut, *, caps: bool = False) -> type[BodyRoute]
 
 
 class _CheckedRequest(Request):
-    def __init__(self, request: Request, adapter: TypeAdapter[Any]) -> None:
-        super().__init__(request.scope, request.receive)
+    def __init__(self, request: Request, adapter: TypeAdapter[Any], *, takes_undeclared: bool) -> None:
+        scope = request.scope
+        if takes_undeclared and _is_undeclared(request.headers):
+            headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+            scope = {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
+        super().__init__(scope, request.receive)
         self._adapter = adapter
 
     async def json(self) -> Any:
@@ -258,6 +270,14 @@ class _CheckedRequest(Request):
         aside: Aside = self.state.aside
         leniency: Leniency = self.state.leniency
         return await aside.do(lambda: _read(text, self._adapter, leniency), num_bytes=len(text))
+
+
+def _is_undeclared(headers: Mapping[str, str]) -> bool:
+    """Whether a program that is no browser sends a body as curl does if nothing is said about its type.
+
+    A web page can send such a body without asking first; browsers name the page in one of these headers.
+    """
+    return headers.get("content-type", _FORM) == _FORM and not {"origin", "sec-fetch-site"} & set(headers)
 
 
 def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:

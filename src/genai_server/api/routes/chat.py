@@ -1,7 +1,6 @@
 """The server's own chat endpoints: /v1/chat and /v1/chat/stream."""
 
 from collections.abc import AsyncGenerator
-from contextlib import closing
 
 from fastapi import APIRouter, Response
 
@@ -30,8 +29,7 @@ async def chat(
     """Answer in one piece."""
     generation = await generate(services, body, context)
     build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
-    with closing(generation):
-        (whole,) = await context.waits_for(generation.whole())
+    (whole,) = await context.waits_for(generation.whole())
     (answer,) = generation.answers
     return await built_response(
         lambda: build.complete(whole, answer.reason, generation.metrics()), is_long=bool(body.logprobs)

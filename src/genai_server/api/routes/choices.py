@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import closing
 from typing import Any, Protocol
 
 import msgspec
@@ -60,8 +59,7 @@ async def choices_response(
     """The response with all answers; `is_long` says that it may be large. Raises ClientLeft and GenerationFailed."""
     if body.stream:
         return EventStream(generation, chunks(generation, build, body))
-    with closing(generation):
-        answers = await context.waits_for(generation.whole())
+    answers = await context.waits_for(generation.whole())
 
     def whole() -> JsonObject:
         # Each choice is encoded by itself: encoding holds the GIL, which others get in between.

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import closing
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
@@ -47,8 +46,7 @@ async def create_message(
     )
     if body.stream:
         return EventStream(generation, _events(generation, build), named=True)
-    with closing(generation):
-        (whole,) = await context.waits_for(generation.whole())
+    (whole,) = await context.waits_for(generation.whole())
     (answer,) = generation.answers
     return JSONResponse(build.complete(whole, answer.reason, answer.usage, stop_string=answer.stop_string))
 

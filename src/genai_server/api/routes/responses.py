@@ -1,38 +1,59 @@
-"""OpenAI's /v1/responses: responses that are kept, and that later requests continue."""
+"""OpenAI's /v1/responses: responses that are kept, that later requests continue, and that run in the background."""
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
+from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.generate import generate
-from genai_server.api.generation.json_response import built_response
+from genai_server.api.generation.json_response import built_response, json_response
 from genai_server.api.generation.prompts import encode_chat
+from genai_server.api.generation.records import RUNNING, Record
 from genai_server.api.generation.request_context import RequestContext, TheRequestContext
 from genai_server.api.generation.response_store import KeptResponse
-from genai_server.api.generation.running_response import RunningResponse
+from genai_server.api.generation.running_response import Following, Keeping, RunningResponse
 from genai_server.api.generation.sse import STREAMS, EventStream
 from genai_server.api.leniency import TheLeniency
 from genai_server.api.middleware.auth import TheHolder
 from genai_server.api.middleware.body import lenient_route
+from genai_server.api.routes.item_pages import item_page
 from genai_server.api.services import Services, TheServices
-from genai_server.errors import InvalidField, PreviousNotFound, ResponseNotFound
+from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.openai_api.lenient import leave_out
 from genai_server.openai_api.response_builder import ResponseBuilder
-from genai_server.openai_api.response_items import given_items, referenced_ids
-from genai_server.openai_api.responses import namespaces, new_response, outer_error, outer_name, to_chat
+from genai_server.openai_api.response_items import given_items, new_id, referenced_ids
+from genai_server.openai_api.responses import (
+    compacted,
+    compacting,
+    custom_tools,
+    namespaces,
+    new_response,
+    outer_error,
+    outer_name,
+    shortened,
+    to_chat,
+)
 from genai_server.openai_api.schemas.base import ErrorResponse, JsonObject
 from genai_server.openai_api.schemas.chat import ChatParameters
+from genai_server.openai_api.schemas.response_items import InputItem
 from genai_server.openai_api.schemas.responses import (
     ENCRYPTED_REASONING,
+    CompactRequest,
     InputItemsParameters,
     InputTokens,
     ResponsesRequest,
     RetrieveParameters,
 )
 from genai_server.quoted_values import quoted
+
+# Names why the file of the store does not have what it was to have.
+NOT_STORED = "x-genai-not-stored"
+# Of what a prompt may have, where it was too long: texts differ in their tokens.
+_CAUTION = 0.95
 
 router = APIRouter(
     route_class=lenient_route(leave_out),
@@ -49,15 +70,30 @@ async def create_response(
     context: TheRequestContext,
     owner: TheHolder,
 ) -> Response:
-    """OpenAI's response, in one piece or as a stream of events."""
+    """OpenAI's response, in one piece or as a stream of events; with `background` at once, and it goes on."""
     running = await _start(body, services, context, owner)
+    if body.background:
+        await running.begin_in_background(context.detach(), services.drain.counting)
+        if body.stream:
+            return _followed(running)
+        return json_response(running.response)
+    running.begin()
     if body.stream:
         return EventStream(running, running.events(), named=True, tell_error=running.fail)
     try:
         whole = await running.whole(context)
-        return await built_response(lambda: whole, is_long=True)
+        response = await built_response(lambda: whole, is_long=True)
     finally:
         running.close()
+    response.headers.update(not_stored(running.not_stored))
+    return response
+
+
+@router.get("/v1/responses", include_in_schema=False)
+@router.get("/responses", include_in_schema=False)
+async def upgrade_required() -> Response:
+    """What a WebSocket's handshake becomes (api/middleware/socket.py), or a request that forgot to be one."""
+    return Response(status_code=426, headers={"upgrade": "websocket", "connection": "upgrade"})
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
@@ -67,25 +103,59 @@ async def count_input_tokens(
 ) -> InputTokens:
     """The number of tokens of this response's prompt; needs no engine, and keeps nothing."""
     codec = (await services.served(body.model)).codec
-    _, chat = await _conversation(body, services, owner)
+    earlier, given = await _items(body, services, owner)
+    chat = await asyncio.to_thread(to_chat, body, [*earlier, *given])
     with leniency.in_words(outer_name, outer_error):
         return InputTokens(input_tokens=len(await encode_chat(chat, codec, leniency)))
 
 
-@router.get("/v1/responses/{response_id}")
+@router.post("/v1/responses/compact")
+@router.post("/responses/compact", include_in_schema=False)
+async def compact_response(
+    body: CompactRequest, services: TheServices, context: TheRequestContext, owner: TheHolder
+) -> dict[str, Any]:
+    """What its users have said and a summary by the model, for later requests in place of a long conversation."""
+    earlier, given = await _items(body, services, owner)
+    conversation = [*earlier, *given]
+
+    async def begin(items: Sequence[JsonObject]) -> Generation:
+        chat = await asyncio.to_thread(compacting, body, items)
+        return await generate(services, chat, context)
+
+    with context.leniency.in_words(outer_name, outer_error):
+        _, generation = await _begun(begin, conversation, is_shortened=True)
+    try:
+        (whole,) = await context.waits_for(generation.whole())
+    finally:
+        generation.close()
+    return {
+        "id": new_id("resp"),
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": compacted(conversation, whole.content),
+        "usage": generation.usage().to_response_json(),
+    }
+
+
+@router.get("/v1/responses/{response_id}", responses=STREAMS)
 @router.get("/responses/{response_id}", include_in_schema=False)
 async def get_response(
     response_id: str, query: Annotated[RetrieveParameters, Query()], services: TheServices, owner: TheHolder
-) -> dict[str, Any]:
-    """A response as it is now."""
-    return services.responses.get(response_id, owner).response
+) -> Response:
+    """A response as it is now, or the events of one that is streamed in the background."""
+    kept = await services.responses.get(response_id, owner)
+    if query.stream:
+        return _followed(kept, query.starting_after)
+    if query.starting_after is not None:
+        raise InvalidField("starting_after is only allowed with stream: true", param="starting_after")
+    return await built_response(lambda: kept.response, is_long=True)
 
 
 @router.delete("/v1/responses/{response_id}")
 @router.delete("/responses/{response_id}", include_in_schema=False)
 async def delete_response(response_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
     """Remove a response; responses that continued it keep the items that they need."""
-    services.responses.delete(response_id, owner)
+    await services.responses.delete(response_id, owner)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -93,7 +163,7 @@ async def delete_response(response_id: str, services: TheServices, owner: TheHol
 @router.post("/responses/{response_id}/cancel", include_in_schema=False)
 async def cancel_response(response_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
     """End a running response; returns it with its partial answer."""
-    kept = services.responses.get(response_id, owner)
+    kept = await services.responses.get(response_id, owner)
     kept.cancel()
     return kept.response
 
@@ -104,17 +174,18 @@ async def list_input_items(
     response_id: str, query: Annotated[InputItemsParameters, Query()], services: TheServices, owner: TheHolder
 ) -> dict[str, Any]:
     """The items that a response was made from, those of earlier turns included, page by page."""
-    items = services.responses.get(response_id, owner).items
-    if query.order == "desc":
-        items = items[::-1]
-    if query.after is not None:
-        places = [place for place, item in enumerate(items) if item["id"] == query.after]
-        if not places:
-            raise InvalidField(f"after must be the id of an input item, given {quoted(query.after)}", param="after")
-        items = items[places[0] + 1 :]
-    page = items[: query.limit]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": page, **ends, "has_more": len(items) > len(page)}
+    return item_page((await services.responses.get(response_id, owner)).items, query)
+
+
+def not_stored(reason: str | None) -> dict[str, str]:
+    """The header with the reason, if there is one."""
+    return {} if reason is None else {NOT_STORED: reason.encode("ascii", "backslashreplace").decode()}
+
+
+def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
+    """A stream of a response that goes on without it. Raises InvalidField."""
+    source = Following(kept)
+    return EventStream(source, kept.follow(after), named=True, tell_error=source.tell_error)
 
 
 async def _start(
@@ -122,58 +193,103 @@ async def _start(
 ) -> RunningResponse:
     """Raises RequestError, which names the field that the client gave, and Unavailable."""
     store = services.responses
-    if body.store and not store.is_on:
-        raise InvalidField("store must not be true: this server keeps no responses", param="store")
-    items, chat = await _conversation(body, services, owner)
+    if not store.is_on:
+        for field in ("store", "background", "conversation"):
+            if getattr(body, field):
+                raise InvalidField(
+                    f"{field} must not be {'given' if field == 'conversation' else 'true'}: this server keeps no "
+                    "responses (GENAI_RESPONSE_STORE_SIZE)",
+                    param=field,
+                )
+    earlier, given = await _items(body, services, owner, context)
+
+    async def begin(items: Sequence[JsonObject]) -> Generation:
+        chat: ChatParameters = await asyncio.to_thread(to_chat, body, items)
+        return await generate(services, chat, context, is_streamed=bool(body.stream))
+
     with context.leniency.in_words(outer_name, outer_error):
-        generation = await generate(services, chat, context, is_streamed=bool(body.stream))
-    is_stored = store.is_on and body.store is not False
+        items, generation = await _begun(begin, [*earlier, *given], is_shortened=body.truncation == "auto")
     begun = new_response(
         body,
         model=generation.model,
         sampling=generation.sampling,
         created=int(time.time()),
-        is_stored=is_stored,
+        is_stored=store.is_on and body.store is not False,
     )
     build = ResponseBuilder(
-        begun, is_encrypted=ENCRYPTED_REASONING in (body.include or []), namespaces=namespaces(body)
+        begun,
+        is_encrypted=ENCRYPTED_REASONING in (body.include or []),
+        namespaces=namespaces(body),
+        custom_tools=custom_tools(body),
     )
     return RunningResponse(
         generation,
         build,
         items,
-        store if is_stored else None,
-        owner=owner,
+        Keeping(store, begun["store"], owner, body.conversation_id, context.latest),
+        given=given,
         with_metrics=bool(body.include_metrics),
+        keeps_events=bool(body.background and body.stream),
     )
 
 
-async def _conversation(
-    body: ResponsesRequest, services: Services, owner: str | None
-) -> tuple[list[JsonObject], ChatParameters]:
-    """The items of all turns, and the chat that they make. Raises InvalidField."""
-    kept = services.responses.find_items(referenced_ids(body.input), owner)
-    earlier = _earlier(body, services, owner)
+async def _begun(
+    begin: Callable[[Sequence[JsonObject]], Awaitable[Generation]], items: list[JsonObject], *, is_shortened: bool
+) -> tuple[list[JsonObject], Generation]:
+    """The answer to a conversation, and the items of it that fit, with `is_shortened`, without the oldest.
 
-    def conversation() -> tuple[list[JsonObject], ChatParameters]:
-        items = [*earlier, *given_items(body.input, kept)]
-        return items, to_chat(body, items)
+    Raises PromptTooLong where nothing can be left out any more, and all that `begin` raises.
+    """
+    while True:
+        try:
+            return items, await begin(items)
+        except PromptTooLong as error:
+            if not is_shortened or not error.tokens:
+                raise
+            fewer = await asyncio.to_thread(shortened, items, _CAUTION * error.limit / error.tokens)
+            if fewer is None:
+                raise
+            items = fewer
 
-    return await asyncio.to_thread(conversation)
+
+async def _items(
+    body: ResponsesRequest | CompactRequest,
+    services: Services,
+    owner: str | None,
+    context: RequestContext | None = None,
+) -> tuple[list[JsonObject], list[JsonObject]]:
+    """The items of all earlier turns, and those of this request. Raises InvalidField and StoreUnavailable."""
+    given: str | list[InputItem] = [] if body.input is None else body.input
+    kept = await services.responses.find_items(referenced_ids(given), owner)
+    latest = None if context is None or context.latest is None else context.latest.record
+    earlier = await _earlier(body, services, owner, latest)
+    return earlier, await asyncio.to_thread(given_items, given, kept)
 
 
-def _earlier(body: ResponsesRequest, services: Services, owner: str | None) -> list[JsonObject]:
-    """The items of earlier turns. Raises PreviousNotFound, and InvalidField for a response that still runs."""
-    if body.previous_response_id is None:
+async def _earlier(
+    body: ResponsesRequest | CompactRequest, services: Services, owner: str | None, latest: Record | None
+) -> list[JsonObject]:
+    """The items of earlier turns. Raises PreviousNotFound, StoreUnavailable, and InvalidField for a response that still
+    runs.
+    """
+    if isinstance(body, ResponsesRequest) and body.conversation_id is not None:
+        try:
+            conversation = await services.responses.conversation(body.conversation_id, owner, param="conversation")
+        except ConversationNotFound as error:
+            raise error.reworded(error.message, param="conversation") from None
+        return conversation.items
+    previous = body.previous_response_id
+    if previous is None:
         return []
+    if latest is not None and latest.id == previous:
+        return latest.all_items
     try:
-        kept: KeptResponse = services.responses.get(body.previous_response_id, owner)
+        kept = await services.responses.get(previous, owner)
     except ResponseNotFound as error:
         raise PreviousNotFound(error.message, param="previous_response_id") from None
     response = kept.response
-    if response["status"] == "in_progress":
+    if response["status"] in RUNNING:
         raise InvalidField(
-            f"previous_response_id {quoted(body.previous_response_id)} is still in progress",
-            param="previous_response_id",
+            f"previous_response_id {quoted(previous)} is still in progress", param="previous_response_id"
         )
     return [*kept.items, *response["output"]]

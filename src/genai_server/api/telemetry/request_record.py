@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +15,9 @@ from genai_server.openai_api.usage import Usage
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
+
+# Content types of streams.
+_STREAMS = ("text/event-stream", "application/x-ndjson")
 
 
 @dataclass
@@ -41,6 +45,10 @@ class RequestRecord:
     asked: Sampling | None = None
     # Most tokens of each answer; None until an engine has accepted the request.
     max_tokens: int | None = None
+    # Whether it goes on after its HTTP response, until `end` is called.
+    is_detached: bool = False
+    # Passes it to the observers.
+    end: Callable[[], None] = lambda: None
 
     def answered(self, answers: Sequence[RunningAnswer], num_per_prompt: int, request: GenerationRequest) -> None:
         """Note the answers that an engine has accepted; `request` is the engine request of any of them."""
@@ -89,7 +97,7 @@ Observer = Callable[[RequestRecord], None]
 class RequestRecords:
     """Puts a RequestRecord into each scope's state, and passes it to the observers at the end. Plain ASGI.
 
-    A response in one piece has a `Server-Timing` header.
+    Closes the request's answers then, however its response ended. A response in one piece has a `Server-Timing` header.
     """
 
     def __init__(self, app: ASGIApp, model: str, clock: Clock, observers: Sequence[Observer]) -> None:
@@ -103,13 +111,14 @@ class RequestRecords:
             await self.app(scope, receive, send)
             return
         record = RequestRecord(scope, self._model, self._clock())
+        record.end = partial(self._end, record)
         scope["state"]["record"] = record
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = MutableHeaders(scope=message)
-                record.is_streamed = headers.get("content-type", "").startswith("text/event-stream")
+                record.is_streamed = headers.get("content-type", "").startswith(_STREAMS)
                 if record.answers and not record.is_streamed:
                     total = self._clock() - record.began
                     headers["server-timing"] = server_timing(record.answers[0], total)
@@ -121,12 +130,19 @@ class RequestRecords:
             record.status = record.status or 500
             raise
         finally:
-            record.seconds = self._clock() - record.began
-            for observe in self._observers:
-                try:
-                    observe(record)
-                except Exception:  # such as a full disk; the client has its response
-                    log.exception("an observer of request %s failed", record.request_id)
+            if not record.is_detached:
+                record.end()
+
+    def _end(self, record: RequestRecord) -> None:
+        record.seconds = self._clock() - record.began
+        # Nothing else does it if the response cannot be built.
+        for answer in record.answers:
+            answer.close()
+        for observe in self._observers:
+            try:
+                observe(record)
+            except Exception:  # such as a full disk; the client has its response
+                log.exception("an observer of request %s failed", record.request_id)
 
 
 def server_timing(answer: RunningAnswer, total: float) -> str:

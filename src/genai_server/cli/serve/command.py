@@ -38,6 +38,8 @@ from genai_server.supervisor.supervisor import Supervisor
 log = logging.getLogger(__name__)
 # Most connections that wait to be accepted.
 _BACKLOG = 2048
+# Bytes of a message on a WebSocket beyond those of a body.
+_SPARE_BYTES = 1024
 # Seconds after the drain until connections are closed by force, such as those of slow readers and unfinished bodies.
 _CLOSING = 5
 
@@ -176,7 +178,10 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         access_log=False,
         # A partial can be pickled for the processes of WORKERS; a class made here cannot.
         http=cast(type[asyncio.Protocol], partial(GuardedProtocol, stall_timeout=settings.stall_timeout)),
-        ws="none",
+        ws="websockets-sansio",
+        # A message is a body; one that is a little too large is refused as such.
+        ws_max_size=settings.max_body_bytes + _SPARE_BYTES,
+        ws_per_message_deflate=False,
         proxy_headers=bool(settings.forwarded_allow_ips),
         forwarded_allow_ips=settings.forwarded_allow_ips,
         h11_max_incomplete_event_size=settings.max_header_bytes,

@@ -19,13 +19,13 @@ from pathlib import Path
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
 
-from genai_server.api.app import Engines, Telemetry, create_app
+from genai_server.api.app import Engines, ModelFiles, Telemetry, create_app
 from genai_server.api.middleware.drain import Drain
 from genai_server.api.middleware.keys import ApiKeys, load_keys
 from genai_server.api.telemetry.request_log import log_request
 from genai_server.api.telemetry.request_metrics import request_metrics
 from genai_server.cli.serve.exit_status import note_cut_off
-from genai_server.cli.serve.loaders import load_traces, text_loader
+from genai_server.cli.serve.loaders import load_traces, model_puller, text_loader
 from genai_server.cli.serve.preflight import check_models
 from genai_server.cli.serve.process_limits import raise_file_limit
 from genai_server.cli.serve.signals import StopSignals
@@ -112,7 +112,13 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     if (traces := load_traces(settings)) is not None:
         telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)
     return create_app(
-        settings, engines, text_loader(settings), drain, _live_keys(settings), telemetry, on_loopback=on_loopback
+        settings,
+        engines,
+        ModelFiles(text_loader(settings), model_puller(settings)),
+        drain,
+        _live_keys(settings),
+        telemetry,
+        on_loopback=on_loopback,
     )
 
 

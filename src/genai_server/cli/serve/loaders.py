@@ -1,14 +1,20 @@
-"""Loads what an API process needs according to the settings: models' text files, and the exporter of traces."""
+"""Loads what an API process needs according to the settings: models' text files, models from a hub, and the exporter
+of traces.
+"""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genai_server.api.catalog import LoadText
+from genai_server.api.pulling import PullModel, PullProgress
+from genai_server.cli.pull import checked_name, pull
 from genai_server.config import Settings
 from genai_server.engine.model.files import check_model_directory
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, PullFailed
+from genai_server.hub import store
+from genai_server.hub.client import Hub
 from genai_server.installation import this_installation
 from genai_server.text.codec import TextCodec, load_text_codec
 
@@ -51,6 +57,29 @@ def text_loader(settings: Settings) -> LoadText:
         }
 
     return load_text
+
+
+def model_puller(settings: Settings) -> PullModel:
+    """A function which fetches models into GENAI_MODELS_DIR, with the token of HF_TOKEN or of `hf auth login`."""
+
+    def pull_model(source: str, folder: str, tell: Callable[[PullProgress], None]) -> Path:
+        try:
+            name = checked_name(source)
+            directory = store.place_of(settings.models_path, name).absolute()
+            pull(
+                Hub(),
+                name,
+                directory,
+                [f"{folder}/*"] if folder else [],
+                tell=lambda line: None,
+                watch=lambda file, size: tell(PullProgress(file.path, file.digest, file.size, size)),
+            )
+        except (ConfigurationError, PullFailed) as error:
+            hint = f"\n(here as {source}:FOLDER)" if "--include" in error.message else ""
+            raise PullFailed(f"{error.message}{hint}") from None
+        return directory
+
+    return pull_model
 
 
 def load_traces(settings: Settings) -> "Traces | None":

@@ -1,10 +1,11 @@
-"""Drafts of an answer's next tokens: what followed the same tokens in its prompt, its prediction or itself.
+"""Drafts of an answer's next tokens: those its grammar forces, or what followed the same tokens in its prompt, its
+prediction or itself.
 
-This is speculative decoding by prompt lookup (n-grams). A pass reads a whole draft at once. It pays if enough of the
-draft's tokens are those that would have been chosen.
+The latter is speculative decoding by prompt lookup (n-grams). A pass reads a whole draft at once. It pays if enough of
+the draft's tokens are those that would have been chosen.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 # Lengths of drafts in tokens.
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)
@@ -70,7 +71,8 @@ class Drafter:
         self._text: list[int] = []
         self._last: dict[tuple[int, int], int] = {}  # by two tokens, the last place of the second one
         self._earlier: list[int] = []  # for each place, the one before it with the same two tokens; -1 for none
-        self._short, self._long = Acceptance(0.5), Acceptance(0.75)
+        # A grammar's text is forced, but the model may choose other tokens for it.
+        self._short, self._long, self._forced = Acceptance(0.5), Acceptance(0.75), Acceptance(0.9)
         self._used = self._short  # by the last draft
         self._add(prompt)
         if prediction:
@@ -78,13 +80,17 @@ class Drafter:
             end = prompt[-_LONGEST_MATCH:]
             self._add([_GAP, *end, *prediction, _GAP, *end])
 
-    def draft(self, tokens: list[int], most: int, seconds: PassSeconds) -> list[int]:
+    def draft(self, tokens: list[int], most: int, seconds: PassSeconds, forced: Sequence[int] = ()) -> Sequence[int]:
         """At most `most` tokens that may follow prompt and answer `tokens`; none if no draft is expected to pay.
 
-        Every call has the tokens of the last one, and perhaps more.
+        They are the `forced` tokens of a grammar, if there are any. Every call has the tokens of the last one, and
+        perhaps more.
         """
         self._add(tokens[self._num_known :])
         self._num_known = len(tokens)
+        if forced:
+            self._used = self._forced
+            return forced[: self._used.length(min(most, len(forced)), len(tokens), seconds)]
         place, length = self._longest_match()
         if not length:
             return []

@@ -67,6 +67,15 @@ class Guide:
         self._check()
         return fits
 
+    def forced(self) -> list[int]:
+        """The tokens of the text that the grammar leaves no choice but to write; the model may split it otherwise.
+
+        Raises as `allowed` does.
+        """
+        tokens = self._matcher.compute_ff_tokens()
+        self._check()
+        return tokens
+
     def commit(self, token: int) -> None:
         """Advance by a token. Raises GrammarFailed if it does not fit, or when the grammar becomes too complex."""
         self._matcher.consume_token(token)

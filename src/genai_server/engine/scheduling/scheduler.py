@@ -221,7 +221,9 @@ class Scheduler:
         if not self._policy.speculates or not sequence.may_draft or len(self.running) > 1:
             return Read(sequence, 1)
         try:
-            draft = sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, self._step_times.seconds_to_verify)
+            forced = [] if sequence.guide is None else sequence.guide.forced()
+            most, seconds = sequence.num_left - 1, self._step_times.seconds_to_verify
+            draft = sequence.drafter.draft(sequence.tokens, most, seconds, forced)
         except Exception:  # the engine must not end for what would only save time
             log.exception("request %s: its next tokens could not be drafted", sequence.request.request_id)
             return Read(sequence, 1)

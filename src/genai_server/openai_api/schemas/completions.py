@@ -1,6 +1,6 @@
 """Body of OpenAI's older endpoint, /v1/completions: text in, more of it out, without a chat template."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -41,6 +41,8 @@ class CompletionRequest(GenerationFields, StreamFields, RouterFields):
 
     prompt: Prompts
     max_tokens: int | None = Field(None, ge=0, description="Most tokens of the answer; 16 if left out, as OpenAI's.")
+    # OpenAI's outside chats.
+    default_max_tokens: ClassVar[int | None] = 16
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description="So many answers to each prompt.")
     best_of: int | None = Field(None, ge=1, description="Nothing but the value of n.")
     echo: bool | None = Field(None, description="The prompt before the answer, with its log probabilities.")

@@ -110,6 +110,34 @@ class FunctionCallOutputItem(Item):
     caller: DirectCaller | None = None
 
 
+class CustomToolCallItem(Item):
+    """A call of a custom tool that the model made."""
+
+    type: Literal["custom_tool_call"]
+    call_id: NonEmptyText
+    name: FunctionName
+    input: Text
+    caller: DirectCaller | None = None
+
+
+class CustomToolCallOutputItem(Item):
+    """What the call of a custom tool with this `call_id` gave."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: NonEmptyText
+    output: Text | Annotated[list[InputText], elements(MOST_PARTS)]
+    name: NonEmptyText | None = None
+    caller: DirectCaller | None = None
+
+
+class CompactionItem(Item):
+    """What /v1/responses/compact has made of the turns before."""
+
+    type: Literal["compaction"]
+    encrypted_content: Text = Field(description="As this server gave it.")
+    created_by: Any = Field(None, description="Has no effect here.")
+
+
 class ReasoningItem(Item):
     """What the model thought before; it is told the first of content, encrypted content and summary that is there."""
 
@@ -143,13 +171,16 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(
         _type_of,
         custom_error_type="item",
-        custom_error_message="must be an item of type message, function_call, function_call_output, reasoning or "
-        "item_reference",
+        custom_error_message="must be an item of type message, function_call, function_call_output, "
+        "custom_tool_call, custom_tool_call_output, reasoning, compaction or item_reference",
     ),
 ]
 Input = Annotated[

@@ -1,11 +1,21 @@
 """Bodies of OpenAI's Responses API (https://platform.openai.com/docs/api-reference/responses)."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, elements, field_error, members, missing_error
+from genai_server.openai_api.schemas.base import (
+    NonEmptyText,
+    Text,
+    Wire,
+    WithoutEffect,
+    elements,
+    field_error,
+    members,
+    missing_error,
+)
 from genai_server.openai_api.schemas.chat import MOST_TOOLS, FunctionName, ReasoningEffort
 from genai_server.openai_api.schemas.response_items import Input, check_full_name, full_name
 from genai_server.openai_api.schemas.sampling import GenerationFields
@@ -49,6 +59,50 @@ class FunctionTool(Wire):
         return self
 
 
+class ToolGrammar(Wire):
+    """What the input of a custom tool must be."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: NonEmptyText | None = None
+
+    @model_validator(mode="after")
+    def _has_a_grammar(self) -> Self:
+        for field in ("syntax", "definition"):
+            is_given = getattr(self, field) is not None
+            if self.type == "grammar" and not is_given:
+                raise missing_error(field, "with type grammar")
+            if self.type != "grammar" and is_given:
+                raise field_error(field, "is only allowed with type grammar")
+        return self
+
+
+class CustomTool(Wire):
+    """A tool that the model calls with a text."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: Text | None = None
+    format: ToolGrammar | None = Field(None, description="Any text, if left out.")
+
+    @property
+    def namespace(self) -> None:
+        """It has none."""
+        return
+
+
+class NamedCustom(Wire):
+    """A custom tool of `tools`, by its name."""
+
+    type: Literal["custom"]
+    name: FunctionName
+
+    @property
+    def namespace(self) -> None:
+        """It has none."""
+        return
+
+
 class NamedFunction(Wire):
     """A function of `tools`, by its name; where several namespaces have one of this name, also by its namespace."""
 
@@ -62,7 +116,9 @@ class AllowedTools(Wire):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], elements(MOST_TOOLS, least=1)]
+    tools: Annotated[
+        list[Annotated[NamedFunction | NamedCustom, Field(discriminator="type")]], elements(MOST_TOOLS, least=1)
+    ]
 
 
 class TextFormat(Wire):
@@ -110,6 +166,24 @@ class ResponseStreamOptions(Wire):
     include_obfuscation: bool | None = Field(None, description="Has no effect here: nothing is padded.")
 
 
+def _type_of(given: Any) -> Any:
+    """What a tool calls itself; None for what is no tool."""
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
+    Discriminator(_type_of, custom_error_type="tool", custom_error_message="must be a tool of type function or custom"),
+]
+
+
+class ConversationId(Wire):
+    """A conversation that is stored."""
+
+    id: NonEmptyText
+
+
 class ResponsesRequest(GenerationFields):
     """Body of POST /v1/responses."""
 
@@ -119,8 +193,8 @@ class ResponsesRequest(GenerationFields):
     max_output_tokens: int | None = Field(
         None, ge=1, description="Most tokens of the answer; all that fit if left out."
     )
-    tools: Annotated[list[FunctionTool], elements(MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
+    tools: Annotated[list[ResponseTool], elements(MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | NamedCustom | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -133,12 +207,16 @@ class ResponsesRequest(GenerationFields):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the chat template.")
     include_metrics: bool | None = Field(None, description="The metrics of /v1/chat in the response, once complete.")
     max_tool_calls: int | None = Field(None, ge=1, description="Of OpenAI's own tools, of which there are none here.")
-    # OpenAI's that this server cannot honour: nothing but null, or what it does anyway.
-    background: Literal[False] | None = None
+    background: bool | None = Field(None, description="Answer at once, and go on without the client.")
+    conversation: NonEmptyText | ConversationId | None = Field(
+        None, description="A conversation to go on from, to which input and output are added."
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto leaves out the oldest turns of what is too long."
+    )
+    # OpenAI's that this server cannot honour: nothing but null.
     context_management: None = None
-    conversation: None = None
     prompt: None = None
-    truncation: Literal["disabled"] | None = None
     max_tokens: None = Field(None, description="Here it is max_output_tokens.")
 
     @model_validator(mode="after")
@@ -147,6 +225,10 @@ class ResponsesRequest(GenerationFields):
             raise field_error("top_logprobs", f"is only allowed with include: [{quoted(LOGPROBS)}]")
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options", "is only allowed with stream: true")
+        if self.background and self.store is False:
+            raise field_error("background", "is only allowed with store: true")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise field_error("conversation", "cannot be given beside previous_response_id")
         if self.tool_choice not in (None, "none", "auto"):
             self._check_tool_choice()
         return self
@@ -156,26 +238,53 @@ class ResponsesRequest(GenerationFields):
             raise field_error("tool_choice", "is only allowed with tools")
         self.chosen_names()
 
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of `conversation`."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationId) else given
+
     def chosen_names(self) -> list[str]:
         """What the model calls each function that `tool_choice` names. Raises if one of them is not one of `tools`."""
         choice = self.tool_choice
-        chosen = [choice] if isinstance(choice, NamedFunction) else []
+        chosen: Sequence[NamedFunction | NamedCustom] = (
+            [choice] if isinstance(choice, NamedFunction | NamedCustom) else []
+        )
         if isinstance(choice, AllowedTools):
             chosen = choice.tools
-        namespaces: dict[str, set[str | None]] = defaultdict(set)
+        namespaces: dict[tuple[str, str], set[str | None]] = defaultdict(set)
         for tool in self.tools or []:
-            namespaces[tool.name].add(tool.namespace)
-        return [_full_name(one, namespaces[one.name]) for one in chosen]
+            namespaces[tool.type, tool.name].add(tool.namespace)
+        return [_full_name(one, namespaces[one.type, one.name]) for one in chosen]
 
 
-def _full_name(chosen: NamedFunction, namespaces: set[str | None]) -> str:
+def _full_name(chosen: NamedFunction | NamedCustom, namespaces: set[str | None]) -> str:
     found = namespaces & {chosen.namespace} if chosen.namespace else namespaces
     if not found:
-        raise field_error("tool_choice", f"names the function {quoted(chosen.name)}, which is not among tools")
+        raise field_error("tool_choice", f"names the {_kind(chosen)} {quoted(chosen.name)}, which is not among tools")
     if len(found) > 1:
         rule = f"names the function {quoted(chosen.name)}, and {len(found)} of tools have this name: give its namespace"
         raise field_error("tool_choice", rule)
     return full_name(chosen.name, *found)
+
+
+def _kind(chosen: NamedFunction | NamedCustom) -> str:
+    return "function" if chosen.type == "function" else "custom tool"
+
+
+class CompactRequest(WithoutEffect):
+    """Body of POST /v1/responses/compact."""
+
+    model: NonEmptyText
+    input: Input | None = None
+    instructions: Text | None = Field(None, description="A system message before all others.")
+    previous_response_id: NonEmptyText | None = Field(None, description="A response that is kept: it comes first.")
+
+    @model_validator(mode="after")
+    def _has_something(self) -> Self:
+        if self.input is None and self.previous_response_id is None:
+            raise missing_error("input", "without previous_response_id")
+        return self
 
 
 class InputTokens(BaseModel):
@@ -185,26 +294,22 @@ class InputTokens(BaseModel):
     input_tokens: int
 
 
-def _is_false(value: bool) -> bool:
-    if value:
-        raise ValueError("must be false: a response is streamed only to the request that creates it")
-    return value
-
-
 class RetrieveParameters(BaseModel):
     """Query of GET /v1/responses/{id}."""
 
     model_config = ConfigDict(extra="forbid")
 
-    stream: Annotated[bool, AfterValidator(_is_false)] = Field(False, json_schema_extra={"const": False})
+    stream: bool = Field(False, description="Only of a response with background: true and stream: true.")
+    starting_after: int | None = Field(None, ge=0, description="Stream the events behind the one with this number.")
     include_obfuscation: bool | None = Field(None, description="Has no effect here: nothing is padded.")
 
 
 class InputItemsParameters(BaseModel):
-    """Query of GET /v1/responses/{id}/input_items."""
+    """Query of GET /v1/responses/{id}/input_items, and of the items of a conversation."""
 
     model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
     after: str | None = Field(None, description="The id of the last item of the page before.")
+    include: list[Include] | None = Field(None, alias="include[]", description="Adds nothing: items are whole.")

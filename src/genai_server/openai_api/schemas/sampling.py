@@ -1,6 +1,6 @@
 """The fields that say how an answer is generated, the same on every endpoint that generates."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -127,6 +127,8 @@ class GenerationFields(SamplingFields, WithoutEffect):
     model: str | None = Field(None, description="The served model's id; the first model if left out.")
     device: str | None = Field(None, description="The configured device to run on; the least busy one if left out.")
     max_tokens: int | None = Field(None, ge=1, description="Most tokens of the answer; all that fit if left out.")
+    # None for all that fit.
+    default_max_tokens: ClassVar[int | None] = None
 
     @property
     def stop_strings(self) -> list[str]:

@@ -1,11 +1,13 @@
 """Separates reasoning, content and tool calls in what a model writes, while it is written."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments
+from genai_server.text.answers.harmony_messages import read_messages
 from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
-from genai_server.text.answers.reasoning import ReasoningFormat, read_reasoning
+from genai_server.text.answers.reasoning import HARMONY, ReasoningFormat, read_reasoning
 from genai_server.text.tool_formats.tool_format import Calls, ToolFormat
 
 _ANYTHING = re.compile(".*", re.DOTALL)
@@ -13,6 +15,8 @@ _ANYTHING = re.compile(".*", re.DOTALL)
 
 class AnswerParser:
     """Takes the text of one answer piece by piece. How it is cut changes only when a part is returned.
+
+    `tools` has the functions that may be called, with the JSON schemas of their arguments.
 
     Content is returned as soon as it can no longer begin a call. A call begins with its complete name, if that is one
     of the request's. Its arguments are returned as they come or, where the format needs it, when the call is complete.
@@ -27,7 +31,7 @@ class AnswerParser:
     def __init__(
         self,
         tool_format: ToolFormat | None,
-        tool_names: Collection[str],
+        tools: Mapping[str, Mapping[str, Any] | None],
         *,
         reasoning: ReasoningFormat | None,
         starts_in_reasoning: bool,
@@ -35,8 +39,8 @@ class AnswerParser:
     ) -> None:
         self._text = Lookahead()
         self._parts: list[Part] = []
-        self._format = tool_format if tool_names else None
-        self._calls = Calls(frozenset(tool_names), new_id, self._emit)
+        self._format = tool_format if tools else None
+        self._calls = Calls(tools, new_id, self._emit)
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
         self._reader = self._read()
@@ -82,11 +86,33 @@ class AnswerParser:
             self._emit(Reasoning(text))
 
     def _read(self) -> Reader[None]:
+        if self._reasoning is HARMONY:
+            yield from read_messages(
+                self._text,
+                self._calls,
+                inside=self._starts_in_reasoning,
+                read_calls=self._read_calls_here,
+                emit=lambda text, is_reasoning: self._emit(Reasoning(text) if is_reasoning else Content(text)),
+            )
+            return
         if self._reasoning is not None:
             yield from read_reasoning(
                 self._text, self._reasoning, inside=self._starts_in_reasoning, emit=self._emit_reasoning
             )
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
+
+    def _read_calls_here(self, *, new_line: bool = True) -> Reader[bool]:
+        """Go past calls and emit them; returns whether that was all, or as much as there is. If not, they may have been
+        emitted in part, up to `emitted_to`.
+        """
+        text, calls = self._text, self._calls
+        text.kept_from = calls.emitted_to = text.at
+        whole = self._format is not None and (yield from self._format.read_calls(text, calls, new_line=new_line))
+        if calls.open:
+            whole = not (yield from text.peek())
+            calls.cut(text.between(calls.began, text.at if whole else calls.emitted_to))
+        text.kept_from = None
+        return whole
 
     def _read_plain(self) -> Reader[None]:
         self._emit_content(self._text.take_here(_ANYTHING))
@@ -106,13 +132,8 @@ class AnswerParser:
                 self._emit_content("" if called else space)
                 return
             new_line = new_line or "\n" in space
-            text.kept_from = place
-            whole = char in form.beginnings and (yield from form.read_calls(text, calls, new_line=new_line))
+            whole = char in form.beginnings and (yield from self._read_calls_here(new_line=new_line))
             called = new_line = calls.emitted_to > place
-            if calls.open:
-                calls.cut(text.between(calls.began, calls.emitted_to))
-                whole = not (yield from text.peek())
-            text.kept_from = None
             if whole:
                 continue
             if text.at == place:  # something else begins here

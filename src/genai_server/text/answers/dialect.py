@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from genai_server.errors import ConfigurationError
-from genai_server.text.answers.reasoning import ReasoningFormat, detect_reasoning
+from genai_server.text.answers.reasoning import HARMONY, ReasoningFormat, detect_reasoning
+from genai_server.text.tool_formats.harmony import Harmony
 from genai_server.text.tool_formats.registry import TOOL_FORMATS, detect
 from genai_server.text.tool_formats.tool_format import ToolFormat
 
@@ -30,4 +31,7 @@ def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
         known = ", ".join((AUTOMATIC, NO_TOOLS, *TOOL_FORMATS))
         raise ConfigurationError(f"--tool-parser or GENAI_TOOL_PARSER={tool_parser}: must be one of: {known}")
     name = detect(template_source) if tool_parser == AUTOMATIC else tool_parser
-    return Dialect(None if name in (None, NO_TOOLS) else TOOL_FORMATS[name], detect_reasoning(template_source))
+    tool_format = None if name in (None, NO_TOOLS) else TOOL_FORMATS[name]
+    # Calls are messages like all else that such a model writes.
+    reasoning = HARMONY if isinstance(tool_format, Harmony) else detect_reasoning(template_source)
+    return Dialect(tool_format, reasoning)

@@ -95,6 +95,20 @@ class Lookahead:
         self.at += len(found)
         return found
 
+    def take_until(self, literal: str) -> Reader[str | None]:
+        """Go past the next such literal; returns the text before it. Without one, go to the end and return None."""
+        place = self.at
+        while True:
+            found = self._text.find(literal, self.at - self._begin)
+            if found >= 0:
+                self.at = self._begin + found + len(literal)
+                return self.between(place, self._begin + found)
+            held = 0 if self.ended else len(literal) - 1
+            self.at = max(self.at, self._begin + len(self._text) - held)
+            if self.ended:
+                return None
+            yield
+
     def take_all(self, pattern: re.Pattern[str]) -> Reader[str]:
         """Go past what matches a pattern of the form `[class]*`, in full: up to another character or the end."""
         found = ""

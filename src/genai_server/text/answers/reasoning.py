@@ -1,7 +1,9 @@
 """How models mark the reasoning before an answer, and how it is separated from the answer.
 
 Qwen 3, DeepSeek R1 and most others write `<think>…</think>`, Mistral's models `[THINK]…[/THINK]`; the chat templates of
-some open it themselves, so that the answer begins inside. (Chat templates of Qwen3, DeepSeek-R1 and Ministral 3.)
+some open it themselves, so that the answer begins inside. gpt-oss writes messages on channels, of which `analysis` is
+reasoning; others may stand between (harmony_messages.py). (Chat templates of Qwen3, DeepSeek-R1, Ministral 3 and
+gpt-oss.)
 """
 
 import re
@@ -9,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
-from genai_server.text.grammars.lark import marker, quoted
+from genai_server.text.grammars.lark import marker, quoted, spelled, text_up_to
+from genai_server.text.tool_formats import harmony
 
 _NEWLINES = re.compile(r"\n*")
 
@@ -21,6 +24,13 @@ class ReasoningFormat:
     name: str
     opening: str
     closing: str
+    # What stands before an answer to the user.
+    answer_opening: str = ""
+
+    @property
+    def sign(self) -> str:
+        """What a chat template has where a model reasons so."""
+        return self.closing
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
@@ -43,14 +53,34 @@ class ReasoningFormat:
         return f"reasoning: ({marker(self.opening, opaque_tokens)} thought {newlines})?\n{thought}"
 
 
+class HarmonyReasoning(ReasoningFormat):
+    """Messages on the channel `analysis`."""
+
+    @property
+    def sign(self) -> str:
+        return self.opening
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        return harmony.MARKERS
+
+    def lark(self, *, inside: bool, opaque_tokens: Mapping[str, int]) -> str:
+        thought = text_up_to("thought", harmony.NEXT_MESSAGE, opaque_tokens, without=harmony.MARKERS)
+        more = f"({spelled(self.opening, opaque_tokens)} thought)*"
+        return f"reasoning: {f'thought {more}' if inside else more}\n{thought}"
+
+
 THINK = ReasoningFormat("think", "<think>", "</think>")
 MISTRAL_THINK = ReasoningFormat("mistral", "[THINK]", "[/THINK]")
-REASONING_FORMATS = {one.name: one for one in (THINK, MISTRAL_THINK)}
+HARMONY = HarmonyReasoning(
+    "harmony", f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", harmony.END, answer_opening=harmony.FINAL
+)
+REASONING_FORMATS = {one.name: one for one in (THINK, MISTRAL_THINK, HARMONY)}
 
 
 def detect_reasoning(template_source: str) -> ReasoningFormat | None:
     """The reasoning format that a chat template uses, or None."""
-    return next((one for one in REASONING_FORMATS.values() if one.closing in template_source), None)
+    return next((one for one in REASONING_FORMATS.values() if one.sign in template_source), None)
 
 
 def read_reasoning(

@@ -17,12 +17,17 @@ from genai_server.text.grammars.lark import (
     SPACES,
     any_of,
     expression,
+    fits,
+    lark_of_text,
+    lifted,
     marker,
     one_line,
     quoted,
+    spelled,
     to_text,
     unforced,
 )
+from genai_server.text.tool_formats.harmony import Harmony
 from genai_server.text.tool_formats.tool_format import Tool, ToolFormat
 
 LONGEST_GRAMMAR = 256 * 1024
@@ -74,6 +79,21 @@ def lark(source: str) -> str:
     return _grammars({"lark_grammar": source})
 
 
+def _with_texts(source: str) -> str:
+    """What this server's own Lark describes, with the grammars of tools' texts that `fits` has put into it."""
+    whole, nested = lifted(source)
+    inner = [{"name": name, "lark_grammar": unforced(text)} for name, text in nested.items()]
+    return _grammars({"lark_grammar": unforced(whole) if inner else whole}, *inner)
+
+
+def arguments(schema: Mapping[str, Any], *, param: str) -> str:
+    """JSON that fits the schema of a tool's arguments. Raises InvalidField as `json_schema` does."""
+    if (source := lark_of_text(schema)) is None:
+        return json_schema(schema, param=param)
+    check_lark(source, param=param)
+    return _with_texts(f"start: {fits(schema)}")
+
+
 def given_lark(source: str, *, param: str) -> str:
     """What a request's own grammar of Lark describes. Raises InvalidField, naming `param`, for schemas in it that take
     too long.
@@ -112,8 +132,8 @@ def tool_calls(
     _check_parameters(tools)
     rules = [tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens), "start: calls"]
     if tool_format.opening is not None:
-        rules.append(f"opening: {marker(tool_format.opening, opaque_tokens)}")
-    return lark("\n".join(rules))
+        rules.append(f"opening: {spelled(tool_format.opening, opaque_tokens)}")
+    return _with_texts("\n".join(rules))
 
 
 def text_and_calls(
@@ -126,6 +146,8 @@ def text_and_calls(
     """
     _check_parameters(tools)
     opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
+    if isinstance(tool_format, Harmony):
+        return _with_texts(tool_format.lark_answer(calls, opaque_tokens))
     begun = [tool_format.lark_beginning([tool.name for tool in tools])]
     begun += [SPACES + re.escape(one.opening) for one in REASONING_FORMATS.values()]
     unbegun = f"~/({'|'.join(begun)}){ANYTHING}/"
@@ -139,15 +161,25 @@ def text_and_calls(
             f"TEXT: /{ANYTHING}/ & {unbegun}",
             f"opening{lazy}: TEXT {marker(opening, opaque_tokens)}",
         ]
-    return lark("\n".join([*rules, calls]))
+    return _with_texts("\n".join([*rules, calls]))
 
 
 def either(one: str, other: str) -> str:
-    """What fits one of two grammars of one part each."""
-    ((first,), (second,)) = (json.loads(grammar)["grammars"] for grammar in (one, other))
+    """What fits one of two grammars, whose further parts have different names."""
+    (first, *more), (second, *others) = (json.loads(grammar)["grammars"] for grammar in (one, other))
     return _grammars(
-        {"lark_grammar": "start: @first | @second"}, {**first, "name": "first"}, {**second, "name": "second"}
+        {"lark_grammar": "start: @first | @second"},
+        {**first, "name": "first"},
+        {**second, "name": "second"},
+        *more,
+        *others,
     )
+
+
+def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str:
+    """What fits the grammar, which has one part, after a text that may have markers."""
+    (answer,) = json.loads(grammar)["grammars"]
+    return _grammars({"lark_grammar": f"start: {spelled(text, opaque_tokens)} @content"}, {**answer, "name": "content"})
 
 
 def after_reasoning(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from genai_server.errors import InvalidField
+from genai_server.text.grammars.lark_in_json import in_json
 from genai_server.text.grammars.schema_exact import exact
 
 # As regular expressions: any text, and whitespace as the answer parser knows it.
@@ -17,6 +18,11 @@ ANYTHING, SPACES = r"(.|\n)*", r"[ \t\r\n]*"
 # A pair of backslash and what it escapes, or what ends an expression.
 _TO_ESCAPE = re.compile(r"\\.?|[/\n\r\t]", re.DOTALL)
 _ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+# The keyword of a schema for a text that a grammar of Lark describes, as openai_api/responses.py writes it.
+LARK = "x-lark"
+# Stands before a grammar, as a JSON text; see `lifted`. No JSON and no literal has it as it is.
+_NESTED = "\0text "
+_NESTED_TEXT = re.compile(rf'{_NESTED}("(?:[^"\\]|\\.)*")')
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -57,6 +63,24 @@ def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:
     return f"<[{opaque_tokens[text]}]>" if text in opaque_tokens else quoted(text)
 
 
+def spelled(text: str, opaque_tokens: Mapping[str, int]) -> str:
+    """Exactly this text, in which markers are the tokens that they are if no text allows them."""
+    markers = sorted((token for token in opaque_tokens if token in text), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, markers))})", text) if markers else [text]
+    return " ".join(marker(piece, opaque_tokens) for piece in pieces if piece)
+
+
+def text_up_to(rule: str, end: str, opaque_tokens: Mapping[str, int], *, without: Iterable[str]) -> str:
+    """Rules of which the named one is any text that has none of some other texts, and then this end."""
+    unwanted = "|".join(map(re.escape, without))
+    terminal = rule.upper()
+    text = f"{terminal}: /{ANYTHING}/ & ~{expression(f'{ANYTHING}({unwanted}){ANYTHING}')}\n"
+    if any(token in end for token in opaque_tokens):
+        # Whitespace before a token is the text's: where text can go on over the end of a lexeme, that is lost.
+        return f"{rule}: {terminal} {spelled(end.lstrip(), opaque_tokens)}\n{text}"
+    return f"{rule}[lazy]: {terminal} {quoted(end)}\n{text}"
+
+
 def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema as llguidance follows it exactly, with its options for JSON on one line, which it looks for at the top
     only. Raises InvalidField, which names no field of the request.
@@ -66,8 +90,34 @@ def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(schema: Mapping[str, Any]) -> str:
-    """JSON that fits a JSON schema."""
+    """JSON that fits a JSON schema, or the arguments of a tool whose text has a grammar of its own."""
+    if (source := lark_of_text(schema)) is not None:
+        (name,) = schema["properties"]
+        head, tail = quoted(f'{{"{name}": "'), quoted('"}')
+        return f"{head} {_NESTED}{json.dumps(source)} {tail}"
     return f"%json {to_text(one_line(schema), ensure_ascii=False)}"
+
+
+def lark_of_text(schema: Mapping[str, Any] | None) -> str | None:
+    """The grammar of Lark for the only text of a tool's arguments; None if they have another schema."""
+    properties = (schema or {}).get("properties")
+    if not isinstance(properties, dict) or len(properties) != 1:
+        return None
+    (text,) = properties.values()
+    source = text.get(LARK) if isinstance(text, dict) and text.keys() == {"type", LARK} else None
+    return source if isinstance(source, str) else None
+
+
+def lifted(source: str) -> tuple[str, dict[str, str]]:
+    """A grammar with names in place of those nested in it by `fits`, and these by their names."""
+    nested: dict[str, str] = {}
+
+    def name(found: re.Match[str]) -> str:
+        name = f"text_{len(nested)}"
+        nested[name] = in_json(json.loads(found[1]), param="tools")
+        return f"@{name}"
+
+    return _NESTED_TEXT.sub(name, source), nested
 
 
 def any_of(alternatives: Iterable[str]) -> str:

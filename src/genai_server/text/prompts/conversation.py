@@ -13,18 +13,21 @@ Tool = Mapping[str, Any]
 
 
 def conversation_forms(
-    messages: Sequence[Message], *, knows_developer: bool, knows_calls: bool = True
+    messages: Sequence[Message], *, knows_developer: bool, knows_calls: bool = True, reads_thinking: bool = False
 ) -> Iterator[list[dict[str, Any]]]:
     """The forms that templates take, the usual one first.
 
     In the usual form, arguments of tool calls are objects rather than JSON, and a message without content has None.
     Some templates add either to a text, and need a text. Templates that know no calls add no arguments. Other fields
     that are null or an empty list are left out. A content in parts becomes one text with line breaks between the parts.
-    The role developer becomes system unless the template knows it.
+    The role developer becomes system unless the template knows it. With `reads_thinking` reasoning is in a field of
+    that name, too, as gpt-oss's template wants it; that refuses both reasoning and a content beside calls.
 
     Raises InvalidField, naming the field, for arguments that are not a JSON object and for a part that is not text.
     """
     plain = [_plain(message, f"messages[{n}]", knows_developer) for n, message in enumerate(messages)]
+    if reads_thinking:
+        plain = [_with_thinking(message) for message in plain]
     usual = [_with_objects(message, f"messages[{n}]") for n, message in enumerate(plain)]
     forms = [usual] if usual == plain or not knows_calls else [usual, plain]
     yield from forms
@@ -68,6 +71,13 @@ def _plain(message: Message, place: str, knows_developer: bool) -> dict[str, Any
     if plain.get("role") == "developer" and not knows_developer:
         plain["role"] = "system"
     return plain
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    thought = message.get("reasoning_content")
+    if thought is None or (message["content"] and "tool_calls" in message):
+        return message
+    return {**message, "thinking": thought}
 
 
 def _text_of(part: Any, place: str) -> str:

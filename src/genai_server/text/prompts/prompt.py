@@ -56,6 +56,11 @@ class PromptWriter:
         return any(template.takes_tools for template in self._templates.values())
 
     @property
+    def source(self) -> str:
+        """The template for conversations; "" without one."""
+        return self._templates[DEFAULT].source if self._templates else ""
+
+    @property
     def has_template(self) -> bool:
         """Whether a prompt can be made of messages."""
         return bool(self._templates)
@@ -120,7 +125,12 @@ def _forms(
 ) -> Iterator[list[dict[str, Any]]]:
     """The messages in the forms that templates take, with the tools in a message where the template reads them."""
     knows_developer = template.mentions("developer")
-    for form in conversation_forms(messages, knows_developer=knows_developer, knows_calls=_knows_calls(template)):
+    for form in conversation_forms(
+        messages,
+        knows_developer=knows_developer,
+        knows_calls=_knows_calls(template),
+        reads_thinking=template.mentions("message.thinking"),
+    ):
         if tools and "tools" not in template.variables:
             yield from with_tools(form, tools)
         else:

@@ -2,9 +2,9 @@
 
     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>
 
-With other prompts it writes `functools[…]` without an end, or one object instead of the array; Granite 3 leaves out the
-closing tag. The result of a call has a role, and so a token, of its own, `<|tool_response|>`; `<|tool|>` stands before
-the tools. (Tokenizer and model card of Phi-4-mini-instruct; chat templates for it of vLLM and llama.cpp.)
+With other prompts it writes `functools[…]` without an end, or one object instead of the array. The result of a call
+has a role, and so a token, of its own, `<|tool_response|>`; `<|tool|>` stands before the tools. (Tokenizer and model
+card of Phi-4-mini-instruct; chat templates for it of vLLM and llama.cpp.)
 """
 
 import re

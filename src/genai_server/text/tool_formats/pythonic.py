@@ -13,7 +13,7 @@ from typing import Any
 
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.answers.python_literal import read_literal, to_json
-from genai_server.text.grammars.lark import SPACES, any_of, fits, quoted, to_text
+from genai_server.text.grammars.lark import SPACES, any_of, fits, quoted
 from genai_server.text.tool_formats.llama3_json import (
     PYTHON_END,
     PYTHON_START,
@@ -27,7 +27,7 @@ from genai_server.text.tool_formats.tool_format import (
     Call,
     Calls,
     Tool,
-    lists_its_properties,
+    can_be_split,
     random_id,
     read_closing,
     write_json,
@@ -37,9 +37,6 @@ _NAME = re.compile(r"[\w.-]*")
 _WORD, _KEY = re.compile(r"\w*"), re.compile(r"\w+")
 _ANY_KEY = "[A-Za-z_][0-9A-Za-z_]*"
 _STARS = "**"
-# A schema of these only can be split into one for each argument.
-_SPLITTABLE = {"type", "properties", "required", "additionalProperties", "$defs", "title", "description", "$schema"}
-_REFERENCE_ELSEWHERE = re.compile(r'"\$ref": "(?!#/\$defs/)')
 
 
 class Pythonic:
@@ -167,9 +164,7 @@ def _lark_arguments(number: int, schema: Mapping[str, Any]) -> list[str]:
 
 def _can_be_split(schema: Mapping[str, Any]) -> bool:
     return (
-        schema.keys() <= _SPLITTABLE
-        and lists_its_properties(schema)
+        can_be_split(schema)
         and schema.get("additionalProperties") is False
-        and all(_KEY.fullmatch(key) and isinstance(value, dict) for key, value in schema["properties"].items())
-        and not _REFERENCE_ELSEWHERE.search(to_text(schema))
+        and all(map(_KEY.fullmatch, schema["properties"]))
     )

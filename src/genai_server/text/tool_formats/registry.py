@@ -1,31 +1,47 @@
 """All formats in which models write tool calls, one module each, and which of them a chat template names."""
 
+from genai_server.text.tool_formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from genai_server.text.tool_formats.glm import GLM
+from genai_server.text.tool_formats.granite import Granite
+from genai_server.text.tool_formats.harmony import CHANNEL, Harmony
 from genai_server.text.tool_formats.hermes import Hermes
+from genai_server.text.tool_formats.kimi import Kimi
 from genai_server.text.tool_formats.llama3_json import Llama3Json
+from genai_server.text.tool_formats.minimax import MINIMAX
 from genai_server.text.tool_formats.mistral import Mistral
 from genai_server.text.tool_formats.phi4mini import Phi4Mini
 from genai_server.text.tool_formats.pythonic import Pythonic
+from genai_server.text.tool_formats.qwen3_coder import QWEN3_CODER
 from genai_server.text.tool_formats.tool_format import ToolFormat
 
-TOOL_FORMATS: dict[str, ToolFormat] = {
-    one.name: one for one in (Hermes(), Llama3Json(), Pythonic(), Mistral(), Phi4Mini())
-}
-# Words of chat templates and the format that they show, the surest first. The first two formats are not known: those of
-# Qwen3-Coder and GLM, with tags of the same names but XML arguments.
-_SIGNS: tuple[tuple[str, str | None], ...] = (
-    ("<function=", None),
-    ("<arg_key>", None),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<tool_call>", "hermes"),
-    ("<|tool_call|>", "phi4mini"),
-    ("<|tool|>", "phi4mini"),
-    ("functools[", "phi4mini"),
-    ("func_name1(", "pythonic"),
-    ('{"name": function name, "parameters":', "llama3_json"),
-    ("<|python_tag|>", "llama3_json"),
+_ALL: tuple[ToolFormat, ...] = (
+    *(Hermes(), Llama3Json(), Pythonic(), Mistral(), Phi4Mini(), Granite(), Kimi(), Harmony()),
+    *(DEEPSEEK_V3, DEEPSEEK_V31, QWEN3_CODER, GLM, MINIMAX),
+)
+TOOL_FORMATS = {one.name: one for one in _ALL}
+# Words of chat templates, all of which must be there, and the format that they show, the surest first. None stands for
+# one that is not known: JSON in a tag with the function's name, as Llama 3.1 can be asked to write.
+_SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
+    ((CHANNEL, "functions."), "harmony"),
+    (("<｜tool▁sep｜>", "```json"), "deepseek_v3"),
+    (("<｜tool▁sep｜>",), "deepseek_v31"),
+    (("<|tool_call_argument_begin|>",), "kimi"),
+    (("<minimax:tool_call>",), "minimax"),
+    (("<parameter=",), "qwen3_coder"),
+    (("<function=",), None),
+    (("<arg_key>",), "glm"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<tool_call>",), "hermes"),
+    (("<|tool_call|>", "<|start_of_role|>"), "granite"),
+    (("<|tool_call|>",), "phi4mini"),
+    (("<|tool|>",), "phi4mini"),
+    (("functools[",), "phi4mini"),
+    (("func_name1(",), "pythonic"),
+    (('{"name": function name, "parameters":',), "llama3_json"),
+    (("<|python_tag|>",), "llama3_json"),
 )
 
 
 def detect(template_source: str) -> str | None:
     """The name of the tool format that a chat template uses, or None if it uses no known one."""
-    return next((name for words, name in _SIGNS if words in template_source), None)
+    return next((name for words, name in _SIGNS if all(word in template_source for word in words)), None)

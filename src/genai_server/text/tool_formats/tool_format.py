@@ -1,6 +1,7 @@
 """What every format of tool calls must offer, and what the formats share."""
 
 import json
+import re
 import secrets
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,9 +10,13 @@ from typing import Any, Protocol
 
 from genai_server.answer_parts import Part, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.grammars.lark import to_text
 
 # With these a schema says more about its properties than "properties" does.
 _ABOUT_PROPERTIES = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
+# A schema of these only can be split into one for each property.
+_SPLITTABLE = {"type", "properties", "required", "additionalProperties", "$defs", "title", "description", "$schema"}
+_REFERENCE_ELSEWHERE = re.compile(r'"\$ref": "(?!#/\$defs/)')
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -23,6 +28,8 @@ class Tool:
     name: str
     # The JSON schema of its arguments; None for no arguments.
     parameters: Mapping[str, Any] | None = None
+    # Whether arguments must fit the schema in all that it says.
+    is_promised: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -49,6 +56,16 @@ def lists_its_properties(schema: Mapping[str, Any]) -> bool:
     if not isinstance(properties, dict) or not isinstance(required, list):
         return False
     return all(isinstance(key, str) and key in properties for key in required)
+
+
+def can_be_split(schema: Mapping[str, Any]) -> bool:
+    """Whether the schema of an object can be split into one for each property, with the same `$defs`."""
+    return (
+        schema.keys() <= _SPLITTABLE
+        and lists_its_properties(schema)
+        and all(isinstance(value, dict) for value in schema["properties"].values())
+        and not _REFERENCE_ELSEWHERE.search(to_text(schema))
+    )
 
 
 class ToolFormat(Protocol):
@@ -114,8 +131,16 @@ class ToolFormat(Protocol):
 class Calls:
     """The calls of one answer: their names, and how much of the text has been emitted."""
 
-    def __init__(self, names: Collection[str], new_id: Callable[[], str], emit: Callable[[Part], None]) -> None:
-        self.names = names
+    def __init__(
+        self,
+        parameters: Mapping[str, Mapping[str, Any] | None],
+        new_id: Callable[[], str],
+        emit: Callable[[Part], None],
+    ) -> None:
+        # The JSON schemas of the arguments of each function, None for none.
+        self.parameters = parameters
+        # The names of the functions.
+        self.names: Collection[str] = parameters.keys()
         # The text before this place has been emitted.
         self.emitted_to = 0
         # Whether a call has started and not ended.
@@ -125,13 +150,19 @@ class Calls:
         self._new_id = new_id
         self._emit = emit
         self._index = -1
+        self._ids: set[str] = set()
 
-    def start(self, name: str, emitted_to: int) -> None:
-        """A call begins. The text before `emitted_to` is emitted."""
+    def start(self, name: str, emitted_to: int, *, id: str | None = None) -> None:
+        """A call begins, with the id that the model wrote, if it is not another's. The text before `emitted_to` is
+        emitted.
+        """
         self._index += 1
+        if id is None or id in self._ids:
+            id = self._new_id()
+        self._ids.add(id)
         self.began = self.emitted_to
         self.open, self.emitted_to = True, emitted_to
-        self._emit(ToolCallStart(self._index, self._new_id(), name))
+        self._emit(ToolCallStart(self._index, id, name))
 
     def arguments(self, fragment: str, emitted_to: int) -> None:
         """More of the open call's arguments. The text before `emitted_to` is emitted."""

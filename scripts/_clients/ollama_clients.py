@@ -1,0 +1,11 @@
+"""Clients of Ollama's API."""
+
+from __future__ import annotations
+
+from .libraries import library
+
+OLLAMA = (
+    library("`ollama` (Python)", ("ollama",), "ollama_sdk.py", heading="Ollama's clients"),
+    library("`ollama` (JavaScript)", ("ollama", "zod"), "ollama_sdk.mjs"),
+    library("LangChain with Ollama", ("langchain-ollama",), "langchain_ollama_models.py"),
+)

@@ -1,0 +1,72 @@
+"""LangChain, with `langchain-ollama`."""
+
+from typing import Any
+
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import StructuredTool
+from langchain_ollama import ChatOllama, OllamaLLM
+
+from _clients.programs.checks import (
+    ANSWER,
+    ASK_FOR_WEATHER,
+    MODEL,
+    PARIS,
+    URL,
+    WEATHER,
+    City,
+    call,
+    check,
+    equal,
+    get_weather,
+    run,
+)
+
+model = ChatOllama(model=MODEL, base_url=URL, temperature=0, num_ctx=8192, validate_model_on_init=True)
+
+
+@check("chat")
+def _chat() -> None:
+    answer = model.invoke("say hello")
+    equal((answer.content, answer.usage_metadata["output_tokens"]), ("hello", 5))
+
+
+@check("stream")
+def _stream() -> None:
+    equal("".join(chunk.content for chunk in model.stream("count 5")), "1, 2, 3, 4, 5")
+
+
+@check("text completion")
+def _completion() -> None:
+    equal(OllamaLLM(model=MODEL, base_url=URL).invoke("say hello"), "hello")
+
+
+@check("with_structured_output")
+def _structured() -> None:
+    equal(model.with_structured_output(City).invoke(ANSWER), PARIS)
+
+
+@check("with_structured_output by a call")
+def _structured_by_a_call() -> None:
+    structured = model.with_structured_output(City, method="function_calling")
+    equal(structured.invoke(call("City", **PARIS.model_dump())), PARIS)
+
+
+@check("reasoning")
+def _reasoning() -> None:
+    thinking = ChatOllama(model=MODEL, base_url=URL, reasoning=True)
+    answer = thinking.invoke("say <think>so</think>yes")
+    equal((answer.content, answer.additional_kwargs["reasoning_content"]), ("yes", "so"))
+
+
+@check("bind_tools and tool loop")
+def _tools() -> None:
+    tool = StructuredTool.from_function(get_weather)
+    bound = model.bind_tools([tool])
+    messages: list[Any] = [HumanMessage(ASK_FOR_WEATHER)]
+    messages.append(bound.invoke(messages))
+    messages += [tool.invoke(each) for each in messages[-1].tool_calls]
+    equal(len(messages), 3)
+    equal(WEATHER in bound.invoke(messages).content, True)
+
+
+run()

@@ -1,0 +1,186 @@
+"""Records in a file of SQLite, so that they survive a restart and all API processes share them."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from genai_server.api.generation.records import Record
+from genai_server.errors import StoreUnavailable
+from genai_server.openai_api.schemas.base import JsonObject
+
+# Of the tables below; a file of another version is left as it is.
+_VERSION = 1
+# By rows of `items` an item is found without reading all records.
+_TABLES = """
+CREATE TABLE records (
+    owner TEXT NOT NULL, id TEXT NOT NULL, size INTEGER NOT NULL, used INTEGER NOT NULL, json BLOB NOT NULL,
+    PRIMARY KEY (owner, id)
+);
+CREATE INDEX records_by_use ON records (owner, used, size);
+CREATE TABLE items (
+    owner TEXT NOT NULL, item TEXT NOT NULL, record TEXT NOT NULL, PRIMARY KEY (owner, item, record)
+) WITHOUT ROWID;
+CREATE INDEX items_by_record ON items (owner, record);
+"""
+# Seconds to wait for another process that writes.
+_BUSY = 1.0
+_PAGE = 4096
+# Bytes of the file for each byte of records: indices, and pages that are not full.
+_SPARE = 2
+_LEAST_PAGES = 256
+
+
+class RecordFile:
+    """Records within limits, as MemoryRecords has them. All methods block, and raise StoreUnavailable if the file
+    cannot be read or written; the next call tries again.
+    """
+
+    def __init__(self, path: Path, size: int, num_bytes: int) -> None:
+        self._path = path
+        # Most records, and most bytes of them together.
+        self._size = size
+        self._most_bytes = num_bytes
+        self._open: sqlite3.Connection | None = None
+
+    def put(self, record: Record) -> bool:
+        """Store a record in place of the one with its id; returns whether it is within the limits alone."""
+        text = record.to_json()
+        with self._writing() as file:
+            self._put(file, record, text)
+        return len(text) <= self._most_bytes
+
+    def get(self, id: str, owner: str | None = None) -> Record | None:
+        """A record of this owner."""
+        with self._reading() as file:
+            found = _find(file, id, owner)
+            # A disk that is full, or can only be read, ends no reading.
+            with suppress(sqlite3.Error):
+                file.execute("UPDATE records SET used = ? WHERE owner = ? AND id = ?", (_now(), owner or "", id))
+        return found
+
+    def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record | None:
+        """Replace a record by the changed one, and return that; None if there is no such record."""
+        with self._writing() as file:
+            record = _find(file, id, owner)
+            if record is None:
+                return None
+            changed = change(record)
+            self._put(file, changed, changed.to_json())
+        return changed
+
+    def delete(self, id: str, owner: str | None = None) -> bool:
+        """Remove a record; returns whether it was there."""
+        with self._writing() as file:
+            return _delete(file, owner or "", id)
+
+    def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
+        """The items of the owner's records that have these ids, by id; unknown ids are left out."""
+        found: dict[str, JsonObject] = {}
+        with self._reading() as file:
+            for item in ids:
+                rows = file.execute(
+                    "SELECT record FROM items WHERE owner = ? AND item = ? LIMIT 1", (owner or "", item)
+                ).fetchall()
+                record = _find(file, rows[0][0], owner) if rows else None
+                if record is not None:
+                    found |= {one["id"]: one for one in record.all_items if one["id"] == item}
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        file, self._open = self._open, None
+        if file is not None:
+            with suppress(sqlite3.Error):
+                file.close()
+
+    def _put(self, file: sqlite3.Connection, record: Record, text: bytes) -> None:
+        owner = record.owner or ""
+        _delete(file, owner, record.id)
+        if len(text) > self._most_bytes or not self._size:
+            return
+        file.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?)", (owner, record.id, len(text), _now(), text))
+        items = {item["id"] for item in record.all_items}
+        file.executemany("INSERT INTO items VALUES (?, ?, ?)", [(owner, item, record.id) for item in items])
+        self._make_room(file, owner)
+
+    def _make_room(self, file: sqlite3.Connection, newcomer: str) -> None:
+        """Evict as MemoryRecords does."""
+        used = {
+            owner: [number, size]
+            for owner, number, size in file.execute("SELECT owner, COUNT(*), SUM(size) FROM records GROUP BY owner")
+        }
+        for measure, most in enumerate((self._size, self._most_bytes)):
+            while sum(each[measure] for each in used.values()) > most:
+                owner = max(used, key=lambda owner: (used[owner][measure], owner != newcomer))
+                id, size = file.execute(
+                    "SELECT id, size FROM records WHERE owner = ? ORDER BY used LIMIT 1", (owner,)
+                ).fetchone()
+                _delete(file, owner, id)
+                used[owner] = [used[owner][0] - 1, used[owner][1] - size]
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """All that the block does, or nothing."""
+        with self._reading() as file:
+            file.execute("BEGIN IMMEDIATE")
+            yield file
+            file.execute("COMMIT")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            if self._open is None:
+                self._open = self._connect()
+            yield self._open
+        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
+            self.close()  # which undoes what was not committed; the file may be another one next time
+            raise StoreUnavailable(f"responses cannot be stored in {self._path.name}: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        # It holds what clients have said.
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        file = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        try:
+            file.execute("PRAGMA journal_mode = WAL")
+            # A power failure may lose the last records, and no others.
+            file.execute("PRAGMA synchronous = NORMAL")
+            file.execute("PRAGMA secure_delete = ON")
+            pages = max(_LEAST_PAGES, _SPARE * self._most_bytes // _PAGE)
+            file.execute(f"PRAGMA max_page_count = {pages}")
+            _prepare(file)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+
+def _prepare(file: sqlite3.Connection) -> None:
+    file.execute("BEGIN IMMEDIATE")
+    (version,) = file.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        for statement in filter(str.strip, _TABLES.split(";")):
+            file.execute(statement)
+        file.execute(f"PRAGMA user_version = {_VERSION}")
+    elif version != _VERSION:
+        raise ValueError(f"it has version {version}, and this server knows version {_VERSION}")
+    file.execute("COMMIT")
+
+
+def _find(file: sqlite3.Connection, id: str, owner: str | None) -> Record | None:
+    row = file.execute("SELECT json FROM records WHERE owner = ? AND id = ?", (owner or "", id)).fetchone()
+    return None if row is None else Record.from_json(row[0])
+
+
+def _delete(file: sqlite3.Connection, owner: str, id: str) -> bool:
+    file.execute("DELETE FROM items WHERE owner = ? AND record = ?", (owner, id))
+    return file.execute("DELETE FROM records WHERE owner = ? AND id = ?", (owner, id)).rowcount > 0
+
+
+def _now() -> int:
+    return time.time_ns()

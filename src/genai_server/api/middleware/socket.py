@@ -1,0 +1,281 @@
+"""The Responses API over a WebSocket, as Open Responses and OpenAI have it: each turn becomes a POST of the app.
+
+So a turn has the authentication, limits, log and metrics of every other request. Plain ASGI.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Collection
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genai_server.api.middleware.body import check_json
+from genai_server.errors import InvalidField, RequestError
+from genai_server.openai_api.schemas.base import JsonObject
+
+log = logging.getLogger(__name__)
+
+PATHS = frozenset({"/v1/responses", "/responses"})
+# Seconds of a connection, as OpenAI has it.
+LONGEST = 3600.0
+_UPGRADE = 426
+# Headers of the handshake that are not those of its turns.
+_OF_HANDSHAKE = {"connection", "upgrade", "content-length", "content-type", "transfer-encoding", "x-request-id"}
+_LAST_EVENTS = {"response.completed", "response.failed", "response.incomplete"}
+_GOING_AWAY = 1001
+_MOST_SHOWN = 100
+
+
+class ResponsesSocket:
+    """Accepts WebSockets at the paths of responses, and refuses all others. The outermost middleware.
+
+    The handshake passes the app as a GET, so that it is refused as one would be. Browsers let every web page open
+    WebSockets to every server, with no question before: a page's origin must be the server's own or one of `origins`.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str], new_state: Callable[[], dict[str, Any]] = dict) -> None:
+        self.app = app
+        self._origins = origins
+        # Makes what all turns of a connection have in their scopes' state.
+        self._new_state = new_state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await self.app(scope, receive, send)
+            return
+        await receive()  # websocket.connect
+        refusal = await self._refusal(scope)
+        if refusal is not None:
+            await _refuse(refusal, scope, send)
+            return
+        await send({"type": "websocket.accept"})
+        try:
+            async with asyncio.timeout(LONGEST):
+                await _Connection(self.app, scope, self._new_state(), receive, send).serve()
+        except TimeoutError:
+            error = {
+                "code": "websocket_connection_limit_reached",
+                "message": f"a connection may be open for {LONGEST:.0f} seconds; open another",
+                "type": "invalid_request_error",
+                "param": None,
+            }
+            await _send_json(send, {"type": "error", "status": 400, "error": error})
+            await send({"type": "websocket.close", "code": _GOING_AWAY})
+
+    async def _refusal(self, scope: Scope) -> "_Answer | None":
+        """Why a handshake is refused; None if it is not."""
+        if not self._is_own_page(Headers(scope=scope)):
+            message = "the Origin header names a web page that may not use this server (GENAI_CORS_ORIGINS)"
+            return _refusal(403, message, "origin_forbidden")
+        if scope["path"] not in PATHS:
+            return _refusal(404, f"there is no WebSocket at {scope['path'][:_MOST_SHOWN]}", "not_found")
+        answer = _Answer()
+        await self.app(_http_scope(scope, "GET", b"", {}), _Request(b"").receive, answer.send)
+        return None if answer.status == _UPGRADE else answer
+
+    def _is_own_page(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is None or origin in self._origins:
+            return True
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+
+
+class _Connection:
+    """One WebSocket: one turn after another."""
+
+    def __init__(self, app: ASGIApp, scope: Scope, state: dict[str, Any], receive: Receive, send: Send) -> None:
+        self._app = app
+        self._scope = scope
+        self._state = state
+        self._receive = receive
+        self._send = send
+        self._turn: _Turn | None = None
+
+    async def serve(self) -> None:
+        """Until the client leaves, which ends the turn that runs."""
+        try:
+            while True:
+                message = await self._receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                await self._take(message)
+        finally:
+            if self._turn is not None:
+                await self._turn.leave()
+
+    async def _take(self, message: Message) -> None:
+        if self._turn is not None:
+            if not self._turn.is_told:
+                await self._tell_error("the response before is still running", "response_in_progress", None)
+                return
+            await self._turn.ended()
+        try:
+            body = _body(message)
+        except RequestError as error:
+            await self._tell_error(error.message, error.code, error.param)
+            return
+        # What cannot be encoded becomes JSON's escapes.
+        text = json.dumps(body, ensure_ascii=False).encode(errors="backslashreplace")
+        scope = _http_scope(self._scope, "POST", text, self._state)
+        self._turn = _Turn(self._app, scope, text, self._send, body.get("previous_response_id"))
+
+    async def _tell_error(self, message: str, code: str, param: str | None) -> None:
+        error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        await _send_json(self._send, {"type": "error", "status": 400, "error": error})
+
+
+class _Turn:
+    """One request to the app, whose events go to the WebSocket."""
+
+    def __init__(self, app: ASGIApp, scope: Scope, body: bytes, send: Send, previous: object) -> None:
+        # The id of the response that it goes on from.
+        self._previous = previous
+        # Whether the last event has been sent.
+        self.is_told = False
+        self._send_socket = send
+        self._scope = scope
+        self._request = _Request(body)
+        self._answer = _Answer()
+        self._unsent = b""
+        self._task = asyncio.create_task(self._run(app))
+
+    async def ended(self) -> None:
+        """Wait until the app has done with it."""
+        await asyncio.wait([self._task])
+
+    async def leave(self) -> None:
+        """Tell the app that the client has left, and wait for it."""
+        self._request.has_left.set()
+        await self.ended()
+
+    async def _run(self, app: ASGIApp) -> None:
+        try:
+            await app(self._scope, self._request.receive, self._take)
+        except Exception:
+            log.exception("a turn on a WebSocket met an internal error")
+        finally:
+            if not self.is_told and not self._request.has_left.is_set():
+                await self._refused()
+
+    async def _take(self, message: Message) -> None:
+        if message["type"] == "http.response.start" or self._answer.status != 200:
+            await self._answer.send(message)
+            return
+        self._unsent += message.get("body", b"")
+        *events, self._unsent = self._unsent.split(b"\n\n")
+        for event in events:
+            data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
+            if data:
+                await self._send_socket({"type": "websocket.send", "text": data.decode()})
+                self.is_told = self.is_told or _is_last(event)
+
+    async def _refused(self) -> None:
+        """Send what the app has answered in place of events."""
+        self.is_told = True
+        latest = self._scope["state"].get("latest_response")
+        if latest is not None:
+            latest.forget(self._previous)
+        try:
+            error = json.loads(self._answer.body)["error"]
+        except (ValueError, KeyError, TypeError):
+            error = {"message": "internal error", "type": "server_error", "param": None, "code": "server_error"}
+        status = self._answer.status if self._answer.status >= 400 else 500
+        await _send_json(self._send_socket, {"type": "error", "status": status, "error": error})
+
+
+class _Request:
+    """The body of a request, and whether its client has left."""
+
+    def __init__(self, body: bytes) -> None:
+        self.has_left = asyncio.Event()
+        self._body: bytes | None = body
+
+    async def receive(self) -> Message:
+        """ASGI's `receive`."""
+        if self._body is None:
+            await self.has_left.wait()
+            return {"type": "http.disconnect"}
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+class _Answer:
+    """The response to a request, as a whole."""
+
+    def __init__(self, status: int = 0, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b"") -> None:
+        # 0 before it has begun.
+        self.status = status
+        self.headers = headers or []
+        self.body = body
+
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`."""
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message["headers"])
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+
+
+def _body(message: Message) -> JsonObject:
+    """The body of the POST that a message stands for. Raises RequestError."""
+    text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
+    check_json(text)
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise InvalidField(f"a message must be JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidField("a message must be a JSON object")
+    if body.pop("type", None) != "response.create":
+        raise InvalidField('type must be "response.create"', param="type")
+    for field in ("background", "stream_options"):
+        if body.get(field):
+            raise InvalidField(f"{field} cannot be given on a WebSocket", param=field)
+    return {**body, "stream": True}
+
+
+def _http_scope(scope: Scope, method: str, body: bytes, state: dict[str, Any]) -> Scope:
+    """The scope of a request that comes over a WebSocket."""
+    headers = [
+        (name, value)
+        for name, value in scope["headers"]
+        if name.decode("latin-1") not in _OF_HANDSHAKE and not name.startswith(b"sec-websocket")
+    ]
+    if body:
+        headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    return {
+        **{name: scope[name] for name in scope if name not in ("type", "subprotocols", "extensions", "state")},
+        "type": "http",
+        "method": method,
+        "scheme": {"ws": "http", "wss": "https"}.get(scope.get("scheme", "ws"), "http"),
+        "headers": headers,
+        "extensions": {},
+        "state": {**scope.get("state", {}), **state},
+    }
+
+
+def _is_last(event: bytes) -> bool:
+    name = event.partition(b"\n")[0].removeprefix(b"event: ").decode()
+    return name in _LAST_EVENTS
+
+
+def _refusal(status: int, message: str, code: str) -> _Answer:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return _Answer(status, [(b"content-type", b"application/json")], json.dumps({"error": error}).encode())
+
+
+async def _refuse(answer: _Answer, scope: Scope, send: Send) -> None:
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await send({"type": "websocket.http.response.start", "status": answer.status or 500, "headers": answer.headers})
+    await send({"type": "websocket.http.response.body", "body": answer.body})
+
+
+async def _send_json(send: Send, value: JsonObject) -> None:
+    await send({"type": "websocket.send", "text": msgspec.json.encode(value).decode()})

@@ -1,0 +1,91 @@
+"""Ollama's /api/pull: fetches a model from a hub and serves it. For operators."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, Response
+
+from genai_server.api.generation.ndjson import LINES, LineStream
+from genai_server.api.middleware.auth import require_admin
+from genai_server.api.pulling import PullProgress
+from genai_server.api.routes.ollama_models import plain_name
+from genai_server.api.services import Services, TheServices
+from genai_server.errors import MissingField, PullFailed
+from genai_server.messages.commands import LoadModel, SetAlias
+from genai_server.ollama_api.schemas import ErrorResponse, PullRequest
+from genai_server.openai_api.schemas.base import JsonObject
+
+_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (400, 403, 404, 500, 503)}
+router = APIRouter(tags=["ollama"], dependencies=[Depends(require_admin)], responses=_ERRORS)
+_SUCCESS = {"status": "success"}
+
+
+@router.post("/api/pull", responses=LINES)
+async def pull_model(body: PullRequest, services: TheServices) -> Response:
+    """Fetch a model, and serve it by the repository's name; it is loaded with the first request for it."""
+    name = plain_name(body.model or body.name or "")
+    if not name:
+        raise MissingField("model is required", param="model")
+    pull = _Pull(services, name)
+    if body.stream is not False:
+        return LineStream(pull, pull.lines())
+    async for _ in pull.lines():
+        pass
+    return JSONResponse(_SUCCESS)
+
+
+class _Pull:
+    """One pull, which ends when its client leaves; the next one goes on from there."""
+
+    # What a stream tells of prompts.
+    progress = None
+
+    def __init__(self, services: Services, name: str) -> None:
+        self._services = services
+        self._name, _, self._folder = name.partition(":")
+        self._is_left = threading.Event()
+
+    def close(self) -> None:
+        """End it at its next bytes."""
+        self._is_left.set()
+
+    async def lines(self) -> AsyncGenerator[JsonObject]:
+        """Its progress in Ollama's form. Raises PullFailed, and what the supervisor refuses the model with."""
+        yield {"status": "pulling manifest"}
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[PullProgress | None] = asyncio.Queue()
+
+        def tell(progress: PullProgress) -> None:
+            if self._is_left.is_set():
+                raise PullFailed("stopped; the same pull continues from here")
+            loop.call_soon_threadsafe(arrived.put_nowait, progress)
+
+        working = loop.run_in_executor(None, self._services.pull, self._name, self._folder, tell)
+
+        def ended(done: "asyncio.Future[Any]") -> None:
+            if not done.cancelled():
+                done.exception()  # if the client has left, nothing else looks at it
+            arrived.put_nowait(None)
+
+        working.add_done_callback(ended)
+        while (progress := await arrived.get()) is not None:
+            figures = {"digest": progress.digest, "total": progress.total, "completed": progress.completed}
+            yield {"status": f"pulling {progress.name}", **figures}
+        directory = await working
+        yield {"status": "verifying sha256 digest"}
+        await self._serve(str(directory))
+        yield {"status": "writing manifest"}
+        yield _SUCCESS
+
+    async def _serve(self, path: str) -> None:
+        """Serve it, unless a model has its name already."""
+        models = self._services.models
+        known = {name for about in models.statuses() for name in (about.name, *about.aliases)}
+        if self._name not in known:
+            await models.command(LoadModel(self._name, path, self._services.settings.device.split(","), at_once=False))
+        alias = f"{self._name}:{self._folder}"
+        if self._folder and alias not in known:
+            await models.command(SetAlias(alias, self._name))

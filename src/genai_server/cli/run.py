@@ -1,0 +1,55 @@
+"""`genai-server run MODEL`: chat with a model, which is fetched first if it is not here.
+
+MODEL is a model directory, the name of one in GENAI_MODELS_DIR, or a repository of a hub, such as
+microsoft/Phi-4-mini-instruct-onnx. `OWNER/NAME:FOLDER` names a folder of a repository with several models. The chat is
+that of `genai-server chat`, with a server of its own.
+"""
+
+import argparse
+from pathlib import Path
+
+from genai_server.cli import chat
+from genai_server.cli.models import find
+from genai_server.cli.pull import absolute, add_hub_options, checked_name, pull
+from genai_server.config import load_settings
+from genai_server.errors import ConfigurationError
+from genai_server.hub import store
+from genai_server.hub.client import Hub
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser(
+        "run",
+        help="fetch a model if needed, and chat with it",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", metavar="MODEL", help="a model directory, its name, or a repository")
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
+    add_hub_options(parser)
+    parser.set_defaults(run=run, model=None, api_key=None)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Chat until the user ends it; returns the exit status. Raises ConfigurationError, PullFailed and ChatFailed."""
+    arguments.target = str(_fetched(arguments))
+    return chat.run(arguments)
+
+
+def _fetched(arguments: argparse.Namespace) -> Path:
+    """The directory of the model, which is on this machine or comes from the hub."""
+    try:
+        return find(arguments.target)
+    except ConfigurationError:
+        repository, _, folder = arguments.target.removeprefix("https://").partition(":")
+        if "/" not in repository.strip("/"):
+            raise
+    name = checked_name(repository)
+    directory = absolute(store.place_of(load_settings().models_path, name))
+    origin = store.read_origin(directory)
+    is_here = origin is not None and origin.source == name and folder.strip("/") in ("", origin.folder)
+    if not is_here or arguments.revision:
+        include = [f"{folder.strip('/')}/*"] if folder else []
+        print(pull(Hub(arguments.token), name, directory, include, arguments.revision))
+    return directory

@@ -1,0 +1,137 @@
+"""Ollama's answer, whole and as the lines of a stream (https://docs.ollama.com/api/chat)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallCut,
+    ToolCallStart,
+    WholeAnswer,
+    WholeToolCall,
+)
+from genai_server.generation import FinishReason
+from genai_server.ollama_api.duration import nanoseconds
+from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.usage import Usage
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why an answer has ended and what it took; times in seconds."""
+
+    reason: FinishReason
+    usage: Usage
+    total: float
+    # Until the first step: loading the model, preparing the prompt, and waiting.
+    load: float
+    prefill: float
+    decode: float
+
+    def to_json(self) -> JsonObject:
+        """Ollama's fields of the last line, with the true reason where Ollama has no word for it."""
+        is_cut = self.reason.is_interruption
+        return {
+            "done": True,
+            "done_reason": "length" if is_cut else self.reason.value,
+            **({"genai_finish_reason": self.reason.value} if is_cut else {}),
+            "total_duration": nanoseconds(self.total),
+            "load_duration": nanoseconds(self.load),
+            "prompt_eval_count": self.usage.prompt,
+            "prompt_eval_duration": nanoseconds(self.prefill),
+            "eval_count": self.usage.completion,
+            "eval_duration": nanoseconds(self.decode),
+        }
+
+
+class AnswerBuilder:
+    """Builds the object of one request, or the lines of its stream."""
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        # As the request names it.
+        self._model = model
+        # Whether an answer is a message, else it is a text.
+        self._is_chat = is_chat
+        # Calls are told whole.
+        self._open: WholeToolCall | None = None
+        self._num_calls = 0
+
+    def complete(self, answer: WholeAnswer, ending: Ending) -> JsonObject:
+        """The whole answer."""
+        calls = [self._call(call) for call in answer.tool_calls]
+        return self._line(answer.content, answer.reasoning, calls, answer.tokens) | ending.to_json()
+
+    def part(self, parts: Sequence[Part], tokens: Sequence[ScoredToken] = ()) -> JsonObject | None:
+        """The line with more of the answer; None if there is nothing to tell yet."""
+        content = thinking = ""
+        calls: list[JsonObject] = []
+        for part in parts:
+            match part:
+                case ToolCallArguments(_, fragment):
+                    assert self._open is not None
+                    self._open.arguments += fragment
+                    continue
+                case ToolCallCut(_, text):
+                    self._open = None
+                    content += text
+                    continue
+                case Content(text):
+                    content += text
+                case Reasoning(text):
+                    thinking += text
+            calls += self._closed()
+            if isinstance(part, ToolCallStart):
+                self._open = WholeToolCall(part.id, part.name)
+        return self._line(content, thinking, calls, tokens) if content or thinking or calls or tokens else None
+
+    def last(self, ending: Ending) -> list[JsonObject]:
+        """The last lines."""
+        calls = self._closed()
+        told = [self._line("", "", calls)] if calls else []
+        return [*told, self._line("", "") | ending.to_json()]
+
+    def nothing(self, reason: str) -> JsonObject:
+        """The answer to a request that has only loaded the model, or unloaded it."""
+        return self._line("", "") | {"done": True, "done_reason": reason}
+
+    def _line(
+        self, content: str, thinking: str, calls: Sequence[JsonObject] = (), tokens: Sequence[ScoredToken] = ()
+    ) -> JsonObject:
+        told: JsonObject = {"thinking": thinking} if thinking else {}
+        if calls:
+            told["tool_calls"] = calls
+        told = (
+            {"message": {"role": "assistant", "content": content, **told}}
+            if self._is_chat
+            else {"response": content, **told}
+        )
+        scored = {"logprobs": [_scored(token) | _top(token) for token in tokens]} if tokens else {}
+        return {"model": self._model, "created_at": timestamp(datetime.now(UTC)), **told, "done": False, **scored}
+
+    def _closed(self) -> list[JsonObject]:
+        """The open call, which is complete now."""
+        call, self._open = self._open, None
+        return [] if call is None else [self._call(call)]
+
+    def _call(self, call: WholeToolCall) -> JsonObject:
+        function = {"index": self._num_calls, "name": call.name, "arguments": call.given}
+        self._num_calls += 1
+        return {"id": call.id, "function": function}
+
+
+def timestamp(time: datetime) -> str:
+    """A time in UTC as Ollama writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _scored(token: ScoredToken) -> JsonObject:
+    return {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
+
+
+def _top(token: ScoredToken) -> JsonObject:
+    return {"top_logprobs": [_scored(other) for other in token.top]} if token.top else {}

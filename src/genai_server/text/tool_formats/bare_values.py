@@ -1,0 +1,104 @@
+"""Arguments that models write bare, without quotes: what a text means by the JSON schema of its parameter.
+
+A text stays one where the schema allows texts, unless it is JSON of another type that the schema allows as well: with
+`["string", "null"]`, `null` is null and `5` is "5". A schema that says nothing allows everything.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+from genai_server.errors import InvalidField
+from genai_server.text.answers.json_text import is_json
+from genai_server.text.answers.python_literal import to_json
+from genai_server.text.grammars.schema_joins import target
+from genai_server.text.tool_formats.tool_format import write_json
+
+TEXT = "string"
+_TYPES = frozenset({TEXT, "integer", "number", "boolean", "null", "object", "array"})
+_BY_BEGINNING = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null", '"': TEXT}
+# References within references, at most.
+_DEPTH = 16
+_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment"}
+
+
+def meant(text: str, schema: Any, whole: Mapping[str, Any]) -> str:
+    """The JSON that a bare text means as a value of `schema`, which is a part of `whole`."""
+    types = types_of(schema, whole)
+    if types == {TEXT}:
+        return write_json(text)
+    if TEXT not in types:
+        value = to_json(text.strip())
+        return write_json(text) if value is None else value
+    stripped = text.strip()
+    if is_json(stripped) and (kind := _type_of(stripped)) != TEXT and _allows(types, kind):
+        return stripped
+    return write_json(text)
+
+
+def types_of(schema: Any, whole: Mapping[str, Any], *, depth: int = _DEPTH) -> frozenset[str]:
+    """The types that the values of `schema`, a part of `whole`, may have as far as it says."""
+    if not isinstance(schema, Mapping) or not depth:
+        return _TYPES
+    found = [_TYPES]
+    if isinstance(reference := schema.get("$ref"), str):
+        try:
+            found.append(types_of(target(whole, reference), whole, depth=depth - 1))
+        except InvalidField:
+            found.append(_TYPES)
+    if (given := schema.get("type")) is not None:
+        found.append(frozenset(given if isinstance(given, list) else [given]) & _TYPES)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        found.append(frozenset(_type_of(json.dumps(value)) for value in values))
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(keyword), list):
+            found.append(_united(types_of(branch, whole, depth=depth - 1) for branch in branches))
+    if isinstance(parts := schema.get("allOf"), list):
+        found += [types_of(part, whole, depth=depth - 1) for part in parts]
+    return reduce(_joined, found) or _TYPES
+
+
+def is_any_text(schema: Any) -> bool:
+    """Whether every text, as `meant` reads it, fits a schema that allows texts."""
+    if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS - {"type", "anyOf"}:
+        return schema is True
+    return all(map(is_any_text, schema.get("anyOf", [])))
+
+
+def texts_of(schema: Any) -> list[str] | None:
+    """The bare texts of a schema that lists its values, None if it lists none."""
+    if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS - {"type", "enum", "const"}:
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list) or {"enum", "const"} <= schema.keys():
+        return None
+    return [bare(value) for value in values]
+
+
+def bare(value: Any) -> str:
+    """A value as models write it: a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else write_json(value)
+
+
+def _type_of(value: str) -> str:
+    """The type of a JSON text."""
+    number = "number" if any(char in value for char in ".eE") else "integer"
+    return _BY_BEGINNING.get(value[0], number)
+
+
+def _allows(types: frozenset[str], kind: str) -> bool:
+    return kind in types or (kind == "integer" and "number" in types)
+
+
+def _joined(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+    """What both sets of types allow; integers are numbers."""
+    both = one & other
+    if any("integer" in a and "number" in b for a, b in ((one, other), (other, one))):
+        both |= {"integer"}
+    return both
+
+
+def _united(sets: Any) -> frozenset[str]:
+    return frozenset[str]().union(*sets)

@@ -1,0 +1,227 @@
+"""Tool calls with a tag for each argument, as several families write them; their modules have the tags.
+
+Values stand bare between tags. The schema of the function says which are texts (bare_values.py). Each argument is
+emitted when it is complete. A call is complete with its closing tag, and cut without it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genai_server.errors import InvalidField
+from genai_server.quoted_values import quoted as shown
+from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.grammars.lark import ANYTHING, any_of, fits, quoted, separated, spelled, text_up_to
+from genai_server.text.tool_formats.bare_values import TEXT, bare, is_any_text, meant, texts_of, types_of
+from genai_server.text.tool_formats.tool_format import (
+    ANY_OBJECT,
+    Call,
+    Calls,
+    Tool,
+    can_be_split,
+    random_id,
+    write_json,
+)
+
+_NAME = re.compile(r"""[^\s<>"]*""")
+# A parameter's name that tags can hold, and one of a schema that lists none.
+_KEY = re.compile(r"""[^\s<>"]([^<>"\n]*[^\s<>"])?""")
+_ANY_KEY = r"/[A-Za-z_][0-9A-Za-z_.-]*/"
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """See the module. Line breaks in the tags are those that models write; whitespace between tags may differ."""
+
+    name: str
+    # Around one call, or around all that come together.
+    opening: str
+    closing: str
+    # Before and after a function's name.
+    before_name: str
+    after_name: str
+    # Before and after a parameter's name.
+    before_key: str
+    after_key: str
+    # Before and after a value.
+    before_value: str
+    after_value: str
+    # After the arguments of a call.
+    end: str
+    # Whether several calls stand within one pair of opening and closing.
+    is_shared: bool = False
+    # Whether a call is one without opening, too.
+    may_be_bare: bool = False
+
+    @property
+    def result_role(self) -> str:
+        return "tool"
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        tags = (self.opening, self.closing, self.before_name, self.before_key, self.after_key, self.before_value)
+        return tuple(filter(None, map(str.strip, (*tags, self.after_value, self.end))))
+
+    @property
+    def beginnings(self) -> str:
+        return self.opening[0]
+
+    def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
+        if not (yield from text.take(self.opening)) and not self.may_be_bare:
+            return False
+        while (yield from self._read_call(text, calls)):
+            place = text.at
+            if not (yield from text.skip_space()):
+                return True
+            if self.closing and (yield from text.take_last(self.closing)):
+                return True
+            if not self.is_shared:
+                text.at = place
+                return True
+        return False
+
+    def _read_call(self, text: Lookahead, calls: Calls) -> Reader[bool]:
+        yield from text.skip_space()
+        if not (yield from text.take(self.before_name.strip())):
+            return False
+        name = yield from text.take_all(_NAME)
+        if name not in calls.names or not (yield from text.peek()):
+            return False
+        if not (yield from text.take(self.after_name.strip())):
+            return False
+        calls.start(name, text.at)
+        whole: Mapping[str, Any] = calls.parameters[name] or {}
+        begin = "{"
+        while True:
+            yield from text.skip_space()
+            if (yield from text.take(self.end.strip())):
+                break
+            member = yield from self._read_argument(text, whole)
+            if member is None:
+                return False
+            calls.arguments(begin + member, text.at)
+            begin = ", "
+        calls.arguments("{}" if begin == "{" else "}", text.at)
+        calls.end(text.at)
+        return True
+
+    def _read_argument(self, text: Lookahead, whole: Mapping[str, Any]) -> Reader[str | None]:
+        """Go past an argument; returns its name and value as JSON, None if there is none."""
+        if not (yield from text.take(self.before_key.strip())):
+            return None
+        key = yield from text.take_until(self.after_key.strip())
+        if key is None:
+            return None
+        if before := self.before_value.strip():
+            yield from text.skip_space()
+            if not (yield from text.take(before)):
+                return None
+        value = yield from text.take_until(self.after_value.strip())
+        if value is None:
+            return None
+        if self.after_value.startswith("\n"):
+            value = value.removeprefix("\n").removesuffix("\n")
+        properties = whole.get("properties")
+        schema = properties.get(key.strip(), True) if isinstance(properties, Mapping) else True
+        return f"{write_json(key.strip())}: {meant(value, schema, whole)}"
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        one = any_of(f"call_{number}" for number in range(len(tools)))
+        head = "\n" if self.before_name.startswith("\n") else ""
+        if self.is_shared:
+            calls = f"opening {quoted(head)} {one}{'+' if parallel else ''} {spelled(self.closing, opaque_tokens)}"
+            rules = [f"calls: {calls}"]
+        else:
+            closing = spelled(self.closing, opaque_tokens)
+            between = f"{quoted(head)} " if head else ""
+            rules = [
+                f"calls: {separated('call', chr(10), several=parallel)}",
+                f"call: opening {between}{one} {closing}",
+            ]
+        for number, tool in enumerate(tools):
+            rules += self._lark_call(number, tool, opaque_tokens)
+        value = text_up_to("value", self._value_end, opaque_tokens, without=[self.after_value.strip()])
+        return "\n".join([*rules, value])
+
+    @property
+    def _value_end(self) -> str:
+        return f"{self.after_value}\n"
+
+    def _lark_call(self, number: int, tool: Tool, opaque_tokens: Mapping[str, int]) -> list[str]:
+        head = spelled(f"{self.before_name.lstrip()}", opaque_tokens)
+        after = spelled(f"{self.after_name}\n", opaque_tokens)
+        parts, rules = self._lark_arguments(number, tool, opaque_tokens)
+        end = spelled(self.end, opaque_tokens)
+        return [f"call_{number}: {head} {quoted(tool.name)} {after} {parts} {end}", *rules]
+
+    def _lark_arguments(self, number: int, tool: Tool, opaque_tokens: Mapping[str, int]) -> tuple[str, list[str]]:
+        """The expression for the arguments of a call, in the order of the properties, and its rules."""
+        schema = tool.schema
+        fits(schema)  # refuses most of what is no schema
+        properties = schema.get("properties", {})
+        if not isinstance(properties, dict) or not all(isinstance(part, dict | bool) for part in properties.values()):
+            raise InvalidField(f"the properties of tool {tool.name} must be an object of JSON schemas", param="tools")
+        before, after = (
+            spelled(text, opaque_tokens) for text in (self.before_key, f"{self.after_key}{self.before_value}")
+        )
+        if not can_be_split(schema) or not all(map(_KEY.fullmatch, schema["properties"])):
+            if tool.is_promised and schema != ANY_OBJECT:
+                raise _refused(tool, "are no list of properties with plain names")
+            return f"any_{number}*", [f"any_{number}: {before} {_ANY_KEY} {after} value"]
+        parts, rules = [], []
+        for place, (key, part) in enumerate(schema["properties"].items()):
+            rule = f"argument_{number}_{place}"
+            value = self._lark_value(tool, key, part, schema, opaque_tokens)
+            rules.append(f"{rule}: {before} {quoted(key)} {after} {value}")
+            parts.append(rule if key in schema.get("required", ()) else f"{rule}?")
+        return " ".join(parts), rules
+
+    def _lark_value(
+        self,
+        tool: Tool,
+        key: str,
+        schema: Mapping[str, Any],
+        whole: Mapping[str, Any],
+        opaque_tokens: Mapping[str, int],
+    ) -> str:
+        end = spelled(self._value_end, opaque_tokens)
+        shared = {"$defs": whole["$defs"]} if "$defs" in whole else {}
+        if TEXT not in types_of(schema, whole):
+            return f"{fits({**schema, **shared})} {end}"
+        if (texts := texts_of(schema)) and not any(self.after_value.strip() in text for text in texts):
+            return f"{any_of(map(quoted, texts))} {end}"
+        if tool.is_promised and not is_any_text(schema):
+            raise _refused(tool, f"have a text, {shown(key)}, that must be more than a text or one of a list")
+        return "value"
+
+    def lark_beginning(self, names: Sequence[str]) -> str:
+        beginnings = re.escape(self.opening)
+        if self.may_be_bare:
+            before, after = (re.escape(tag.strip()) for tag in (self.before_name, self.after_name))
+            beginnings += f"|{before}({'|'.join(map(re.escape, names))}){after}"
+        return f"{ANYTHING}({beginnings})"
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        written = [self._written(call) for call in calls]
+        if self.is_shared:
+            return f"{self.opening}\n{''.join(written)}{self.closing}"
+        head = "\n" if self.before_name.startswith("\n") else ""
+        return "\n".join(f"{self.opening}{head}{one}{self.closing}" for one in written)
+
+    def _written(self, call: Call) -> str:
+        arguments = (
+            f"{self.before_key}{key}{self.after_key}{self.before_value}{bare(value)}{self._value_end}"
+            for key, value in call.arguments.items()
+        )
+        return f"{self.before_name.lstrip()}{call.name}{self.after_name}\n{''.join(arguments)}{self.end}"
+
+    def new_id(self) -> str:
+        return random_id()
+
+
+def _refused(tool: Tool, what: str) -> InvalidField:
+    return InvalidField(
+        f"strict cannot be followed in this model's format of calls: the parameters of tool {tool.name} {what}",
+        param="tools",
+    )

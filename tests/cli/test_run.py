@@ -1,0 +1,54 @@
+"""`genai-server run`: a model that is here, or comes from a hub over HTTP, and a chat with it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.local_hub import HubRepository, LocalHub, run_hub
+from tests.running_server import DEMO, ROOT, clean_environment
+
+FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
+QUESTION = "What is the capital of France?\n"
+
+
+@pytest.fixture
+def hub() -> Iterator[LocalHub]:
+    with run_hub() as found:
+        found.repositories["org/tiny"] = HubRepository({f"cpu/{name}": content for name, content in FILES.items()})
+        yield found
+
+
+def run(hub: LocalHub, models: Path, *arguments: str) -> tuple[int, str]:
+    """Ask one question; gives the status and all that was printed."""
+    kept = {name: value for name, value in clean_environment().items() if not name.startswith("HF_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "genai_server", "run", *arguments],
+        cwd=ROOT,
+        env=kept | {"GENAI_MODELS_DIR": str(models), "HF_ENDPOINT": hub.url, "HF_HOME": "/nonexistent"},
+        input=QUESTION,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return ended.returncode, ended.stdout
+
+
+def test_a_model_is_fetched_once_and_then_asked(hub: LocalHub, tmp_path: Path) -> None:
+    status, out = run(hub, tmp_path, "org/tiny")
+    assert (status, f"is in {tmp_path / 'tiny'}, checked" in out) == (0, True)
+    assert "The capital of France is Paris." in out
+    hub.repositories.clear()
+    status, out = run(hub, tmp_path, "org/tiny:cpu")
+    assert (status, "The capital of France is Paris." in out) == (0, True)
+
+
+def test_what_is_neither_here_nor_on_the_hub_is_named(hub: LocalHub, tmp_path: Path) -> None:
+    status, out = run(hub, tmp_path, "nowhere")
+    assert (status, "there is neither a directory nowhere" in out) == (2, True)
+    status, out = run(hub, tmp_path, "org/none")
+    assert (status, "there is no org/none" in out) == (1, True)

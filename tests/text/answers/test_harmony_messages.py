@@ -1,0 +1,212 @@
+"""The messages of gpt-oss. The texts are those of OpenAI's "Harmony response format", unless a test says otherwise."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.text.answers.reasoning import HARMONY
+from genai_server.text.grammars import grammar
+from genai_server.text.tokenizer import ModelTokenizer
+from genai_server.text.tool_formats.harmony import MARKERS
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
+from genai_server.text.tool_formats.tool_format import Call, Tool
+from tests.running_server import DEMO
+from tests.text.guided import fits, matcher, tokenizer_with, validate
+from tests.text.parsing import NAMES, assert_cuts_change_nothing, call, merged, parser, stream
+
+THOUGHT = "Need to use function get_weather."
+ANALYSIS = f"<|channel|>analysis<|message|>{THOUGHT}<|end|>"
+NEXT = "<|start|>assistant"
+ARGUMENTS = '{"location":"San Francisco"}'
+CALL = f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
+PLAN = "**Action plan**:\n1. Generate an HTML file\n---\nWill start executing the plan step by step"
+ANNOUNCED = f"<|channel|>commentary<|message|>{PLAN}<|end|>"
+FINAL = "<|channel|>final<|message|>2 + 2 = 4.<|return|>"
+
+
+def parse_all(text: str, names: Any = NAMES, *, inside: bool = False) -> list[Part]:
+    whole, letters = (
+        merged(stream(parser("harmony" if names else None, names, reasoning=HARMONY, inside=inside), pieces))
+        for pieces in ([text], text)
+    )
+    assert whole == letters
+    return whole
+
+
+@pytest.mark.parametrize("names", [(), NAMES])
+def test_channels_are_reasoning_and_content(names: Any) -> None:
+    assert parse_all(f"{ANALYSIS}{NEXT}{FINAL}", names) == [Reasoning(THOUGHT), Content("2 + 2 = 4.")]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        CALL,
+        CALL.replace(" <|constrain|>", "<|constrain|>"),
+        CALL.replace("<|constrain|>", ""),
+        CALL.replace(" <|constrain|>json", ""),
+        CALL.replace("<|call|>", "<|end|>"),
+        CALL.removesuffix("<|call|>"),
+        CALL.replace("commentary", "analysis"),
+        # as the chat template has it
+        f" to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>",
+    ],
+)
+@pytest.mark.parametrize("before", ["", f"{ANALYSIS}{NEXT}"])
+def test_a_call_is_told_in_every_form_of_its_header(written: str, before: str) -> None:
+    told = call(0, "get_weather", ARGUMENTS)
+    assert parse_all(before + written) == ([Reasoning(THOUGHT), *told] if before else told)
+
+
+def test_a_call_may_be_announced_to_the_user() -> None:
+    parts = parse_all(f"{ANALYSIS}{NEXT}{ANNOUNCED}{NEXT}{CALL}")
+    assert parts == [Reasoning(THOUGHT), Content(PLAN), *call(0, "get_weather", ARGUMENTS)]
+
+
+def test_several_calls_and_messages_of_a_kind_follow_each_other() -> None:
+    second = CALL.replace("get_weather", "now").replace(ARGUMENTS, "{}")
+    parts = parse_all(f"{ANALYSIS}{NEXT}{ANALYSIS}{NEXT}{CALL}{NEXT}{second}{NEXT}{ANNOUNCED}{NEXT}{FINAL}")
+    assert parts == [
+        Reasoning(f"{THOUGHT}\n\n{THOUGHT}"),
+        *call(0, "get_weather", ARGUMENTS),
+        *call(1, "now", "{}"),
+        Content(f"{PLAN}\n\n2 + 2 = 4."),
+    ]
+
+
+def test_an_end_that_is_missing_is_where_the_next_message_begins() -> None:
+    parts = parse_all(f"<|channel|>analysis<|message|>a{NEXT}<|channel|>final<|message|>b")
+    assert parts == [Reasoning("a"), Content("b")]
+    assert parse_all("<|channel|>analysis<|message|>a<|channel|>final<|message|>b") == parts
+
+
+@pytest.mark.parametrize("recipient", ["functions.unknown", "python", "browser.search"])
+def test_a_message_for_another_recipient_stays_as_it_was_written(recipient: str) -> None:
+    head = f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>"
+    assert parse_all(f'{head}{{"a": "<b>"}}<|call|>') == [Content(f'{head}{{"a": "<b>"}}')]
+    assert parse_all(f"<|channel|>analysis to={recipient} code<|message|>1<|end|>") == [Reasoning("1")]
+
+
+def test_a_call_without_json_is_text() -> None:
+    text = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>now()"
+    assert parse_all(text) == [Content(text)]
+
+
+def test_a_call_that_goes_on_as_something_else_or_ends_within_is_cut() -> None:
+    head = "<|channel|>commentary to=functions.now<|message|>"
+    assert parse_all(f'{head}{{"a": 1"}}<|end|>{NEXT}{FINAL}') == [
+        ToolCallStart(0, "0", "now"),
+        ToolCallArguments(0, '{"a": 1'),
+        ToolCallCut(0, f'{head}{{"a": 1'),
+        Content('"}\n\n2 + 2 = 4.'),
+    ]
+    assert parse_all(f'{head}{{"a": [1') == [
+        ToolCallStart(0, "0", "now"),
+        ToolCallArguments(0, '{"a": [1'),
+        ToolCallCut(0, f'{head}{{"a": [1'),
+    ]
+
+
+@pytest.mark.parametrize("text", ["Plain <b>text</b>", "to be", " a", "<|message", "<|channel|>final", "<|start|>x\ny"])
+def test_text_without_a_header_is_for_the_user(text: str) -> None:
+    assert parse_all(text) == [Content(text)]
+
+
+def test_an_answer_may_begin_within_reasoning() -> None:
+    assert HARMONY.begins_inside("<|start|>assistant<|channel|>analysis<|message|>")
+    assert not HARMONY.begins_inside("<|start|>assistant")
+    assert parse_all(f"so<|end|>{NEXT}{FINAL}", inside=True) == [Reasoning("so"), Content("2 + 2 = 4.")]
+
+
+def test_reasoning_content_and_arguments_come_while_they_are_written() -> None:
+    told = stream(parser("harmony", reasoning=HARMONY), [ANALYSIS[:40], ANALYSIS[40:], NEXT, CALL[:90], CALL[90:]])
+    assert told[0] == [Reasoning(THOUGHT[:10])]
+    assert told[1] == [Reasoning(THOUGHT[10:])]
+    assert told[3] == [ToolCallStart(0, "0", "get_weather"), ToolCallArguments(0, ARGUMENTS[: 90 - len(CALL) + 36])]
+
+
+def test_cuts_change_nothing() -> None:
+    text = f"{ANALYSIS}{NEXT}{ANNOUNCED}{NEXT}{CALL}{NEXT}{FINAL}"
+    assert_cuts_change_nothing(text, "harmony", reasoning=HARMONY)
+    short = (
+        "<|channel|>analysis<|message|>a <|end|><|start|>assistant to=functions.now<|channel|>commentary<|message|>{}"
+    )
+    assert_cuts_change_nothing(short, "harmony", reasoning=HARMONY, pairs=True)
+
+
+def test_what_is_written_is_read() -> None:
+    calls = [Call("now", {}), Call("get_weather", {"city": "<|channel|>", "n": [1]})]
+    parts = parse_all(TOOL_FORMATS["harmony"].write_calls(calls))
+    assert parts == call(0, "now", "{}") + call(1, "get_weather", '{"city": "<|channel|>", "n": [1]}')
+
+
+# Grammars
+
+
+def _built(*, forced: bool = False, opaque: dict[str, int] | None = None, inside: bool = False) -> str:
+    tools = [Tool("get_weather", {"properties": {"location": {"enum": ["Oslo"]}}, "required": ["location"]})]
+    build = grammar.tool_calls if forced else grammar.text_and_calls
+    built = build(TOOL_FORMATS["harmony"], tools, parallel=True, opaque_tokens=opaque or {})
+    whole = grammar.after_reasoning(built, HARMONY, starts_inside=inside, opaque_tokens=opaque or {})
+    validate(whole, param="tools")
+    return whole
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_call_is_bound_after_any_reasoning(forced: bool) -> None:
+    built = _built(forced=forced)
+    head = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    for before in ("", f"{ANALYSIS}{NEXT}", f"{ANALYSIS}{NEXT}{ANALYSIS}{NEXT}"):
+        assert fits(built, f'{before}{head}{{"location": "Oslo"}}')
+        assert not fits(built, f'{before}{head}{{"location": "Rome"}}')
+        assert not fits(built, before)
+        assert fits(built, f"{before}{FINAL.removesuffix('<|return|>')}") is not forced
+        assert fits(built, f'{before}{ANNOUNCED}{NEXT}{head}{{"location": "Oslo"}}') is not forced
+    assert not fits(built, head.replace("get_weather", "now") + "{}")
+    assert not fits(built, "Hello")
+
+
+def test_the_rest_of_a_thought_may_come_first() -> None:
+    assert fits(_built(inside=True), f"so<|end|>{NEXT}{ANALYSIS}{NEXT}{FINAL.removesuffix('<|return|>')}")
+
+
+def test_a_format_binds_the_final_message() -> None:
+    built = grammar.after_text(HARMONY.answer_opening, grammar.json_object(), {})
+    whole = grammar.after_reasoning(built, HARMONY, starts_inside=False, opaque_tokens={})
+    validate(whole, param="response_format")
+    assert fits(whole, f'{ANALYSIS}{NEXT}<|channel|>final<|message|>{{"a": 1}}')
+    assert not fits(whole, f"{ANALYSIS}{NEXT}<|channel|>final<|message|>Hi")
+    assert not fits(whole, '{"a": 1}')
+    calls = grammar.tool_calls(TOOL_FORMATS["harmony"], [Tool("now")], parallel=False, opaque_tokens={})
+    one_of_both = grammar.either(calls, built)
+    validate(one_of_both, param="tools")
+    assert fits(one_of_both, '<|channel|>final<|message|>{"a": 1}')
+    assert fits(one_of_both, "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}")
+
+
+def test_markers_that_are_tokens_reach_the_parser_and_bind_the_answer(tmp_path: Path) -> None:
+    tokenizer, content = tokenizer_with(DEMO / "tokenizer.json", dict.fromkeys(MARKERS, True))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    model = ModelTokenizer(tmp_path)
+    opaque = grammar.find_opaque_tokens(content)
+    head = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    text = f'{ANALYSIS}{NEXT}{ANNOUNCED}{NEXT}{head}{{"location": "Oslo"}}'
+    tokens = model.encode(text)
+    assert tokens.count(opaque["<|channel|>"]) == 3
+    shown = model.decoder(HARMONY.shown_tokens)
+    parts = merged(stream(parser("harmony", reasoning=HARMONY), [shown.decode([token]) for token in tokens]))
+    assert parts == [Reasoning(THOUGHT), Content(PLAN), *call(0, "get_weather", '{"location": "Oslo"}')]
+
+    for written, allowed in (
+        (text, True),
+        (text.replace("Oslo", "Rome"), False),
+        (f"{text}<|call|>{NEXT.replace('<|end|>', '')}{head}" + '{"location": "Oslo"}<|call|>', True),
+        (f"{ANALYSIS}{NEXT}<|channel|>final<|message|>Hi <b>", True),
+        (f"{ANALYSIS}{NEXT}Hi", False),
+    ):
+        state, ids = matcher(tokenizer, _built(opaque=opaque)), model.encode(written)
+        fitted = state.validate_tokens(ids) == len(ids) and state.consume_tokens(ids)
+        assert (fitted and state.is_accepting()) is allowed, written

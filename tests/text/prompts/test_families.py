@@ -1,0 +1,137 @@
+"""Conversations with calls and results go through the chat templates of newer families.
+
+The templates are short ones that read the messages in the way of the families' own and write the same markers.
+"""
+
+from typing import Any
+
+import pytest
+
+from genai_server.text.answers.dialect import read_dialect
+from genai_server.text.prompts.chat_template import ChatTemplate
+from genai_server.text.prompts.prompt import PromptWriter
+
+EACH = "{% for m in messages %}{% if m.role == 'tool' %}"
+TEMPLATES = {
+    "qwen3_coder": (
+        EACH
+        + "<tool_response>{{ m.content }}</tool_response>{% elif m.tool_calls %}{{ m.content or '' }}"
+        + "{% for c in m.tool_calls %}<tool_call>\n<function={{ c.function.name }}>\n"
+        + "{% for name, value in c.function.arguments.items() %}<parameter={{ name }}>\n"
+        + "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+        + "{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
+    ),
+    "glm": (
+        EACH
+        + "<|observation|>{{ m.content }}{% elif m.tool_calls %}{{ m.content or '' }}"
+        + "{% for c in m.tool_calls %}\n<tool_call>{{ c.function.name }}\n"
+        + "{% for k, v in c.function.arguments.items() %}"
+        + "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}"
+        + "</arg_value>\n{% endfor %}</tool_call>{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        + "{% if tools %}{% endif %}"
+    ),
+    "minimax": (
+        EACH
+        + "<response>{{ m.content }}</response>{% elif m.tool_calls %}{{ m.content or '' }}\n<minimax:tool_call>\n"
+        + '{% for c in m.tool_calls %}<invoke name="{{ c.function.name }}">\n'
+        + '{% for k, v in c.function.arguments | items %}<parameter name="{{ k }}">'
+        + "{{ v | tojson if v is not string else v }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}"
+        + "</minimax:tool_call>{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
+    ),
+    # These add arguments, and a content that may be None, to texts.
+    "deepseek_v3": (
+        EACH
+        + "{{ '<｜tool▁output▁begin｜>' + m.content }}{% elif m.tool_calls %}{{ m.content + '<｜tool▁calls▁begin｜>' }}"
+        + "{% for c in m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + c.type + '<｜tool▁sep｜>' + c.function.name + '\n'"
+        + " + '```json' + '\n' + c.function.arguments + '\n' + '```' + '<｜tool▁call▁end｜>' }}{% endfor %}"
+        + "<｜tool▁calls▁end｜>{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
+    ),
+    "deepseek_v31": (
+        EACH
+        + "{{ '<｜tool▁output▁begin｜>' + m.content }}{% elif m.tool_calls %}{{ m.content + '<｜tool▁calls▁begin｜>' }}"
+        + "{% for c in m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>'"
+        + " + c.function.arguments + '<｜tool▁call▁end｜>' }}{% endfor %}"
+        + "<｜tool▁calls▁end｜>{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
+    ),
+    "kimi": (
+        EACH
+        + "## Return of {{ m.tool_call_id }}\n{{ m.content }}{% elif m.tool_calls %}{{ m.content or '' }}"
+        + "<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}"
+        + "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+        + "<|tool_calls_section_end|>{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
+    ),
+    # It knows no calls.
+    "granite": (
+        "{% for m in messages %}{{ '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] }}{% endfor %}"
+        "{% if tools %}respond only with <|tool_call|> followed by a JSON list{% endif %}"
+    ),
+    "harmony": (
+        EACH
+        + "<|start|>functions.now to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>"
+        + "{% elif 'tool_calls' in m %}{% if '<|channel|>' in m.content or (m.content and m.thinking) %}"
+        + "{{ raise_exception('both') }}{% endif %}{% set c = m.tool_calls[0].function %}{% set message = m %}"
+        + "{% if message.thinking or m.content %}<|start|>assistant<|channel|>analysis<|message|>"
+        + "{{ message.thinking or m.content }}<|end|>{% endif %}"
+        + "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>{{ c.arguments | tojson }}"
+        + "<|call|>{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
+    ),
+}
+ARGUMENTS = '{"city": "Ør <b>", "days": [3]}'
+RENDERED = {
+    "qwen3_coder": (
+        "<tool_call>\n<function=now>\n<parameter=city>\nØr <b>\n</parameter>\n<parameter=days>\n[3]\n</parameter>\n"
+        "</function>\n</tool_call><tool_response>21</tool_response>"
+    ),
+    "glm": (
+        "<tool_call>now\n<arg_key>city</arg_key>\n<arg_value>Ør <b></arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>[3]</arg_value>\n</tool_call><|observation|>21"
+    ),
+    "minimax": (
+        '\n<minimax:tool_call>\n<invoke name="now">\n<parameter name="city">Ør <b></parameter>\n'
+        '<parameter name="days">[3]</parameter>\n</invoke>\n</minimax:tool_call><response>21</response>'
+    ),
+    "deepseek_v3": (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{ARGUMENTS}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜tool▁output▁begin｜>21"
+    ),
+    "deepseek_v31": (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜><｜tool▁output▁begin｜>21"
+    ),
+    "kimi": (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{ARGUMENTS}"
+        "<|tool_call_end|><|tool_calls_section_end|>## Return of functions.now:0\n21"
+    ),
+    "granite": (
+        f'<|start_of_role|>assistant<|end_of_role|><|tool_call|>[{{"name": "now", "arguments": {ARGUMENTS}}}]'
+        "<|start_of_role|>tool_response<|end_of_role|>21respond only with <|tool_call|> followed by a JSON list"
+    ),
+    "harmony": (
+        "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.now<|channel|>"
+        f"commentary json<|message|>{ARGUMENTS}<|call|>"
+        '<|start|>functions.now to=assistant<|channel|>commentary<|message|>"21"<|end|>'
+    ),
+}
+CALL = {"id": "functions.now:0", "type": "function", "function": {"name": "now", "arguments": ARGUMENTS}}
+
+
+def _prompt(form: str, **fields: Any) -> str:
+    source = TEMPLATES[form]
+    dialect = read_dialect(source)
+    assert dialect.tool_format is not None
+    assert dialect.tool_format.name == form
+    writer = PromptWriter({"default": ChatTemplate(source)}, tool_format=dialect.tool_format)
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "Hm.", **fields},
+        {"role": "tool", "tool_call_id": CALL["id"], "content": "21"},
+    ]
+    return writer.write(messages, [{"type": "function", "function": {"name": "now"}}], None).text
+
+
+@pytest.mark.parametrize("form", sorted(TEMPLATES))
+def test_a_call_and_its_result_go_through_the_template(form: str) -> None:
+    assert _prompt(form) == RENDERED[form]
+
+
+def test_gpt_oss_has_a_content_in_place_of_reasoning_where_there_are_both() -> None:
+    assert _prompt("harmony", content="I look.") == RENDERED["harmony"].replace("Hm.", "I look.")

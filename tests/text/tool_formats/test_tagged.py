@@ -1,0 +1,278 @@
+"""Tool calls with tags for their arguments: Qwen3-Coder, GLM and MiniMax. The texts are those of their templates."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genai_server.answer_parts import Content, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
+from genai_server.errors import InvalidField
+from genai_server.text.grammars import grammar
+from genai_server.text.tool_formats.registry import TOOL_FORMATS
+from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Call, Tool
+from tests.text.guided import draw, fits, validate
+from tests.text.parsing import assert_cuts_change_nothing, call, parse, parse_all
+
+TAGGED = ["qwen3_coder", "glm", "minimax"]
+FUNCTIONS: dict[str, Mapping[str, Any] | None] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "array"}},
+        "required": ["city"],
+    },
+    "now": None,
+}
+# A call with three arguments and one with none.
+CALLS = {
+    "qwen3_coder": """\
+<tool_call>
+<function=get_weather>
+<parameter=city>
+New
+"York" <b>
+</parameter>
+<parameter=days>
+3
+</parameter>
+<parameter=more>
+["a", {"b": 1}]
+</parameter>
+</function>
+</tool_call>
+<tool_call>
+<function=now>
+</function>
+</tool_call>""",
+    "glm": """\
+<tool_call>get_weather
+<arg_key>city</arg_key>
+<arg_value>New
+"York" <b></arg_value>
+<arg_key>days</arg_key>
+<arg_value>3</arg_value>
+<arg_key>more</arg_key>
+<arg_value>["a", {"b": 1}]</arg_value>
+</tool_call>
+<tool_call>now
+</tool_call>""",
+    "minimax": """\
+<minimax:tool_call>
+<invoke name="get_weather">
+<parameter name="city">New
+"York" <b></parameter>
+<parameter name="days">3</parameter>
+<parameter name="more">["a", {"b": 1}]</parameter>
+</invoke>
+<invoke name="now">
+</invoke>
+</minimax:tool_call>""",
+}
+ARGUMENTS = '{"city": "New\\n\\"York\\" <b>", "days": 3, "more": ["a", {"b": 1}]}'
+TOLD = [*call(0, "get_weather", ARGUMENTS), *call(1, "now", "{}")]
+# One call with one argument each, up to where the tag of the value closes.
+UP_TO_VALUE = {
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\n{}",
+    "glm": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{}",
+    "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">{}',
+}
+REST = {
+    "qwen3_coder": "\n</parameter>\n</function>\n</tool_call>",
+    "glm": "</arg_value>\n</tool_call>",
+    "minimax": "</parameter>\n</invoke>\n</minimax:tool_call>",
+}
+
+
+def _one(form: str, value: str) -> str:
+    return UP_TO_VALUE[form].format(value) + REST[form]
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_calls_are_told_with_values_by_the_schema(form: str) -> None:
+    assert parse(CALLS[form], form, FUNCTIONS) == TOLD
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_text_may_stand_around_calls(form: str) -> None:
+    parts = parse(f"I look.\n\n{CALLS[form]}\nSo.", form, FUNCTIONS)
+    assert parts == [Content("I look."), *TOLD, Content("\nSo.")]
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_whitespace_between_tags_may_be_left_out(form: str) -> None:
+    text = _one(form, "Oslo").replace(">\n", ">").replace("\n<", "<").replace("weather\n", "weather")
+    assert parse(text, form, FUNCTIONS) == call(0, "get_weather", '{"city": "Oslo"}')
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_without_a_schema_json_is_json_and_all_else_is_text(form: str) -> None:
+    assert parse(_one(form, "3"), form) == call(0, "get_weather", '{"city": 3}')
+    assert parse(_one(form, "Oslo"), form) == call(0, "get_weather", '{"city": "Oslo"}')
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_a_function_that_is_not_offered_is_text(form: str) -> None:
+    text = _one(form, "Oslo").replace("get_weather", "unknown")
+    assert parse(f"A {text}", form, FUNCTIONS) == [Content(f"A {text}")]
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_a_call_in_which_the_answer_ends_is_cut_wherever_it_ends(form: str) -> None:
+    text = _one(form, "Oslo")
+    whole = len(text) - len({"qwen3_coder": "\n</tool_call>", "glm": "", "minimax": "\n</minimax:tool_call>"}[form])
+    for end in range(len(text) + 1):
+        parts = parse_all(text[:end], form, FUNCTIONS)
+        if end >= whole:
+            assert parts == call(0, "get_weather", '{"city": "Oslo"}')
+            continue
+        if any(isinstance(part, ToolCallStart) for part in parts):
+            assert any(isinstance(part, ToolCallCut) for part in parts)
+        answer = WholeAnswer()
+        for part in parts:
+            answer.add(part)
+        assert not answer.tool_calls
+        assert answer.content.rstrip() == text[:end].rstrip()
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_an_argument_that_is_told_is_complete(form: str) -> None:
+    city = UP_TO_VALUE[form].format("Oslo") + REST[form].partition(">")[0] + ">"
+    told = [part for part in parse_all(city, form, FUNCTIONS) if isinstance(part, ToolCallArguments)]
+    assert told == [ToolCallArguments(0, '{"city": "Oslo"')]
+
+
+@pytest.mark.parametrize("end", ["", "\n</tool_call>"])
+def test_qwen_may_leave_out_the_first_tag(end: str) -> None:
+    text = CALLS["qwen3_coder"].partition("\n")[2].partition("\n</tool_call>")[0]
+    assert parse(f"Hm {text}{end}", "qwen3_coder", FUNCTIONS) == [Content("Hm"), *call(0, "get_weather", ARGUMENTS)]
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_cuts_change_nothing(form: str) -> None:
+    assert_cuts_change_nothing(f"Hm\n{CALLS[form]} x", form, FUNCTIONS)
+    short = _one(form, "<").replace("get_weather", "now").replace("city", "a")
+    assert_cuts_change_nothing(f"a{short}", form, FUNCTIONS, pairs=True)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: "</" not in text)
+
+
+@pytest.mark.parametrize("form", TAGGED)
+@settings(max_examples=25)
+@given(city=TEXTS, days=st.integers(), more=st.lists(st.none() | st.booleans() | st.text(), max_size=3))
+def test_what_is_written_is_read(form: str, city: str, days: int, more: list[Any]) -> None:
+    if "</" in json.dumps(more):
+        return
+    calls = [Call("get_weather", {"city": city, "days": days, "more": more}), Call("now", {})]
+    parts = parse(TOOL_FORMATS[form].write_calls(calls), form, FUNCTIONS)
+    told = [json.loads(part.fragment) for part in parts if isinstance(part, ToolCallArguments)]
+    assert told == [call.arguments for call in calls]
+    assert all(isinstance(part, ToolCallStart | ToolCallArguments) for part in parts)
+
+
+# Grammars
+
+
+def _grammar(form: str, schema: Mapping[str, Any], *, is_promised: bool = True, beside_text: bool = False) -> str:
+    tools = [Tool("get_weather", schema, is_promised=is_promised), Tool("now")]
+    build = grammar.text_and_calls if beside_text else grammar.tool_calls
+    built = build(TOOL_FORMATS[form], tools, parallel=True, opaque_tokens={})
+    validate(built, param="tools")
+    return built
+
+
+@pytest.mark.parametrize("form", TAGGED)
+@pytest.mark.parametrize("beside_text", [False, True])
+def test_what_the_template_writes_fits(form: str, beside_text: bool) -> None:
+    built = _grammar(form, FUNCTIONS["get_weather"] or {}, beside_text=beside_text)
+    assert fits(built, CALLS[form])
+    assert fits(built, f"Hm.\n{CALLS[form]}") is beside_text
+    assert not fits(built, CALLS[form].replace("days", "Days"))
+    assert not fits(built, CALLS[form].replace("now", "later"))
+    assert not fits(built, CALLS[form].replace(">3<", ">x<").replace("\n3\n", "\nx\n"))
+    assert not fits(built, CALLS[form].replace("city", "more", 1))
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_values_of_a_list_and_json_are_bound(form: str) -> None:
+    listed = _grammar(form, {"properties": {"city": {"enum": ["Oslo", 1]}}, "required": ["city"]})
+    assert fits(listed, _one(form, "Oslo"))
+    assert fits(listed, _one(form, "1"))
+    assert not fits(listed, _one(form, "Rome"))
+    bounded = _grammar(form, {"properties": {"city": {"type": "integer", "minimum": 3}}, "required": ["city"]})
+    assert fits(bounded, _one(form, "4"))
+    assert not fits(bounded, _one(form, "2"))
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_a_required_argument_is_there_and_others_may_be(form: str) -> None:
+    built = _grammar(form, {"properties": {"city": {"type": "string"}, "x": {}}, "required": ["city"]})
+    assert fits(built, _one(form, "Oslo"))
+    assert not fits(built, TOOL_FORMATS[form].write_calls([Call("get_weather", {"x": "1"})]))
+    assert not fits(built, TOOL_FORMATS[form].write_calls([Call("get_weather", {})]))
+    assert fits(built, TOOL_FORMATS[form].write_calls([Call("get_weather", {"city": "a\n<b>", "x": "1"})]))
+
+
+@pytest.mark.parametrize("form", TAGGED)
+@pytest.mark.parametrize("schema", [ANY_OBJECT, {"anyOf": [{"required": ["city"]}], "properties": {"city": {}}}])
+def test_names_are_free_where_the_schema_is_no_list_of_properties(form: str, schema: Mapping[str, Any]) -> None:
+    built = _grammar(form, schema, is_promised=False)
+    assert fits(built, _one(form, "Oslo"))
+    assert not fits(built, _one(form, "Oslo").replace("get_weather", "unknown"))
+
+
+@pytest.mark.parametrize("form", TAGGED)
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"properties": {"city": {"type": "string", "pattern": "^O"}}}, '"city", that must be more than a text'),
+        ({"anyOf": [{"required": ["city"]}], "properties": {"city": {}}}, "are no list of properties"),
+        ({"properties": {"city": {}, "a>b": {}}, "required": ["city"]}, "with plain names"),
+    ],
+)
+def test_what_cannot_be_bound_is_refused_if_it_is_promised(form: str, schema: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidField, match=says):
+        _grammar(form, schema)
+    assert fits(_grammar(form, schema, is_promised=False), _one(form, "Rome"))
+
+
+PARTS = st.sampled_from(
+    [
+        {"type": "integer", "minimum": -3, "maximum": 12},
+        {"type": ["boolean", "null"]},
+        {"type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 2},
+        {"enum": ["Oslo", 'New\n"York"', 1, None, [2]]},
+        {"type": "string", "const": "5"},
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(TAGGED),
+    st.dictionaries(st.sampled_from(["a", "from", "é", "x-y"]), PARTS),
+    st.sets(st.sampled_from(["a", "from"])),
+    st.integers(0, 1000),
+)
+def test_what_is_drawn_is_read_and_fits_the_schema(
+    form: str, properties: dict[str, Any], required: set[str], seed: int
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(required & properties.keys()),
+        "additionalProperties": False,
+        "$defs": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    }
+    answer = draw(_grammar(form, schema), seed)
+    assert answer is not None
+    parts = parse_all(answer, form, {"get_weather": schema, "now": None})
+    for start, part in zip(parts[::2], parts[1::2], strict=True):
+        assert isinstance(start, ToolCallStart)
+        assert isinstance(part, ToolCallArguments)
+        given = json.loads(part.fragment)
+        if start.name == "get_weather":
+            jsonschema.Draft202012Validator(schema).validate(given)
