@@ -158,7 +158,7 @@ def converse(url: str, num_conversations: int, num_turns: int, seed: int) -> Non
 
     def turn(talk: list[dict[str, str]]) -> None:
         talk.append({"role": "user", "content": " ".join(chance.choices(words, k=20))})
-        answer = client.chat.completions.create(model=_MODEL, messages=talk, max_tokens=16)  # type: ignore[arg-type]
+        answer = client.chat.completions.create(model=_MODEL, messages=talk, max_tokens=16)
         talk.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
 
     with ThreadPoolExecutor(4) as pool:

@@ -168,7 +168,7 @@ def test_a_body_is_rendered_to_the_tokens_that_its_answer_would_begin_with(scrip
     assert rendered == {"token_ids": _post(scripted, "/v1/tokenize", messages=chat["messages"])["tokens"]}
     answered = _post(scripted, "/v1/chat/completions", **chat)
     assert answered["usage"]["prompt_tokens"] == len(rendered["token_ids"])
-    several = {"prompt": ["say a", "say bc"], "max_tokens": 3}
-    response = scripted.client.post("/v1/completions/render", json=several)
-    assert response.json() == [{"token_ids": list(text.encode())} for text in several["prompt"]]
+    texts = ["say a", "say bc"]
+    response = scripted.client.post("/v1/completions/render", json={"prompt": texts, "max_tokens": 3})
+    assert response.json() == [{"token_ids": list(text.encode())} for text in texts]
     assert scripted.client.post("/v1/chat/completions/render", json={"messages": []}).status_code == 400

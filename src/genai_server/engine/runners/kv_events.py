@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import msgspec
 
@@ -148,9 +149,9 @@ class KvEventPublisher:
         self._rank = target.rank
         self._clock = clock
         self._numbers = count()
-        self._socket = zmq.Context.instance().socket(zmq.PUB)
+        self._socket: Any = zmq.Context.instance().socket(zmq.PUB)
         self._socket.set_hwm(_HIGH_WATER_MARK)
-        self._socket.linger = 0
+        self._socket.setsockopt(zmq.LINGER, 0)
         try:
             if "*" in target.address:
                 self._socket.bind(target.address)
