@@ -419,8 +419,9 @@ class Settings(BaseModel):
         "",
         alias="GENAI_KV_EVENTS",
         pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$",
-        description="ZeroMQ address at which engines publish what their prefix caches store and remove, such as "
-        "`tcp://*:5557`; each further engine takes the next port. Needs the extra `kv-events`; empty publishes none.",
+        description="ZeroMQ address at which engines publish what their prefix caches store and remove, tokens of prompts "
+        "included, such as `tcp://*:5557`; each further engine takes the next port. Needs the extra `kv-events`; empty "
+        "publishes none.",
     )
     kv_events_topic: str = Field(
         "",
