@@ -4,13 +4,14 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from genai_server.chat.conversation import Message
+from genai_server.chat.parameters import Value
 from genai_server.errors import ChatFailed
 
 # Seconds to connect or list models, and to wait for the next piece of an answer.
@@ -83,12 +84,17 @@ class ChatClient:
         """
         return self._models().get(model, {}).get("chat") is not False
 
-    def answer(self, model: str, messages: Sequence[Message], answer: Answer) -> Generator[Piece, None, None]:
+    def answer(
+        self, model: str, messages: Sequence[Message], answer: Answer, parameters: Mapping[str, Value] | None = None
+    ) -> Generator[Piece, None, None]:
         """Send the messages, yield the pieces as they arrive, and fill `answer`. Raises ChatFailed.
+
+        `parameters` are further fields of the request.
 
         Closing the iterator closes the connection, and the server stops generating.
         """
-        body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"model": model, "messages": messages, **streamed, **(parameters or {})}
         with closing(self._connect(_LONG)) as connection:
             response = self._response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
             for event in self._events(response):

@@ -419,8 +419,8 @@ class Settings(BaseModel):
         "",
         alias="GENAI_KV_EVENTS",
         pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$",
-        description="ZeroMQ address at which engines publish what their prefix caches store and remove, tokens of prompts "
-        "included, such as `tcp://*:5557`; each further engine takes the next port. Needs the extra `kv-events`; empty "
+        description="ZeroMQ address at which engines publish what their prefix caches store and remove, prompts' "
+        "tokens included, such as `tcp://*:5557`; the next engine takes the next port. Needs the extra `kv-events`; empty "
         "publishes none.",
     )
     kv_events_topic: str = Field(
@@ -430,6 +430,7 @@ class Settings(BaseModel):
         description="Topic of these events, such as `kv@10.0.0.7:8002@{model}` for llm-d; `{model}` is the model's "
         "name.",
     )
+    ui: bool = Field(True, alias="GENAI_UI", description="Give browsers the web page at `/`; `false` leaves it out.")
     telemetry: bool = Field(
         False,
         alias="GENAI_TELEMETRY",
