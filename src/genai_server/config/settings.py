@@ -420,8 +420,8 @@ class Settings(BaseModel):
         alias="GENAI_KV_EVENTS",
         pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$",
         description="ZeroMQ address at which engines publish what their prefix caches store and remove, prompts' "
-        "tokens included, such as `tcp://*:5557`; the next engine takes the next port. Needs the extra `kv-events`; empty "
-        "publishes none.",
+        "tokens included, such as `tcp://*:5557`; the next engine takes the next port. Needs the extra `kv-events`; "
+        "empty publishes none.",
     )
     kv_events_topic: str = Field(
         "",
