@@ -1,8 +1,9 @@
 """What the bodies of all endpoints are made of: a field that is not listed is refused, never ignored."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 JsonObject = dict[str, Any]
@@ -37,6 +38,19 @@ def members(most: int) -> BeforeValidator:
         return given
 
     return BeforeValidator(counted)
+
+
+def _writable(value: JsonObject) -> JsonObject:
+    """Python reads more than JSON has: NaN, and halves of characters."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise ValueError("must be valid JSON and valid Unicode") from None
+    return value
+
+
+# An object that becomes a text again.
+WritableObject = Annotated[JsonObject, AfterValidator(_writable)]
 
 
 class Wire(BaseModel):
