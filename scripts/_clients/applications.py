@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
-from _load.server import HOST, DoesNotStart, free_port, running
+from _load.server import DEMO, HOST, DoesNotStart, free_port, run_server, running
 
 from .client import Check, Client, Place
 from .recipe import recipe
@@ -16,6 +18,17 @@ from .recipe import recipe
 _NAME = "Open WebUI"
 # It migrates a new database first.
 _SECONDS_TO_START = 300.0
+_SECONDS_TO_READ_A_FILE = 60.0
+
+# A paragraph is a chunk. The scripted model says what the first line wants, if it stands in the prompt.
+_QUESTION = "What is the capital of France?"
+_ANSWER = "read the one about France"
+_MEANT = f"script: say {_ANSWER}\nThe capital of France is Paris. It lies on the river Seine."
+_PARAGRAPHS = [
+    "script: say read the one about rain\nRain falls from clouds when the air in them becomes cold enough.",
+    _MEANT,
+    "script: say read the one about cats\nCats sleep for most of the day, and hunt mice when it is dark.",
+]
 
 
 def _environment(place: Place, data: Path) -> dict[str, str]:
@@ -30,6 +43,12 @@ def _environment(place: Place, data: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
         "ANONYMIZED_TELEMETRY": "false",
+        # The demo model for embeddings reads 256 tokens, which 1000 characters, the default, may exceed.
+        "CHUNK_SIZE": "120",
+        "CHUNK_OVERLAP": "0",
+        "RAG_TOP_K": "1",
+        # The scripted model would be asked for what to search.
+        "ENABLE_RETRIEVAL_QUERY_GENERATION": "false",
     }
 
 
@@ -54,7 +73,11 @@ def _check_open_webui(place: Place) -> list[Check]:
             ):
                 signed_in = client.post("/api/v1/auths/signin", json={"email": "", "password": ""})
                 client.headers["authorization"] = f"Bearer {signed_in.json()['token']}"
-                return [*_checks(client, "onnx-genai"), *_checks_over_ollama(client, place.url)]
+                return [
+                    *_checks(client, "onnx-genai"),
+                    *_checks_over_ollama(client, place.url),
+                    *_checks_of_a_file(client, place),
+                ]
         except DoesNotStart as error:
             raise ValueError(str(error).strip().rpartition("\n")[2]) from None
 
@@ -76,6 +99,38 @@ def _checks_over_ollama(client: httpx.Client, url: str) -> list[Check]:
     if told.is_error:
         return [Check("its connection to Ollama", f"{told.status_code}: {told.text[:200]}")]
     return _checks(client, "onnx-genai:latest", " over Ollama's API")
+
+
+def _checks_of_a_file(client: httpx.Client, place: Place) -> list[Check]:
+    """Questions about a file, to the demo model and to the scripted one; the demo model for embeddings finds the words.
+
+    Raises DoesNotStart.
+    """
+    folder = place.folder / "server-demo"
+    folder.mkdir(exist_ok=True)
+    with run_server(folder, {"GENAI_MODELS": f"chat={DEMO},vectors={DEMO}-embeddings"}) as server:
+        url = f"http://{HOST}:{server.port}/v1"
+        settings = {
+            "/openai/config/update": {
+                "ENABLE_OPENAI_API": True,
+                "OPENAI_API_BASE_URLS": [f"{place.url}/v1", url],
+                "OPENAI_API_KEYS": ["none", "none"],
+                "OPENAI_API_CONFIGS": {},
+            },
+            "/api/v1/retrieval/embedding/update": {
+                "RAG_EMBEDDING_ENGINE": "openai",
+                "RAG_EMBEDDING_MODEL": "vectors",
+                "openai_config": {"url": url, "key": "none"},
+            },
+        }
+        for path, wanted in settings.items():
+            if (told := client.post(path, json=wanted)).is_error:
+                return [Check("its settings for files", f"{told.status_code}: {told.text[:200]}")]
+        return [
+            _check("its list of two servers' models", lambda: _models(client, "chat")),
+            _check("finds what a question means in a file", lambda: _source(client)),
+            _check("puts it into the prompt", lambda: _read(client)),
+        ]
 
 
 def _check(name: str, look: Callable[[], str]) -> Check:
@@ -110,6 +165,31 @@ def _title(client: httpx.Client, model: str) -> str:
     answer = client.post("/api/v1/tasks/title/completions", json=_asked(model, prompt)).json()
     said = answer["choices"][0]["message"]["content"]
     return "" if said == '{"title": "Hello"}' else f"it said: {said}"
+
+
+def _source(client: httpx.Client) -> str:
+    answer = _about_a_file(client, "chat")
+    found = [text for source in answer["sources"] for text in source["document"]]
+    return "" if found == [_MEANT] and answer["choices"] else f"it found: {found}"
+
+
+def _read(client: httpx.Client) -> str:
+    said = _about_a_file(client, "onnx-genai")["choices"][0]["message"]["content"]
+    return "" if said == _ANSWER else f"it said: {said}"
+
+
+def _about_a_file(client: httpx.Client, model: str) -> dict[str, Any]:
+    """The answer to the question about a new file. Raises ValueError if the file is not read."""
+    file = ("facts.txt", "\n\n".join(_PARAGRAPHS).encode(), "text/plain")
+    path = f"/api/v1/files/{client.post('/api/v1/files/', files={'file': file}).json()['id']}"
+    end = time.monotonic() + _SECONDS_TO_READ_A_FILE
+    while (status := client.get(f"{path}/process/status").json()["status"]) != "completed":
+        if status == "failed" or time.monotonic() > end:
+            raise ValueError(f"the file is {status}: {client.get(path).json()['data']}")
+        time.sleep(0.1)
+    wanted = {**_asked(model, _QUESTION), "files": [{"type": "file", "id": path.rpartition("/")[2]}]}
+    answer: dict[str, Any] = client.post("/api/chat/completions", json=wanted).json()
+    return answer
 
 
 APPLICATIONS = (Client(_NAME, ("open-webui",), _check_open_webui, recipe=_NAME),)
