@@ -20,14 +20,14 @@ _NAME = "Open WebUI"
 _SECONDS_TO_START = 300.0
 _SECONDS_TO_READ_A_FILE = 60.0
 
-# A paragraph is a chunk. The scripted model says what the first line wants, if it stands in the prompt.
+# A paragraph is a chunk. The scripted model does what the second line says, if it stands in the prompt.
 _QUESTION = "What is the capital of France?"
 _ANSWER = "read the one about France"
-_MEANT = f"script: say {_ANSWER}\nThe capital of France is Paris. It lies on the river Seine."
+_MEANT = f"The capital of France is Paris.\nscript: say {_ANSWER}\nIt lies on the river Seine."
 _PARAGRAPHS = [
-    "script: say read the one about rain\nRain falls from clouds when the air in them becomes cold enough.",
+    "Rain falls from clouds.\nscript: say read the one about rain\nThe air in them becomes cold enough.",
     _MEANT,
-    "script: say read the one about cats\nCats sleep for most of the day, and hunt mice when it is dark.",
+    "Cats sleep for most of the day.\nscript: say read the one about cats\nThey hunt mice when it is dark.",
 ]
 
 
