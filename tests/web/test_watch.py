@@ -72,23 +72,6 @@ def test_the_effect_of_an_option_is_told_before_it_is_set(page: Page, own_script
     own_scripted.recover()
 
 
-def test_a_model_is_given_another_name_which_is_removed_again(page: Page, own_scripted: RunningServer) -> None:
-    page.get_by_role("link", name="Models").click()
-    form = page.get_by_role("form", name="Give a model one more name")
-    form.get_by_label("New name").fill("gpt-4o")
-    form.get_by_label("Model").select_option("onnx-genai")
-    form.get_by_role("button", name="Give").click()
-    expect(page.locator(".tag")).to_contain_text("gpt-4o")
-    page.get_by_role("button", name="Remove the name gpt-4o").click()
-    expect(page.locator(".tag")).to_have_count(0)
-    load = page.get_by_role("form", name="Load a model")
-    load.get_by_label("Name").fill("more")
-    load.get_by_label("Directory").fill("/nowhere")
-    load.get_by_label("Devices").fill("cpu")
-    load.get_by_role("button", name="Load").click()
-    expect(load.get_by_role("alert")).to_contain_text("/nowhere")
-
-
 def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, demo: RunningServer) -> None:
     with opened(browser, demo, "#watch/profiles") as page:
         page.get_by_role("combobox", name="Tokens", exact=True).select_option("first_tokens")

@@ -8,6 +8,8 @@ import { options } from "./options.js";
 
 // Milliseconds between two times that a running answer is kept.
 const SAVE_EVERY = 1000;
+// Milliseconds after which a model that a request has woken is seen to be loading.
+const LOADS_WITHIN = 500;
 
 class Running extends Emitter {
   // Why the last message was not sent; "" if it was.
@@ -61,6 +63,7 @@ export function canSend() {
   } catch (error) {
     running.problem = error.message;
   }
+  if (models.list.length && !models.chosen) running.problem = "This server has no model for chats.";
   running.changed();
   return !running.problem;
 }
@@ -97,4 +100,6 @@ function answerTo(chat, parent) {
   const turn = addTurn(chat, parent, emptyAnswer());
   chats.save(chat);
   running.answer(chat, turn, body);
+  // The request may load the model, or wait until that is loaded.
+  if (models.chosen?.state !== "ready") setTimeout(() => models.load(), LOADS_WITHIN);
 }
