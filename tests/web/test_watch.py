@@ -96,13 +96,35 @@ def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, de
         expect(row).to_have_count(0)
 
 
-def test_nothing_is_asked_while_another_view_is_shown(page: Page) -> None:
+def test_nothing_is_asked_while_another_view_is_shown_or_the_tab_is_hidden(
+    browser: Browser, own_scripted: RunningServer
+) -> None:
+    """The page's own clock runs ahead of the real one."""
     asked: list[str] = []
-    expect(page.locator("section[aria-label=Devices]").locator(".card")).to_have_count(2)
-    page.get_by_role("link", name="Talk").click()
-    page.on("request", lambda request: asked.append(request.url))
-    page.wait_for_timeout(3000)
-    assert asked == []
+
+    def asked_within(seconds: int) -> list[str]:
+        page.evaluate("1")  # what was asked before is told
+        asked.clear()
+        page.clock.run_for(1000 * seconds)
+        page.evaluate("1")
+        return [*asked]
+
+    with opened(browser, own_scripted) as page:
+        page.clock.install()
+        page.on("request", lambda request: asked.append(request.url))
+        page.get_by_role("link", name="Watch").click()
+        expect(page.locator("section[aria-label=Devices]").locator(".card")).to_have_count(2)
+        assert asked_within(10)
+        page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.isHidden, configurable: true})")
+        page.evaluate("window.isHidden = true")
+        asked_within(10)  # a round that has begun is still finished
+        assert asked_within(60) == []
+        page.evaluate("window.isHidden = false")
+        assert asked_within(10)
+        page.get_by_role("link", name="Talk").click()
+        expect(page.get_by_label("Message", exact=True)).to_be_visible()
+        asked_within(10)
+        assert asked_within(60) == []
 
 
 def test_the_description_of_the_api_needs_no_other_host(browser: Browser, scripted: RunningServer) -> None:

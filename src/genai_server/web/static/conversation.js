@@ -8,8 +8,6 @@ import { options } from "./options.js";
 
 // Milliseconds between two times that a running answer is kept.
 const SAVE_EVERY = 1000;
-// Milliseconds after which a model that a request has woken is seen to be loading.
-const LOADS_WITHIN = 500;
 
 class Running extends Emitter {
   // Why the last message was not sent; "" if it was.
@@ -101,5 +99,5 @@ function answerTo(chat, parent) {
   chats.save(chat);
   running.answer(chat, turn, body);
   // The request may load the model, or wait until that is loaded.
-  if (models.chosen?.state !== "ready") setTimeout(() => models.load(), LOADS_WITHIN);
+  if (models.chosen?.state !== "ready") models.follow();
 }

@@ -5,6 +5,7 @@ import { Emitter } from "./emitter.js";
 const KEY = "model";
 // Milliseconds until the list is asked for again.
 const WHILE_LOADING = 1000;
+const LOOKS = 3;
 // What a model is for, by its only capability; the others continue texts.
 const PURPOSES = { embedding: "embeddings", rerank: "reranking" };
 
@@ -18,6 +19,7 @@ class Models extends Emitter {
   list = [];
   error = "";
   #timer = 0;
+  #looks = 0;
 
   async load() {
     clearTimeout(this.#timer);
@@ -27,12 +29,22 @@ class Models extends Emitter {
     } catch (error) {
       this.error = error.message;
     }
-    if (this.list.some((model) => ["loading", "unloading"].includes(model.state))) this.#loadLater();
+    if (this.#looks || this.list.some((model) => ["loading", "unloading"].includes(model.state))) this.#loadLater();
     this.changed();
   }
 
+  // Load the list, and look again for some seconds: a model is loading only some time after it was asked for.
+  async follow() {
+    this.#looks = LOOKS;
+    await this.load();
+  }
+
   #loadLater() {
-    this.#timer = setTimeout(() => (document.hidden ? this.#loadLater() : this.load()), WHILE_LOADING);
+    this.#timer = setTimeout(() => {
+      if (document.hidden) return this.#loadLater();
+      this.#looks = Math.max(0, this.#looks - 1);
+      return this.load();
+    }, WHILE_LOADING);
   }
 
   // The models for chats. One that is not loaded yet may turn out to be for raw prompts only.

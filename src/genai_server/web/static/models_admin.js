@@ -7,7 +7,7 @@ import { ActionButton, Field } from "./parts.js";
 
 const post = async (path, body) => {
   await ask(`v1/admin/${path}`, { method: "POST", body, admin: true });
-  await models.load();
+  await models.follow();
 };
 
 export function ModelsAdmin() {
