@@ -16,8 +16,11 @@ PICTURES = os.environ.get("PICTURES", "")
 
 
 @contextmanager
-def opened(browser: Browser, server: RunningServer, at: str = "", **context: Any) -> Iterator[Page]:
-    """The page in a browser without a history. Fails afterwards if it asked another host or met an error."""
+def opened(browser: Browser, server: RunningServer, at: str = "", *, other: str = "", **context: Any) -> Iterator[Page]:
+    """The page in a browser without a history. Fails afterwards if it asked another host or met an error.
+
+    `other` is a host that it may ask.
+    """
     made = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
     with_page = made.new_page()
     asked: list[str] = []
@@ -29,7 +32,7 @@ def opened(browser: Browser, server: RunningServer, at: str = "", **context: Any
         with_page.goto(f"{server.url}/{at}")
         expect(with_page.locator("header")).to_be_visible()
         yield with_page
-        own = {urlsplit(server.url).netloc, ""}  # blob: and data: have no host
+        own = {urlsplit(server.url).netloc, other, ""}  # blob: and data: have no host
         strange = [url for url in asked if urlsplit(url).netloc not in own]
         assert not strange, strange
         # A refused key is told to the console by the browser itself.

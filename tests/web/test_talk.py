@@ -55,6 +55,28 @@ def test_an_answer_is_there_again_after_a_reload(page: Page) -> None:
     expect(page.get_by_text("No chat has this text.")).to_be_visible()
 
 
+# Keeps what is shown of a prompt that is being read, however soon that is over.
+KEEP_PROGRESS = """() => {
+    window.progressSeen = [];
+    new MutationObserver(() => {
+        const bar = document.querySelector(".waiting progress");
+        if (bar) window.progressSeen.push([bar.value, bar.max, bar.parentElement.textContent]);
+    }).observe(document.body, {childList: true, subtree: true, characterData: true, attributes: true});
+}"""
+
+
+def test_it_is_shown_how_much_of_a_long_prompt_has_been_read(page: Page) -> None:
+    page.evaluate(KEEP_PROGRESS)
+    say(page, "The capital of France is Paris. " * 115)
+    answered(page)
+    seen = page.evaluate("window.progressSeen")
+    done = [value for value, _, _ in seen]
+    assert done == sorted(done)
+    assert len(set(done)) > 1
+    assert all("Reading the prompt: " in words and whole > 1400 for _, whole, words in seen)
+    expect(page.locator(".waiting")).to_have_count(0)
+
+
 def test_escape_stops_an_answer_which_keeps_its_text(scripted_page: Page, scripted: RunningServer) -> None:
     say(scripted_page, "count 400; delay 0.02")
     expect(answer(scripted_page)).to_contain_text("1, 2, 3")

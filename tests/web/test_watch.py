@@ -1,5 +1,6 @@
 """Watching a server on the page, in a real browser over a real server."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,8 +73,18 @@ def test_the_effect_of_an_option_is_told_before_it_is_set(page: Page, own_script
     own_scripted.recover()
 
 
+# Takes a trace as Perfetto's page does: it answers PING once it is ready, and is then sent the file.
+PERFETTO = """<h1>no trace</h1><script>
+addEventListener("message", ({data, source, origin}) => {
+    if (data === "PING") return source.postMessage("PONG", origin);
+    window.trace = new TextDecoder().decode(data.perfetto.buffer);
+    document.querySelector("h1").textContent = data.perfetto.title;
+});
+</script>"""
+
+
 def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, demo: RunningServer) -> None:
-    with opened(browser, demo, "#watch/profiles") as page:
+    with opened(browser, demo, "#watch/profiles", other="ui.perfetto.dev") as page:
         page.get_by_role("combobox", name="Tokens", exact=True).select_option("first_tokens")
         page.get_by_role("spinbutton", name="First tokens").fill("3")
         page.get_by_role("spinbutton", name="Ends after tokens").fill("3")
@@ -91,6 +102,34 @@ def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, de
         with page.expect_download() as trace:
             row.get_by_role("button", name="Trace").click()
         assert trace.value.suggested_filename.endswith(".trace.json")
+        page.context.route(
+            "https://ui.perfetto.dev/**", lambda route: route.fulfill(content_type="text/html", body=PERFETTO)
+        )
+        with page.context.expect_page() as tab:
+            row.get_by_role("button", name="Perfetto").click()
+        expect(tab.value.locator("h1")).to_contain_text("page")
+        assert json.loads(tab.value.evaluate("window.trace"))["traceEvents"]
+        page.on("dialog", lambda dialog: dialog.accept())
+        row.get_by_role("button", name="Delete").click()
+        expect(row).to_have_count(0)
+
+
+def test_the_session_begun_from_a_slow_token_catches_the_next_one(browser: Browser, demo: RunningServer) -> None:
+    """With the address that the button of a slow token leads to, and any token slow enough."""
+    with opened(browser, demo, "#watch/profiles?slow_token_ratio=3.0") as page:
+        expect(page.get_by_label("Times the median")).to_have_value("3.0")
+        page.get_by_role("combobox", name="Begin").select_option("slow_token_ms")
+        page.get_by_label("Milliseconds").fill("0.001")
+        page.get_by_role("spinbutton", name="Ends after tokens").fill("3")
+        page.get_by_label("Name begins with").fill("slow")
+        page.get_by_role("button", name="Begin", exact=True).click()
+        row = page.locator("section[aria-label=Sessions] tbody tr").filter(has_text="slow")
+        expect(row).to_contain_text("waiting")
+        demo.chat("What is the capital of France?")
+        expect(row).to_contain_text("ended")
+        row.get_by_role("button", name="Report").click()
+        expect(page.frame_locator("iframe.report").locator("#passes rect")).not_to_have_count(0)
+        page.get_by_role("button", name="Close").click()
         page.on("dialog", lambda dialog: dialog.accept())
         row.get_by_role("button", name="Delete").click()
         expect(row).to_have_count(0)
