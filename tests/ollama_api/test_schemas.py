@@ -30,7 +30,7 @@ def _calling(arguments: dict[str, Any]) -> dict[str, Any]:
         (ChatRequest, {"messages": HELLO, "options": {"repeat_last_n": -1, "repeat_penalty": 1.1, "typical_p": 1}}),
         (GenerateRequest, {"prompt": "x", "template": "", "context": [], "format": {"type": "object"}}),
         (GenerateRequest, {"prompt": "x", "raw": True, "system": "", "think": False}),
-        (EmbedRequest, {"input": ["a", "b"], "truncate": True, "options": {"num_ctx": 1}}),
+        (EmbedRequest, {"input": ["a", "b"], "truncate": True, "options": {}}),
         (PullRequest, {"name": "org/name", "insecure": False}),
     ],
 )

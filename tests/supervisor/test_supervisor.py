@@ -51,6 +51,20 @@ def test_an_engine_goes_from_starting_to_ready_in_a_private_folder_and_leaves_wi
     assert not supervisor.folder.exists()
 
 
+def test_each_engine_publishes_the_changes_of_its_cache_at_a_port_of_its_own() -> None:
+    several = {"models": "a=./models/demo,b=./models/demo", "device": "scripted:0,scripted:1"}
+    events = {"kv_events": "tcp://*:5557", "kv_events_topic": "kv@host@{model}"}
+    supervisor = Supervisor(settings(**several, **events))
+    supervisor.folder.rmdir()
+    targets = [watch._spec.kv_events for model in supervisor._models for watch in supervisor._engines(model.about)]
+    assert [(found.address, found.topic, found.rank) for found in targets if found is not None] == [
+        ("tcp://*:5557", "kv@host@a", 0),
+        ("tcp://*:5558", "kv@host@a", 1),
+        ("tcp://*:5559", "kv@host@b", 2),
+        ("tcp://*:5560", "kv@host@b", 3),
+    ]
+
+
 def test_no_way_tells_an_engine_an_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told, spy = tmp_path / "told", tmp_path / "spy"
     monkeypatch.setenv("SEEN_BY_THE_SPY", str(told))
@@ -165,9 +179,25 @@ def test_a_device_that_cannot_load_is_failed_with_the_librarys_reason_and_the_ot
 
 
 def test_when_nothing_loads_the_owner_is_told() -> None:
-    called = threading.Event()
-    with supervised(Supervisor(settings(device="cpu", model_dir="/nowhere"), on_nothing_loaded=called.set)):
+    called, started = threading.Event(), threading.Event()
+    chosen = settings(device="cpu", model_dir="/nowhere")
+    with supervised(Supervisor(chosen, on_nothing_loaded=called.set, on_started=started.set)):
         assert called.wait(20)
+        assert not started.is_set()
+
+
+def test_when_all_devices_have_loaded_the_owner_is_told_once() -> None:
+    told: list[int] = []
+    with supervised(
+        Supervisor(settings(device="scripted:0,scripted:1"), on_started=lambda: told.append(1))
+    ) as supervisor:
+        wait_until(lambda: bool(told))
+        assert {status.state for status in supervisor.statuses()} == {"ready"}
+        pid = first(supervisor).pid
+        assert pid is not None
+        psutil.Process(pid).kill()
+        wait_until(lambda: first(supervisor).state == "ready" and first(supervisor).pid != pid)
+        assert told == [1]
 
 
 def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> None:

@@ -1,7 +1,7 @@
 """What the bodies of all endpoints are made of: a field that is not listed is refused, never ignored."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -80,6 +80,23 @@ class WithoutEffect(Wire):
     safety_identifier: Any = Field(None, description="Has no effect here.")
     service_tier: Any = Field(None, description="Has no effect here.")
     user: Any = Field(None, description="Has no effect here.")
+
+
+class RouterFields(Wire):
+    """Fields of vLLM and SGLang, which routers add to every body: only the values that say what this server does."""
+
+    no_stop_trim: Literal[False] | None = Field(None, description="Nothing but vLLM's default.")
+    skip_special_tokens: Literal[True] | None = Field(None, description="Nothing but vLLM's default.")
+    return_hidden_states: Literal[False] | None = Field(None, description="Nothing but SGLang's default.")
+
+
+class ChatRouterFields(RouterFields):
+    """Those of chats."""
+
+    continue_final_message: Literal[False] | None = Field(None, description="Nothing but vLLM's default.")
+    include_reasoning: Literal[True] | None = Field(None, description="Nothing but vLLM's default.")
+    separate_reasoning: Literal[True] | None = Field(None, description="Nothing but SGLang's default.")
+    stream_reasoning: Literal[True] | None = Field(None, description="Nothing but SGLang's default.")
 
 
 class ErrorDetail(BaseModel):
