@@ -1,7 +1,10 @@
 """`genai-server chat`: the real command on a pseudo-terminal, with a running server and with one of its own."""
 
 import contextlib
+import json
 import os
+import re
+import struct
 import subprocess
 import sys
 import threading
@@ -15,6 +18,12 @@ from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, f
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
 CTRL_C, CTRL_D = "\x03", "\x04"
+# What a terminal puts around a pasted text.
+PASTE, PASTED = "\x1b[200~", "\x1b[201~"
+# A terminal whose screen is drawn, and which is not asked where its cursor is.
+DRAWN = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+# By which such a terminal is told to mark pasted texts: a line is read.
+READS = "\x1b[?2004h"
 
 
 class Terminal:
@@ -26,10 +35,11 @@ class Terminal:
         import termios
 
         self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "genai_server", "chat", *arguments],
             cwd=ROOT,
-            env=clean_environment(TERM="dumb", **settings),
+            env=clean_environment(**{"TERM": "dumb", **settings}),
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -130,6 +140,96 @@ def test_an_answer_that_fails_is_told_and_the_chat_goes_on(scripted: RunningServ
         chat.type("say on\r")
         chat.see("\non")
         chat.type(CTRL_D)
+        assert chat.status() == 0
+
+
+def test_a_pasted_text_of_several_lines_is_one_question(scripted: RunningServer, tmp_path: Path) -> None:
+    with terminal(scripted.url, **DRAWN) as chat:
+        chat.see(READS)
+        chat.type(f"{PASTE}say one\nsay two\r\nsay three{PASTED}\r")
+        chat.see("s in all")
+        chat.see(READS)
+        chat.type(f"/save {tmp_path}/chat.json\r")
+        chat.see("saved in")
+        chat.see(READS)
+        chat.type("/quit\r")
+        assert chat.status() == 0
+    messages = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
+    assert [message["content"] for message in messages if message["role"] == "user"] == ["say one\nsay two\nsay three"]
+
+
+@pytest.mark.parametrize("settings", [{}, DRAWN])
+def test_a_text_in_quotes_is_one_question(scripted: RunningServer, tmp_path: Path, settings: dict[str, str]) -> None:
+    with terminal(scripted.url, **settings) as chat:
+        chat.see(READS if settings else "> ")
+        chat.type('"""say one\r')
+        chat.see("…")
+        chat.type('say two"""\r')
+        chat.see("s in all")
+        chat.type(f"/save {tmp_path}/chat.json\r")
+        chat.see("saved in")
+        chat.type("/quit\r")
+        assert chat.status() == 0
+    messages = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
+    assert messages[0] == {"role": "user", "content": "say one\nsay two"}
+
+
+def test_an_answer_is_shown_as_markdown_where_the_terminal_can(scripted: RunningServer) -> None:
+    with terminal(scripted.url, **DRAWN) as chat:
+        chat.see(READS)
+        chat.type("say a **strong** word\r")
+        chat.see("\x1b[1mstrong\x1b[0m")
+        chat.see("s in all")
+        chat.see(READS)
+        chat.type("/quit\r")
+        assert chat.status() == 0
+
+
+def test_what_is_no_terminal_gets_the_answers_as_they_are(scripted: RunningServer) -> None:
+    command = [sys.executable, "-m", "genai_server", "chat", scripted.url]
+    asked = 'say a **strong** word\n/clear\n"""say x\ny"""\n'
+    environment = clean_environment(TERM="xterm")
+    done = subprocess.run(command, cwd=ROOT, env=environment, input=asked, capture_output=True, text=True, check=True)
+    lines = [re.sub(r"[0-9.]+ s|[0-9.]+ a second", "N", line) for line in done.stdout.splitlines()]
+    assert "\x1b" not in done.stdout
+    assert lines[1] == "a **strong** word"
+    assert lines[2].startswith("[")
+    assert lines[3] == "forgotten"
+
+
+def test_fields_models_and_chats_are_set_by_commands(scripted: RunningServer, tmp_path: Path) -> None:
+    model = scripted.client.get("/v1/models").json()["data"][0]["id"]
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type("/set max_tokens 2\r")
+        chat.see("max_tokens = 2")
+        chat.type("count 9\r")
+        chat.see("[2 tokens")
+        chat.type("/set max_tokens\r")
+        chat.see("max_tokens = 2")
+        chat.type("/set temprature 1\r")
+        chat.see("did you mean temperature?")
+        chat.type("/set seed x\r")
+        chat.see('seed must be a whole number, not "x"')
+        chat.type("/model\r")
+        chat.see(f"* {model}")
+        chat.type("/model nonsense\r")
+        chat.see('has no model "nonsense"')
+        chat.type(f"/model {model}\r")
+        chat.see(f"model: {model}")
+        chat.type(f"/save {tmp_path}/chat.json\r")
+        chat.see("saved in")
+        chat.type("/set max_tokens default\r")
+        chat.see("max_tokens = default")
+        chat.type("/clear\r")
+        chat.see("forgotten")
+        chat.type(f"/load {tmp_path}/chat.json\r")
+        chat.see(f"1 question loaded; model: {model}")
+        chat.type("/retry\r")
+        chat.see("[2 tokens")
+        chat.type("/load\r")
+        chat.see("/load needs a FILE")
+        chat.type("/quit\r")
         assert chat.status() == 0
 
 

@@ -103,6 +103,72 @@ def test_another_phase_can_be_chosen(opened: OpenPage) -> None:
     opened.page.select_option("#phase", "decode")
 
 
+def test_tiles_say_the_rate_the_median_the_95th_percentile_and_the_share_outside_kernels(opened: OpenPage) -> None:
+    tiles = [tile.inner_text().split("\n") for tile in opened.page.locator("#tiles div").all()]
+    assert tiles[0] == ["1111.1", "tokens/s in decode, profiled"]
+    assert tiles[1] == ["0.70 ms", "median of a decode pass"]
+    assert tiles[2] == ["0.70 ms", "95th percentile of a decode pass"]
+    assert tiles[3][0].endswith(" %")
+    assert tiles[3][1] == "of all time outside kernels"
+
+
+def test_the_bars_have_an_axis_and_lines_for_the_median_and_for_slow(opened: OpenPage) -> None:
+    texts = opened.page.locator("#passes text").all_text_contents()
+    assert {"0 ms", "1 ms", "2 ms", "3 ms", "4 ms"} <= set(texts)
+    assert "median of decode 0.70 ms" in texts
+    assert "slow above 1.05 ms (1.5 times the median)" in texts
+    median, limit = (opened.page.locator(f"#passes line.{kind}").bounding_box() for kind in ("median", "limit"))
+    assert median is not None
+    assert limit is not None
+    assert limit["y"] < median["y"]
+
+
+def test_an_operator_has_one_colour_in_the_timeline_the_flame_and_the_legend(opened: OpenPage) -> None:
+    legend = opened.page.locator("#operators-legend li")
+    names = [text.rsplit(" ", 2)[0] for text in legend.all_text_contents()]
+    assert "MatMulNBits" in names
+    colours = [circle.get_attribute("fill") for circle in opened.page.locator("#operators-legend circle").all()]
+    assert len(set(colours)) == len(names)
+    own = colours[names.index("MatMulNBits")]
+    for svg, word in (("timeline", "(MatMulNBits, "), ("flame", "MatMulNBits: ")):
+        boxes = opened.page.locator(f"#{svg} rect").filter(has_text=word)
+        assert {box.get_attribute("fill") for box in boxes.all()} == {own}
+
+
+def test_layers_are_in_the_models_order(opened: OpenPage) -> None:
+    layers = [text.split(":")[0] for text in titles(opened, "flame") if text.startswith("layer ")]
+    assert layers == sorted(layers, key=lambda name: int(name.split()[1]))
+    assert len(layers) > 1
+
+
+def test_idle_gaps_are_shaded_and_explained(opened: OpenPage) -> None:
+    gaps = opened.page.locator("#timeline path title").all_text_contents()
+    assert gaps
+    assert all(text.startswith("no kernel runs: ") for text in gaps)
+    assert "no kernel runs" in opened.page.locator("#idle").inner_text()
+
+
+def test_long_request_ids_are_shortened_to_what_tells_them_apart(browser: Browser, tmp_path: Path) -> None:
+    name = "req-0123456789abcdef01234567"
+    write_session(tmp_path, request=name)
+    path = tmp_path / "page.html"
+    path.write_text(as_page(analyse(read_profile(tmp_path))), encoding="utf-8")
+    opened = OpenPage(browser, path)
+    assert " of req-01234567… (decode)" in opened.page.locator("#timeline-title").inner_text()
+    assert opened.page.locator("#timeline-title").get_attribute("title") == name
+
+
+def test_it_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
+    write_session(tmp_path, decodes=20, slow={13: 4300})
+    path = tmp_path / "page.html"
+    path.write_text(as_page(analyse(read_profile(tmp_path))), encoding="utf-8")
+    opened = OpenPage(browser, path)
+    opened.page.set_viewport_size({"width": 360, "height": 740})
+    opened.page.wait_for_function("document.querySelector('#passes').viewBox.baseVal.width < 360")
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert opened.errors == []
+
+
 def test_names_that_look_like_html_stay_names(browser: Browser, tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     events = [kernel(evil, evil, 0, 60), event("model_run", 0, 100)]

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from msgspec import structs
+
 from genai_server.profile_plan import Profiled
 from genai_server.profiles.analysis import analyse
 from genai_server.profiles.folder import read_profile
 from genai_server.profiles.manifest import End, encode_line
-from genai_server.profiles.text_report import as_text
+from genai_server.profiles.text_report import as_text, for_terminal, short_names
 from tests.profiles.files import BEGAN, DOWN, event, kernel, run_events, write, write_session
 
 
@@ -50,3 +52,24 @@ def test_files_that_were_not_read_and_threads_are_told(tmp_path: Path) -> None:
     text = as_text(analyse(read_profile(tmp_path)))
     assert "not read: c.json: not a profile" in text
     assert ["Mul", "1", "100.0", "%", "0.05", "0.03", "0.01"] in [line.split() for line in text.splitlines()]
+
+
+def test_a_terminal_gets_the_slow_tokens_first_and_short_names_of_requests(tmp_path: Path) -> None:
+    write_session(tmp_path, decodes=20, slow={13: 4300})
+    report = analyse(read_profile(tmp_path))
+    wide, narrow = for_terminal(report, 200), for_terminal(report, 80)
+    assert wide[2] == "1 of 20 decode tokens took more than 1.5 times the median of 0.70 ms."
+    assert wide[3][1] == ["token 13", "4.70", "6.7", f"{DOWN} (MatMulNBits)", "4.30", "+4.00"]
+    assert narrow[3][1][3] == DOWN
+    assert wide[4][0][0] == "phase"
+    names = ["req-0123456789abcdef01234567", "req-fedcba9876543210fedcba98"]
+    passes = [structs.replace(one, request_id=names[index % 2]) for index, one in enumerate(report.passes)]
+    slow = [structs.replace(one, request_id=names[0]) for one in report.slow_tokens]
+    several = for_terminal(structs.replace(report, passes=passes, slow_tokens=slow), 80)
+    assert several[3][1][0] == "token 13 of req-0123456789ab…"
+
+
+def test_short_names_are_as_long_as_it_takes_to_tell_them_apart() -> None:
+    ids = [f"chatcmpl-0000000000000000{last}ffffffff" for last in "ab"]
+    assert list(short_names(ids).values()) == ["chatcmpl-0000000000000000a…", "chatcmpl-0000000000000000b…"]
+    assert short_names(["a", "b"]) == {"a": "a", "b": "b"}

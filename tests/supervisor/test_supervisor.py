@@ -165,9 +165,25 @@ def test_a_device_that_cannot_load_is_failed_with_the_librarys_reason_and_the_ot
 
 
 def test_when_nothing_loads_the_owner_is_told() -> None:
-    called = threading.Event()
-    with supervised(Supervisor(settings(device="cpu", model_dir="/nowhere"), on_nothing_loaded=called.set)):
+    called, started = threading.Event(), threading.Event()
+    chosen = settings(device="cpu", model_dir="/nowhere")
+    with supervised(Supervisor(chosen, on_nothing_loaded=called.set, on_started=started.set)):
         assert called.wait(20)
+        assert not started.is_set()
+
+
+def test_when_all_devices_have_loaded_the_owner_is_told_once() -> None:
+    told: list[int] = []
+    with supervised(
+        Supervisor(settings(device="scripted:0,scripted:1"), on_started=lambda: told.append(1))
+    ) as supervisor:
+        wait_until(lambda: bool(told))
+        assert {status.state for status in supervisor.statuses()} == {"ready"}
+        pid = first(supervisor).pid
+        assert pid is not None
+        psutil.Process(pid).kill()
+        wait_until(lambda: first(supervisor).state == "ready" and first(supervisor).pid != pid)
+        assert told == [1]
 
 
 def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> None:

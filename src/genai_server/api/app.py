@@ -41,6 +41,7 @@ from genai_server.api.routes import (
     chat_completions,
     completions,
     conversations,
+    embeddings,
     health,
     messages,
     metrics,
@@ -48,6 +49,8 @@ from genai_server.api.routes import (
     ollama,
     ollama_models,
     ollama_pull,
+    page,
+    rerank,
     responses,
     tokens,
 )
@@ -139,13 +142,16 @@ def create_app(
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
 
-    app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan)
+    # FastAPI's own pages load their scripts from other hosts.
+    app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_middleware(app, settings, drain, keys, telemetry, on_loopback=on_loopback)
     install_error_handlers(app)
     for module in (
         chat,
         chat_completions,
         completions,
+        embeddings,
+        rerank,
         responses,
         conversations,
         messages,
@@ -160,9 +166,13 @@ def create_app(
         requests,
         profiles,
         health,
+        page,
     ):
         app.include_router(module.router)
     app.include_router(ollama.unsupported)
+    app.mount(page.API_DOCS_PATH, page.api_docs_files())
+    if settings.ui:
+        app.mount(page.PAGE_PATH, page.page_files())
     if settings.metrics != "off":
         app.include_router(metrics.router)
 
@@ -197,7 +207,7 @@ def _add_middleware(
         admin_key=settings.admin_api_key,
         on_loopback=on_loopback,
         insecure=settings.insecure,
-        open_paths=OPEN_PATHS | {metrics.PATH} if settings.metrics == "open" else OPEN_PATHS,
+        open_paths=_open_paths(settings),
     )
     if settings.cors_origins:
         app.add_middleware(
@@ -216,3 +226,9 @@ def _add_middleware(
     app.add_middleware(
         ResponsesSocket, origins=settings.origins, new_state=lambda: {"latest_response": LatestResponse()}
     )
+
+
+def _open_paths(settings: Settings) -> frozenset[str]:
+    """The paths that need no key."""
+    paths = OPEN_PATHS | page.open_paths() if settings.ui else OPEN_PATHS
+    return paths | {metrics.PATH} if settings.metrics == "open" else paths

@@ -43,6 +43,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     # A repository that is none, or a hub that cannot be reached; raised for what an operator asks only.
     errors.PullFailed: (400, "invalid_request_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
+    errors.DeadlinePassed: (504, "server_error"),
     errors.ModelUnloaded: (503, "service_unavailable_error"),
     errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),
@@ -55,8 +56,8 @@ PROMPT_TOO_LONG = {
     "ollama": "the input length exceeds the context length: it has {tokens} tokens, and prompt and answer together may "
     "have {limit} ({limited_by})",
 }
-# Headers of every response: browsers do not guess the content's type, do not keep an answer that may be private, and do
-# not show /docs in a frame of another site.
+# Headers of every response that has none of its own by these names: browsers do not guess the content's type, do not
+# keep an answer that may be private, and show nothing in a frame of another site.
 FOR_BROWSERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",

@@ -93,15 +93,20 @@ def health_figures(target: TargetInfo) -> Figures | None:
 
 
 def as_text(report: Report) -> str:
-    """The tables for a terminal."""
-    parts = [_heading(report)]
+    """The report with tables of any width."""
+    return "\n\n".join(part if isinstance(part, str) else _table(part) for part in as_parts(report))
+
+
+def as_parts(report: Report) -> list[str | list[list[str]]]:
+    """The report's texts and tables; a table's first row has the titles."""
+    parts: list[str | list[list[str]]] = [_heading(report)]
     summaries = report.summaries
     if summaries:
-        parts.append(_table(_summary_rows(summaries)))
+        parts.append(_summary_rows(summaries))
     if report.ratios:
         rows = [["ratio of each round", "target", "value"]]
         rows += [[ratio.title, ratio.target, _ratio_cell(ratio.value)] for ratio in report.ratios]
-        parts.append(_table(rows))
+        parts.append(rows)
     parts += [line for target in report.targets if (line := _health_line(target))]
     parts += [
         f"{summary.failed} failed: {summary.target}, {summary.case.name}, {summary.case.streams} at once: "
@@ -111,7 +116,7 @@ def as_text(report: Report) -> str:
     ]
     if report.interrupted:
         parts.append("Interrupted: these are the measurements up to then.")
-    return "\n\n".join(parts)
+    return parts
 
 
 def _heading(report: Report) -> str:

@@ -4,15 +4,18 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from genai_server.chat.conversation import Message
+from genai_server.chat.parameters import Value
 from genai_server.errors import ChatFailed
 
+# By what a model can do, if it does not chat.
+_ENDPOINTS = {"embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
 # Seconds to connect or list models, and to wait for the next piece of an answer.
 _SHORT, _LONG = 10.0, 600.0
 
@@ -76,6 +79,20 @@ class ChatClient:
         """The ids of the server's models. Raises ChatFailed."""
         return list(self._models())
 
+    def first_model(self) -> str:
+        """The id of the first model that generates text; of the first one if none does. Raises ChatFailed."""
+        models = self._models()
+        return next((id for id in models if not self._endpoint(models[id])), next(iter(models), ""))
+
+    def endpoint(self, model: str) -> str:
+        """The endpoint of a model that does not generate text; empty for one that does. Raises ChatFailed."""
+        return self._endpoint(self._models().get(model, {}))
+
+    @staticmethod
+    def _endpoint(entry: dict[str, Any]) -> str:
+        abilities = entry.get("capabilities") or ()
+        return next((path for ability, path in _ENDPOINTS.items() if ability in abilities), "")
+
     def takes_messages(self, model: str) -> bool:
         """Whether a model takes messages, as far as the server tells. Models without a chat template do not.
 
@@ -83,12 +100,17 @@ class ChatClient:
         """
         return self._models().get(model, {}).get("chat") is not False
 
-    def answer(self, model: str, messages: Sequence[Message], answer: Answer) -> Generator[Piece, None, None]:
+    def answer(
+        self, model: str, messages: Sequence[Message], answer: Answer, parameters: Mapping[str, Value] | None = None
+    ) -> Generator[Piece, None, None]:
         """Send the messages, yield the pieces as they arrive, and fill `answer`. Raises ChatFailed.
+
+        `parameters` are further fields of the request.
 
         Closing the iterator closes the connection, and the server stops generating.
         """
-        body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"model": model, "messages": messages, **streamed, **(parameters or {})}
         with closing(self._connect(_LONG)) as connection:
             response = self._response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
             for event in self._events(response):

@@ -1,10 +1,10 @@
 """The command line: `genai-server`."""
 
-import argparse
 import sys
 from importlib import import_module
 
 from genai_server import __version__
+from genai_server.cli.parser import Parser
 from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
 from genai_server.errors import ChatFailed, ConfigurationError, ExportFailed, PullFailed
 
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="genai-server", description="Serve onnxruntime-genai models over HTTP.")
+    parser = Parser(prog="genai-server", description="Serve onnxruntime-genai models over HTTP.")
     parser.add_argument("--version", action="version", version=f"genai-server {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in _needed(arguments):

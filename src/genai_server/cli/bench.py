@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genai_server.bench.plan import SCENARIOS, Plan
+from genai_server.cli.screen import screen
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from genai_server.bench.report import Report
     from genai_server.bench.session import RequestOptions, Session
 
-_LIBRARIES = ("aiohttp", "rich", "matplotlib")
+_LIBRARIES = ("aiohttp", "matplotlib")
 _PLOTS = (".png", ".svg")
 _DEFAULT_URL = "http://127.0.0.1:8002"
 _DEFAULT_BODY = '{"ignore_eos": true, "temperature": 0}'
@@ -229,9 +230,14 @@ def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
 
 def _write(report: "Report", arguments: argparse.Namespace) -> None:
     from genai_server.bench.plot import save_plot
-    from genai_server.bench.report import as_json, as_text
+    from genai_server.bench.report import as_json, as_parts, as_text
 
-    print(as_text(report))
+    if (console := screen()) is None:
+        print(as_text(report))
+    else:
+        from genai_server.cli.tables import print_report
+
+        print_report(console, as_parts(report))
     try:
         if arguments.json is not None:
             text = json.dumps(as_json(report), indent=2, ensure_ascii=False)

@@ -6,6 +6,7 @@
 import argparse
 from pathlib import Path
 
+from genai_server.cli.screen import show
 from genai_server.config import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.inventory import inventory
@@ -55,7 +56,8 @@ def run_check(arguments: argparse.Namespace) -> int:
         if not fault and entry.name in changed and origin:
             fault, remedy = "differs from the fetched file", f"genai-server pull {origin.source} repairs it"
         failed |= bool(fault)
-        print(f"{'fail' if fault else 'ok':<5} {entry.name}: {fault or f'{entry.size / _MIB:.1f} MiB'}")
+        state = ("fail ", "bold red") if fault else ("ok   ", "green")
+        show(state, f" {entry.name}: {fault or f'{entry.size / _MIB:.1f} MiB'}")
         if remedy:
             print(f"      → {remedy}")
     if origin and origin.files and not changed:

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import msgspec
 
+from genai_server.cli.screen import screen
 from genai_server.errors import ConfigurationError, ProfileNotFound
 from genai_server.profiles.analysis import SLOW_AT, analyse
 from genai_server.profiles.folder import read_profile
 from genai_server.profiles.html_report import as_page
 from genai_server.profiles.report import Report
-from genai_server.profiles.text_report import as_text
+from genai_server.profiles.text_report import as_text, for_terminal
 from genai_server.profiles.trace import write_trace
 
 _PATIENCE = 60.0
@@ -67,8 +68,12 @@ def run_report(arguments: argparse.Namespace) -> int:
             raise ConfigurationError(f"--html={arguments.html}: cannot be written: {error.strerror}") from None
     elif arguments.json:
         print(msgspec.json.encode(report).decode())
-    else:
+    elif (console := screen()) is None:
         print(as_text(report, arguments.top))
+    else:
+        from genai_server.cli.tables import print_report
+
+        print_report(console, for_terminal(report, console.width, arguments.top))
     return 0
 
 

@@ -406,6 +406,7 @@ class Settings(BaseModel):
         pattern="^(key|open|off)$",
         description="Access to /metrics: `key` needs an API key if the API does, `open` needs none, `off` disables it.",
     )
+    ui: bool = Field(True, alias="GENAI_UI", description="Give browsers the web page at `/`; `false` leaves it out.")
     telemetry: bool = Field(
         False,
         alias="GENAI_TELEMETRY",

@@ -1,5 +1,9 @@
 """A report as a single HTML page, which needs no network and no other file."""
 
+import base64
+import hashlib
+import re
+from functools import cache
 from importlib.resources import files
 
 import msgspec
@@ -7,11 +11,22 @@ import msgspec
 from genai_server.profiles.report import Report
 
 _PLACE = "{{report}}"
+_INLINE = re.compile(r"<(?:script|style)>(.*?)</(?:script|style)>", re.DOTALL)
 
 
 def as_page(report: Report) -> str:
     """The page, which contains the report as JSON."""
-    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     data = msgspec.json.encode(report).decode()
     # Names of nodes and requests must not close the element that contains them.
-    return template.replace(_PLACE, data.replace("<", "\\u003c"))
+    return _template().replace(_PLACE, data.replace("<", "\\u003c"))
+
+
+@cache
+def inline_hashes() -> tuple[str, ...]:
+    """The hashes of the page's script and style, as a Content-Security-Policy names them."""
+    found = _INLINE.findall(_template())
+    return tuple(f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}" for text in found)
+
+
+def _template() -> str:
+    return files(__package__).joinpath("page.html").read_text(encoding="utf-8")

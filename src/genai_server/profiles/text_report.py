@@ -1,29 +1,73 @@
 """A report as tables for a terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from genai_server.profiles.analysis import OTHER
 from genai_server.profiles.manifest import DECODE
-from genai_server.profiles.report import Report, TimeShare
+from genai_server.profiles.report import Report, SlowToken, TimeShare
 
 _MOST_LAYERS = 8
+# Characters of a request id that usually tell it apart.
+_SHORT_NAME = 16
+# Columns from which on a terminal has room for the operators of slow nodes.
+_WIDE = 120
+
+Rows = list[list[str]]
 
 
 def as_text(report: Report, most: int = 10) -> str:
-    """The tables, each with at most `most` lines."""
+    """The report with tables of any width, each with at most `most` lines."""
     parts = [
         _heading(report),
-        "\n".join(f"* {finding}" for finding in report.findings),
-        _phases(report),
-        _shares("operator", report.operators[:most], report),
+        _findings(report),
+        *_shares_of_all(report, most),
+        *_slow(report, most),
+        *_unread(report),
     ]
+    return "\n\n".join(part if isinstance(part, str) else _table(part) for part in parts if part)
+
+
+def for_terminal(report: Report, width: int, most: int = 10) -> list[str | Rows]:
+    """The report's texts and tables, the slow tokens first and requests by short names.
+
+    A table's first row has the titles. A terminal of little width gets slow nodes without their operators.
+    """
+    names = short_names({one.request_id for one in report.passes if one.request_id is not None})
+    parts = [
+        _heading(report),
+        _findings(report),
+        *_slow(report, most, names, with_operators=width >= _WIDE),
+        *_shares_of_all(report, most),
+        *_unread(report),
+    ]
+    return [part for part in parts if part]
+
+
+def short_names(ids: Iterable[str]) -> dict[str, str]:
+    """A short name for each request id: its beginning, as long as it takes to tell them apart."""
+    all_ids = list(dict.fromkeys(ids))
+    for length in range(_SHORT_NAME, max(map(len, all_ids), default=0)):
+        names = {each: each if len(each) <= length + 1 else f"{each[:length]}…" for each in all_ids}
+        if len(set(names.values())) == len(all_ids):
+            return names
+    return {each: each for each in all_ids}
+
+
+def _findings(report: Report) -> str:
+    return "\n".join(f"* {finding}" for finding in report.findings)
+
+
+def _shares_of_all(report: Report, most: int) -> list[str | Rows]:
+    parts: list[str | Rows] = [_phases(report), _shares("operator", report.operators[:most], report)]
     parts.append(_shares("node", report.nodes_by_time[:most], report))
     parts.append(_shares("layer", report.layers[:_MOST_LAYERS], report))
     if report.threads:
         parts.append(_threads(report, most))
-    parts.append(_slow(report, most))
-    parts += [f"not read: {name}: {reason}" for name, reason in report.unread.items()]
-    return "\n\n".join(part for part in parts if part)
+    return parts
+
+
+def _unread(report: Report) -> list[str | Rows]:
+    return [f"not read: {name}: {reason}" for name, reason in report.unread.items()]
 
 
 def _heading(report: Report) -> str:
@@ -47,7 +91,7 @@ def _heading(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _phases(report: Report) -> str:
+def _phases(report: Report) -> Rows:
     rows = [["phase", "passes", "tokens", "ms", "ms/pass median", "tokens/s", "not kernels", "cores at work"]]
     for phase in report.phases:
         rate = phase.tokens / phase.total_us * 1e6 if phase.tokens and phase.total_us else None
@@ -63,10 +107,10 @@ def _phases(report: Report) -> str:
                 _maybe(phase.cores, "{:.2f}"),
             ]
         )
-    return _table(rows)
+    return rows
 
 
-def _shares(title: str, shares: Sequence[TimeShare], report: Report) -> str:
+def _shares(title: str, shares: Sequence[TimeShare], report: Report) -> Rows:
     phases = [phase.phase for phase in report.phases]
     rows = [[title, "calls", "ms", "share", *(f"{phase} ms" for phase in phases)]]
     for share in shares:
@@ -74,33 +118,42 @@ def _shares(title: str, shares: Sequence[TimeShare], report: Report) -> str:
         rows.append(
             [share.name, str(share.calls), _ms(share.total_us), _percent(share.total_us, report.total_us), *parts]
         )
-    return _table(rows)
+    return rows
 
 
-def _threads(report: Report, most: int) -> str:
+def _threads(report: Report, most: int) -> Rows:
     rows = [["threads of", "calls", "shared", "ms", "own share ms", "waiting ms"]]
     for share in report.threads[:most]:
         cells = (str(share.calls), _percent(share.shared_calls, share.calls))
         rows.append([share.name, *cells, *map(_ms, (share.total_us, share.run_us, share.wait_us))])
-    return _table(rows)
+    return rows
 
 
-def _slow(report: Report, most: int) -> str:
+def _slow(
+    report: Report, most: int, names: Mapping[str, str] | None = None, *, with_operators: bool = True
+) -> list[str | Rows]:
+    """The slow tokens; with `names`, requests are named by these, and a single request is not named at all."""
     if report.median_decode_us is None:
-        return ""
+        return []
     limit = f"{report.slow_at:g} times the median of {_ms(report.median_decode_us)} ms"
     if not report.slow_tokens:
-        return f"No decode token took more than {limit}."
+        return [f"No decode token took more than {limit}."]
     rows = [["slow", "ms", "× median", "because of", "ms", "more than usual"]]
     for token in report.slow_tokens[:most]:
-        first = [token.name, _ms(token.duration_us), f"{token.ratio:.1f}"]
+        first = [_token_name(token, names), _ms(token.duration_us), f"{token.ratio:.1f}"]
         for node in token.because[:3]:
-            name = node.name if node.name == OTHER else f"{node.name} ({node.operator})"
+            is_plain = node.name == OTHER or not with_operators
+            name = node.name if is_plain else f"{node.name} ({node.operator})"
             rows.append([*first, name, _ms(node.duration_us), f"+{_ms(node.excess_us)}"])
             first = ["", "", ""]
     decodes = sum(phase.passes for phase in report.phases if phase.phase == DECODE)
-    count = f"{len(report.slow_tokens)} of {_count(decodes, 'decode token')} took more than {limit}."
-    return f"{count}\n\n{_table(rows)}"
+    return [f"{len(report.slow_tokens)} of {_count(decodes, 'decode token')} took more than {limit}.", rows]
+
+
+def _token_name(token: SlowToken, names: Mapping[str, str] | None) -> str:
+    if names is None or token.token is None or token.request_id is None:
+        return token.name
+    return f"token {token.token}" + (f" of {names[token.request_id]}" if len(names) > 1 else "")
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:

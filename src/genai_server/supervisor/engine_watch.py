@@ -98,6 +98,8 @@ class EngineWatch:
                 # A restarted engine loads adapters with their requests, so a missing file does not keep it from
                 # starting.
                 self._spec = msgspec.structs.replace(self._spec, adapters=[])
+                # Before the state, whose observer may say more.
+                log.info("device %s is ready, process %d", self._spec.device, self.status.pid)
                 self._set(state=EngineState.READY, address=report.address, error=None, hung=False)
                 error = self._serve_until_death()
                 if self._stopping.is_set():
@@ -147,7 +149,6 @@ class EngineWatch:
     def _serve_until_death(self) -> str:
         """Wait for the engine's death; returns how it died."""
         assert self._process is not None
-        log.info("device %s is ready, process %d", self._spec.device, self._process.pid)
         started = self._clock()
         error = self._process.wait(self._step_timeout, self._on_hang)
         self._restarts.served(self._clock() - started)

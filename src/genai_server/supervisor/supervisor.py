@@ -45,8 +45,9 @@ _LOOK_EVERY = 0.2
 class Supervisor:
     """Owns the engine processes of one server, from `start` to `stop`.
 
-    `on_nothing_loaded` is called from a thread when no device could load at the start. Raises ConfigurationError for
-    wrong options of a device.
+    `on_nothing_loaded` is called from a thread when no device could load at the start. `on_started` is called from a
+    thread once each device has loaded or failed at the start, if one is ready. Raises ConfigurationError for wrong
+    options of a device.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Supervisor:
         settings: Settings,
         *,
         on_nothing_loaded: Callable[[], None] = lambda: None,
+        on_started: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         for name in settings.served:
@@ -62,6 +64,8 @@ class Supervisor:
         self._settings = settings
         self._secret = secrets.token_hex(32)
         self._on_nothing_loaded = on_nothing_loaded
+        self._on_started = on_started
+        self._has_started = False
         self._clock = clock
         self._lock = threading.RLock()
         self._stopping = threading.Event()
@@ -195,6 +199,12 @@ class Supervisor:
         self._publish()
         if all(engine.status.state == EngineState.FAILED and not engine.has_loaded for engine in self._first):
             self._on_nothing_loaded()
+        with self._lock:
+            states = {engine.status.state for engine in self._first}
+            is_news = not self._has_started and EngineState.STARTING not in states and EngineState.READY in states
+            self._has_started |= is_news
+        if is_news:
+            self._on_started()
 
     def _publish(self) -> None:
         with self._lock:

@@ -4,13 +4,6 @@ from genai_server import __version__
 from tests.running_server import RunningServer
 
 
-def test_the_root_says_what_this_is_and_leads_on(scripted: RunningServer) -> None:
-    about = scripted.client.get("/").json()
-    assert (about.pop("name"), about.pop("version")) == ("genai-server", __version__)
-    assert {"docs", "openapi", "health", "models"} <= set(about)
-    assert {scripted.client.get(link).status_code for link in about.values()} == {200}
-
-
 def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
     health = scripted.health()
     assert health["status"] == "ok"

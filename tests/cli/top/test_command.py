@@ -1,5 +1,6 @@
 """`genai-server top`: what it sees of a server, and what it shows."""
 
+import io
 import os
 import select
 import signal
@@ -9,14 +10,18 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from genai_server.cli.top.snapshot import Interval, Snapshot
+from genai_server.cli.top.command import view
+from genai_server.cli.top.snapshot import Interval, Place, Snapshot
 from tests.running_server import ROOT, RunningServer, clean_environment, free_port
 from tests.server_here import run_here
 
+CPU = Place("m", "cpu")
+
 
 def _snapshot(at: float, **values: float) -> Snapshot:
-    return Snapshot(at, {}, {(f"genai:{name}", "cpu"): value for name, value in values.items()})
+    return Snapshot(at, {}, {(f"genai:{name}", CPU): value for name, value in values.items()})
 
 
 def _top(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -29,19 +34,19 @@ def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
     interval = Interval(
         _snapshot(10, tokens_total=100, gap_sum=1, gap_count=4), _snapshot(12, tokens_total=150, gap_sum=2, gap_count=8)
     )
-    assert interval.rate("tokens_total", "cpu") == 25
-    assert interval.mean("gap", "cpu") == 0.25
+    assert interval.rate("tokens_total", CPU) == 25
+    assert interval.mean("gap", CPU) == 0.25
 
 
 def test_what_a_new_engine_counts_is_counted_from_nothing() -> None:
-    assert Interval(_snapshot(1, tokens_total=100), _snapshot(2, tokens_total=30)).rate("tokens_total", "cpu") == 30
+    assert Interval(_snapshot(1, tokens_total=100), _snapshot(2, tokens_total=30)).rate("tokens_total", CPU) == 30
 
 
 def test_what_nobody_knows_is_not_made_up() -> None:
     interval = Interval(None, _snapshot(2, tokens_total=30))
-    assert interval.rate("tokens_total", "cpu") is None
-    assert interval.mean("gap", "cpu") is None
-    assert interval.now.value("nothing", "cpu") is None
+    assert interval.rate("tokens_total", CPU) is None
+    assert interval.mean("gap", CPU) is None
+    assert interval.now.value("nothing", CPU) is None
 
 
 def test_it_shows_the_devices_and_what_runs_there(scripted: RunningServer) -> None:
@@ -55,6 +60,35 @@ def test_it_shows_the_devices_and_what_runs_there(scripted: RunningServer) -> No
     assert rows["scripted:1"][1:4] == ["ready", "1/16", "0"]
     assert float(rows["scripted:1"][6]) > 0
     assert rows[name][1:3] == ["scripted:1", "decode"]
+
+
+def _shown(width: int | None, *models: str) -> list[str]:
+    """The table of a server with these models, each on two devices and with one request."""
+    status = {"state": "ready"}
+    health = {"version": "1", "models": {name: {"devices": {"cpu": status, "cuda:0": status}} for name in models}}
+    figures = {"phase": "decode", "age": 1.0, "prompt_tokens": 5, "cached_tokens": 4, "output_tokens": 3}
+    requests = [{"id": f"req-{'0' * 24}", "device": "cpu", "model": name, **figures} for name in models]
+    samples = {("genai:num_slots", Place(name, "cpu")): float(number) for number, name in enumerate(models, 16)}
+    out = io.StringIO()
+    console = Console(file=out, width=width or 200, force_terminal=width is not None, color_system=None)
+    console.print(view(Interval(None, Snapshot(1, health, samples, requests)), width))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_in_a_terminal_each_row_names_its_model_and_fits(width: int) -> None:
+    lines = _shown(width, "phi", "a-model-whose-name-is-longer-than-others")
+    rows = [line.split() for line in lines if line.startswith("cpu")]
+    assert [row[1][:9] for row in rows] == ["phi", "a-model-w"]
+    assert [row[3] for row in rows] == ["–/16", "–/17"]
+    assert any(line.startswith("req-00000") and " phi " in line and " decode " in line for line in lines)
+    assert max(map(len, lines)) <= width
+    assert any("q quits" in line for line in lines)
+
+
+def test_what_is_no_terminal_names_models_only_if_there_are_several() -> None:
+    assert not any("phi" in line for line in _shown(None, "phi"))
+    assert any("phi" in line for line in _shown(None, "phi", "qwen"))
 
 
 def test_without_the_admin_key_it_shows_what_it_may(own_folder: Path) -> None:
@@ -75,18 +109,24 @@ def test_a_server_that_is_not_there_is_said_in_one_line() -> None:
     assert "refused" in shown.stderr
 
 
-def test_in_a_terminal_it_renews_itself_until_ctrl_c(scripted: RunningServer) -> None:
+@pytest.mark.parametrize("end", ["signal", "q", "\x03"])
+def test_in_a_terminal_it_renews_itself_until_q_or_ctrl_c(scripted: RunningServer, end: str) -> None:
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "genai_server", "top", scripted.url, "--interval", "0.2"]
-    process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(TERM="xterm"), stdout=theirs, stderr=theirs)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=clean_environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     try:
         assert _read_until(ours, "0 requests")
         with scripted.stream("count 900; delay 0.02") as events:
             next(iter(events))
             assert _read_until(ours, "1 request")
-        process.send_signal(signal.SIGINT)
+        if end == "signal":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.write(ours, end.encode())
         assert process.wait(10) == 0
     finally:
         process.kill()

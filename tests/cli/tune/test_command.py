@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli import main
-from genai_server.cli.tune.command import Measured, smallest_good, table, table_of_blocks
+from genai_server.cli.tune.command import Measured, busy, smallest_good, table, table_of_blocks
 from tests.fake_builder import fake_builder
 from tests.running_server import DEMO
 
@@ -129,6 +129,14 @@ def test_cores_that_may_not_be_used_are_told(
     monkeypatch.setattr("genai_server.cli.doctor.machine.cpu_quota", lambda root: 0.5)
     assert tune("--dry-run") == 0
     assert "a quota of 0.5 CPUs, which affects the measurement" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("percent", "is_busy"), [(4.0, False), (50.0, True)])
+def test_a_busy_machine_is_told(percent: float, is_busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: percent)
+    monkeypatch.setattr("psutil.cpu_count", lambda: 4)
+    assert busy().startswith("other programs use 2.0 of 4 cores now, ") == is_busy
+    assert bool(busy()) == is_busy
 
 
 def test_without_the_library_it_ends_with_one_line(

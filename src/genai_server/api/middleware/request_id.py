@@ -31,7 +31,10 @@ class RequestId:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(FOR_BROWSERS | request_id_headers(scope))
+                headers = MutableHeaders(scope=message)
+                for name, value in FOR_BROWSERS.items():
+                    headers.setdefault(name, value)
+                headers.update(request_id_headers(scope))
             await send(message)
 
         await self.app(scope, receive, send_named)

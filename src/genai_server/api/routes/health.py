@@ -1,4 +1,4 @@
-"""The server's status: what it is, whether its API process lives, and whether it takes work."""
+"""The server's status: whether its API process lives, and whether it takes work."""
 
 from typing import Annotated, Any
 
@@ -16,20 +16,6 @@ from genai_server.messages.figures import Load
 from genai_server.messages.status_file import EngineStatus, ModelStatus
 
 router = APIRouter(tags=["status"])
-
-
-@router.get("/")
-async def about() -> dict[str, str]:
-    """What this server is and where to go on; nothing here is confidential."""
-    return {
-        "name": "genai-server",
-        "version": __version__,
-        "docs": "/docs",
-        "openapi": "/openapi.json",
-        "health": "/healthz",
-        "ready": "/readyz",
-        "models": "/v1/models",
-    }
 
 
 @router.get("/healthz")

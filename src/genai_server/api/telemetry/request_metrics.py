@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from genai_server.api.generation.answers import ABORT, RunningAnswer
+from genai_server.api.generation.answers import ABORT, AnswerFigures
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.generation import FinishReason
 from genai_server.grammar_checker.pool import RESULTS
@@ -92,7 +92,7 @@ class Instruments:
         """Count a check of a grammar."""
         self._checks.labels(result).inc()
 
-    def _observe_answer(self, answer: RunningAnswer, labels: tuple[str, str]) -> None:
+    def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str]) -> None:
         outcome = answer.outcome
         self._ended.labels(*labels, outcome if outcome in _REASONS else "error").inc()
         timings, phases = answer.timings(), answer.phases

@@ -7,9 +7,12 @@ import argparse
 from collections.abc import Iterator
 
 from genai_server.cli.doctor import machine, models
-from genai_server.cli.doctor.finding import FAIL, Finding
+from genai_server.cli.doctor.finding import FAIL, OK, WARN, Finding
+from genai_server.cli.screen import show
 from genai_server.config import Settings, add_options, load_settings
 from genai_server.errors import ConfigurationError
+
+_STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -24,9 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     failed = False
     for finding in examine(vars(arguments)):
         failed |= finding.state == FAIL
-        print(f"{finding.state:<5} {finding.subject}: {finding.found}", flush=True)
+        show((f"{finding.state:<5}", _STYLES[finding.state]), f" {finding.subject}: {finding.found}")
         if finding.remedy:
-            print(f"      → {finding.remedy}", flush=True)
+            show(f"      → {finding.remedy}")
     return 1 if failed else 0
 
 

@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -22,6 +24,7 @@ from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED,
 from genai_server.cli.serve.preflight import check_server, lone_reloader
 from genai_server.cli.serve.processes import Reloader, Workers
 from genai_server.cli.serve.protocol import GuardedProtocol
+from genai_server.cli.serve.welcome import welcome
 from genai_server.config import (
     Settings,
     add_options,
@@ -67,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     # end at once and leave the engines' folder behind.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.order.set())
-    supervisor = Supervisor(settings, on_nothing_loaded=stop.nothing_loaded)
+    supervisor = Supervisor(
+        settings, on_nothing_loaded=stop.nothing_loaded, on_started=partial(_welcome, settings, listener)
+    )
     in_processes = settings.workers > 1 or settings.reload
     try:
         if in_processes:
@@ -80,6 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         supervisor.stop()
     return NOTHING_LOADED if stop.has_nothing else status
+
+
+def _welcome(settings: Settings, listener: socket.socket) -> None:
+    """Say where the server is and what to do first, if a person watches."""
+    if sys.stdout.isatty():
+        with suppress(OSError):  # the terminal may be gone
+            welcome(settings, listener.getsockname()[1])
 
 
 class _Stop:

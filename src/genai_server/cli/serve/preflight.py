@@ -50,7 +50,7 @@ def check_models(settings: Settings) -> None:
             raise ConfigurationError(f"{setting}: {error}{remedy}") from None
         except ChatTemplateError as error:
             raise ConfigurationError(f"--chat-template or GENAI_CHAT_TEMPLATE: {error}") from None
-        if not all(codec.has_chat_template for codec in codecs.values()):
+        if not all(codec.has_chat_template or codec.pooling for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
 
 

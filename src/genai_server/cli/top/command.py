@@ -1,23 +1,30 @@
-"""`genai-server top`: a table of a running server's devices, rates and requests, renewed until Ctrl-C.
+"""`genai-server top`: a table of a running server's devices, rates and requests, renewed until `q` or Ctrl-C.
 
 Where the server has API keys, only the admin key shows the requests.
 """
 
 import argparse
-import importlib.util
+import asyncio
 import sys
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from genai_server.cli.top.snapshot import Interval, Poller, ServerUnreachable, Snapshot
-from genai_server.errors import ConfigurationError
-from genai_server.installation import this_installation
+from prompt_toolkit.input import create_input
+from prompt_toolkit.keys import Keys
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from genai_server.cli.screen import screen
+from genai_server.cli.top.snapshot import Interval, Place, Poller, ServerUnreachable, Snapshot
 
 _MOST_REQUESTS = 20
+# The texts of a row by column.
+Row = Mapping[str, str]
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,90 +38,167 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch until Ctrl-C; status 1 if the server cannot be reached. Raises ConfigurationError."""
-    if importlib.util.find_spec("rich") is None:
-        raise ConfigurationError(
-            f"genai-server top needs rich; install it: {this_installation().extra_command('bench')}"
-        )
+    """Watch until `q` or Ctrl-C; status 1 if the server cannot be reached."""
     poller = Poller(arguments.url, arguments.api_key)
     try:
         with suppress(KeyboardInterrupt):
-            _watch(poller, poller.poll(), arguments.interval, once=arguments.once)
+            if arguments.once:
+                _show_once(poller, arguments.interval)
+            else:
+                asyncio.run(_watch(poller, poller.poll(), arguments.interval))
     except ServerUnreachable as error:
         print(f"genai-server top: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _watch(poller: Poller, before: Snapshot, interval: float, *, once: bool) -> None:
-    from rich.console import Console
-    from rich.live import Live
+def _show_once(poller: Poller, interval: float) -> None:
+    before = poller.poll()
+    time.sleep(interval)
+    console = screen() or Console()
+    with console.capture() as captured:  # rich itself would end the process when the output has no reader
+        console.print(view(Interval(before, poller.poll()), console.width if console.is_terminal else None))
+    print(captured.get(), end="")
 
-    if once:
-        time.sleep(interval)
-        console = Console()
-        with console.capture() as captured:  # rich itself would end the process when the output has no reader
-            console.print(view(Interval(before, poller.poll())))
-        print(captured.get(), end="")
-        return
-    with Live(view(Interval(None, before)), screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval)
+
+async def _watch(poller: Poller, before: Snapshot, interval: float) -> None:
+    console = Console(highlight=False)
+    with _end_key() as ended, Live(console=console, screen=True, auto_refresh=False) as live:
+        live.update(view(Interval(None, before), console.width), refresh=True)
+        while not await _is_set(ended, interval):
             try:
-                now = poller.poll()
+                now = await asyncio.to_thread(poller.poll)
             except ServerUnreachable as error:
                 live.update(f"{error}; trying again", refresh=True)
                 continue
-            live.update(view(Interval(before, now)), refresh=True)
+            live.update(view(Interval(before, now), console.width), refresh=True)
             before = now
 
 
-def view(interval: Interval) -> "RenderableType":
-    """The tables of an interval."""
-    from rich.console import Group
-    from rich.table import Table
+@contextmanager
+def _end_key() -> Iterator[asyncio.Event]:
+    """An event which is set by `q` or Ctrl-C, typed into the terminal."""
+    ended = asyncio.Event()
+    if not sys.stdin.isatty():
+        yield ended
+        return
+    keyboard = create_input()
 
-    devices = Table(box=None, title=f"genai-server {interval.now.health.get('version', '')}", title_justify="left")
-    for number, column in enumerate(_COLUMNS):
-        devices.add_column(column, justify="right" if number > 1 else "left")
-    for device, status in interval.now.health["devices"].items():
-        devices.add_row(*_device(interval, device, status))
+    def read() -> None:
+        if any(press.key in ("q", "Q", Keys.ControlC) for press in keyboard.read_keys()):
+            ended.set()
+
+    with keyboard.raw_mode(), keyboard.attach(read):
+        yield ended
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    """Whether the event is set before so many seconds have passed."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
+
+
+def view(interval: Interval, width: int | None) -> RenderableType:
+    """The tables of an interval. In a terminal of this width they fit, and name the model of each row."""
+    places = interval.now.places()
+    with_model = width is not None or len({place.model for place in places}) > 1
+    rows = [_device(interval, place, status) for place, status in places.items()]
+    columns = [name for name in _COLUMNS if with_model or name != "model"]
+    devices = _table(f"genai-server {interval.now.health.get('version', '')}", columns, rows, width)
     if interval.now.refused is not None:
         return Group(devices, _LEGEND, f"requests are not shown: {interval.now.refused}")
     count = len(interval.now.requests)
-    requests = Table(box=None, title=f"{count} request{'s' * (count != 1)}", title_justify="left")
-    for number, column in enumerate(("request", "device", "phase", "age s", "prompt", "cached", "output")):
-        requests.add_column(column, justify="right" if number > 2 else "left")
-    for each in interval.now.requests[:_MOST_REQUESTS]:
-        tokens = (str(each[f"{kind}_tokens"]) for kind in ("prompt", "cached", "output"))
-        requests.add_row(each["id"], each["device"], each["phase"], f"{each['age']:.1f}", *tokens)
-    more = f"and {count - _MOST_REQUESTS} more" if count > _MOST_REQUESTS else ""
-    return Group(devices, _LEGEND, "", requests, more)
+    rows = [_request(each) for each in interval.now.requests[:_MOST_REQUESTS]]
+    columns = [name for name in _REQUEST_COLUMNS if with_model or name != "model"]
+    requests = _table(f"{count} request{'s' * (count != 1)}", columns, rows, width)
+    more = [f"and {count - _MOST_REQUESTS} more"] if count > _MOST_REQUESTS else [""]
+    keys = [] if width is None else ["q quits"]
+    return Group(devices, _LEGEND, "", requests, *more, *keys)
 
 
-_COLUMNS = ("device", "state", "run", "wait", "kv", "in/s", "out/s", "ans/s", "ttft", "itl", "rows", "hits", "died")
+_STATES = ("device", "model", "state", "run", "wait", "kv")
+_COLUMNS = (*_STATES, "in/s", "out/s", "ans/s", "ttft", "itl", "rows", "hits", "died")
+_REQUEST_COLUMNS = ("request", "device", "model", "phase", "age s", "prompt", "cached", "output")
+_TEXTS = {"device", "model", "state", "request", "phase"}
+# In a narrow terminal, the first of these is left out first.
+_LEFT_OUT = ("died", "rows", "ans/s", "hits", "kv", "cached", "in/s", "itl", "age s", "ttft")
+# Cells between two columns.
+_GAP = 2
+# Most characters of a name, the wide terminal's first.
+_NAME_LENGTHS = (24, 16, 10)
 _LEGEND = "a second: tokens in, out, answers; ms: to the first token, between tokens; hits: of prompts, cached"
 
 
-def _device(interval: Interval, device: str, status: dict[str, object]) -> list[str]:
+def _table(title: str, columns: Sequence[str], rows: Sequence[Row], width: int | None) -> Table:
+    """A table of these columns; without some of them where the terminal is too narrow for all."""
+    if width is None:
+        table = Table(box=None, title=title, title_justify="left")
+    else:
+        table = Table(box=None, title=title, title_justify="left", padding=(0, _GAP, 0, 0), header_style="bold")
+        columns, rows = _fitting(columns, rows, width)
+    for name in columns:
+        table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=width is not None)
+    for row in rows:
+        table.add_row(*(_coloured(name, row[name], in_terminal=width is not None) for name in columns))
+    return table
+
+
+def _width(columns: Sequence[str], rows: Sequence[Row]) -> int:
+    return sum(max(cell_len(text) for text in (name, *(row[name] for row in rows))) + _GAP for name in columns)
+
+
+def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> tuple[Sequence[str], Sequence[Row]]:
+    """The columns and rows that fit: names are shortened, then columns left out, then names shortened further."""
+    most = _NAME_LENGTHS[0]
+    for most in _NAME_LENGTHS:
+        found = [_shortened(row, most) for row in rows]
+        if _width(columns, found) <= width:
+            return columns, found
+        if most != _NAME_LENGTHS[0]:
+            for name in _LEFT_OUT:
+                columns = [column for column in columns if column != name]
+                if _width(columns, found) <= width:
+                    return columns, found
+    return columns, [_shortened(row, most) for row in rows]
+
+
+def _shortened(row: Row, most: int) -> Row:
+    return {name: text if len(text) <= most else f"{text[: most - 1]}…" for name, text in row.items()}
+
+
+def _coloured(column: str, text: str, *, in_terminal: bool) -> str | Text:
+    if column != "state" or not in_terminal:
+        return text
+    return Text(text, "green" if text == "ready" else "red" if text in ("failed", "terminated") else "yellow")
+
+
+def _request(entry: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {kind: str(entry[f"{kind}_tokens"]) for kind in ("prompt", "cached", "output")}
+    names = {"request": entry["id"], **{name: str(entry[name]) for name in ("device", "model", "phase")}}
+    return {**names, "age s": f"{entry['age']:.1f}", **tokens}
+
+
+def _device(interval: Interval, place: Place, status: Mapping[str, Any]) -> dict[str, str]:
     now = interval.now
-    queries = interval.more("prefix_cache_queries_total", device)
-    state = "terminated" if status.get("terminated") else str(status["state"])
-    return [
-        device,
-        state,
-        f"{_whole(now.value('num_requests_running', device))}/{_whole(now.value('num_slots', device))}",
-        _whole(now.value("num_requests_waiting", device)),
-        _share(now.value("kv_cache_usage_perc", device)),
-        _number(interval.rate("prompt_tokens_total", device)),
-        _number(interval.rate("generation_tokens_total", device)),
-        _number(interval.rate("request_success_total", device)),
-        _milliseconds(interval.mean("time_to_first_token_seconds", device)),
-        _milliseconds(interval.mean("inter_token_latency_seconds", device)),
-        _number(interval.mean("decode_batch_size", device)),
-        _share(interval.more("prefix_cache_hits_total", device) / queries if queries else None),
-        _whole(now.value("engine_restarts_total", device)),
-    ]
+    queries = interval.more("prefix_cache_queries_total", place)
+    running, slots = (now.value(name, place) for name in ("num_requests_running", "num_slots"))
+    return {
+        "device": place.device,
+        "model": place.model,
+        "state": "terminated" if status.get("terminated") else str(status["state"]),
+        "run": f"{_whole(running)}/{_whole(slots)}",
+        "wait": _whole(now.value("num_requests_waiting", place)),
+        "kv": _share(now.value("kv_cache_usage_perc", place)),
+        "in/s": _number(interval.rate("prompt_tokens_total", place)),
+        "out/s": _number(interval.rate("generation_tokens_total", place)),
+        "ans/s": _number(interval.rate("request_success_total", place)),
+        "ttft": _milliseconds(interval.mean("time_to_first_token_seconds", place)),
+        "itl": _milliseconds(interval.mean("inter_token_latency_seconds", place)),
+        "rows": _number(interval.mean("decode_batch_size", place)),
+        "hits": _share(interval.more("prefix_cache_hits_total", place) / queries if queries else None),
+        "died": _whole(now.value("engine_restarts_total", place)),
+    }
 
 
 def _whole(value: float | None) -> str:

@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,6 +18,13 @@ class ServerUnreachable(Exception):
     """There is no answer, or not that of a genai-server; the message says what came."""
 
 
+class Place(NamedTuple):
+    """A model on a device."""
+
+    model: str
+    device: str
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The state of a server at one moment."""
@@ -25,15 +32,26 @@ class Snapshot:
     # Seconds of `time.monotonic`.
     at: float
     health: Mapping[str, Any]
-    # Values by metric and device, summed over all other labels.
-    samples: Mapping[tuple[str, str], float]
+    # Values by metric and place, summed over all other labels.
+    samples: Mapping[tuple[str, Place], float]
     requests: list[dict[str, Any]] = field(default_factory=list)
     # Why the server does not list its requests; None if it does.
     refused: str | None = None
 
-    def value(self, name: str, device: str) -> float | None:
-        """The value of a metric on a device; None if there is none."""
-        return self.samples.get((_PREFIX + name, device))
+    def value(self, name: str, place: Place) -> float | None:
+        """The value of a metric at a place; None if there is none."""
+        return self.samples.get((_PREFIX + name, place))
+
+    def places(self) -> dict[Place, Mapping[str, Any]]:
+        """The status of each model on each of its devices."""
+        models = self.health.get("models")
+        if models is None:
+            return {
+                Place(str(status.get("model", "")), name): status for name, status in self.health["devices"].items()
+            }
+        return {
+            Place(name, device): status for name, model in models.items() for device, status in model["devices"].items()
+        }
 
 
 @dataclass(frozen=True)
@@ -44,22 +62,22 @@ class Interval:
     before: Snapshot | None
     now: Snapshot
 
-    def more(self, name: str, device: str) -> float:
+    def more(self, name: str, place: Place) -> float:
         """The increase of a counter. A counter that has restarted counts from 0."""
-        last = self.now.value(name, device) or 0.0
-        first = (self.before.value(name, device) if self.before else None) or 0.0
+        last = self.now.value(name, place) or 0.0
+        first = (self.before.value(name, place) if self.before else None) or 0.0
         return last - first if last >= first else last
 
-    def rate(self, name: str, device: str) -> float | None:
+    def rate(self, name: str, place: Place) -> float | None:
         """The increase of a counter per second; None without an earlier snapshot."""
         if self.before is None or self.now.at <= self.before.at:
             return None
-        return self.more(name, device) / (self.now.at - self.before.at)
+        return self.more(name, place) / (self.now.at - self.before.at)
 
-    def mean(self, name: str, device: str) -> float | None:
+    def mean(self, name: str, place: Place) -> float | None:
         """The mean of a histogram's new observations; None without any."""
-        count = self.more(f"{name}_count", device)
-        return self.more(f"{name}_sum", device) / count if count else None
+        count = self.more(f"{name}_count", place)
+        return self.more(f"{name}_sum", place) / count if count else None
 
 
 class Poller:
@@ -93,13 +111,14 @@ class Poller:
             raise ServerUnreachable(f"{self._url}: {getattr(error, 'reason', error)}") from None
 
 
-def _samples(text: str) -> dict[tuple[str, str], float]:
-    """Values by metric and device, summed over all other labels."""
-    found: dict[tuple[str, str], float] = {}
+def _samples(text: str) -> dict[tuple[str, Place], float]:
+    """Values by metric and place, summed over all other labels and over a model's adapters."""
+    found: dict[tuple[str, Place], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if not sample.name.endswith("_bucket"):
-                key = (sample.name, sample.labels.get("device", ""))
+                model = sample.labels.get("model_name", "").partition(":")[0]
+                key = (sample.name, Place(model, sample.labels.get("device", "")))
                 found[key] = found.get(key, 0.0) + sample.value
     return found
 

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from genai_server.cli.doctor import machine
 from genai_server.cli.doctor.finding import WARN
 from genai_server.cli.serve.loaders import check_library
@@ -26,6 +30,7 @@ from genai_server.options.config_file import DEFAULT_FILE
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import THREADS
 from genai_server.options.toml import with_settings
+from genai_server.pooling_model import Task, task_of
 
 if TYPE_CHECKING:
     from genai_server.engine.measuring.tuning import Tuned
@@ -36,6 +41,8 @@ _THREADS_CHUNK = 128
 # stream run faster; a smaller chunk delays other requests less.
 _GOOD_ENOUGH = {"max_batch_size": 0.95, "prefill_chunk": 0.9}
 _BEST_BLOCK = 128
+# The share of the cores that others may use while it measures.
+_MOST_BUSY = 0.1
 _HEAD = f"{'':<28}{'prefill':>10}{'decode':>10}  tokens/s"
 
 Show = Callable[[str], None]
@@ -105,12 +112,16 @@ def run(arguments: argparse.Namespace) -> int:
     )
     target = target or Path(settings.config or DEFAULT_FILE)
     check_model_directory(Path(settings.model_dir))
+    if (task := task_of(Path(settings.model_dir))) is not Task.GENERATE:
+        raise ConfigurationError(f"{settings.model_dir} is a model for {task}: there is nothing to tune")
     original = Original(arguments.original, arguments.python) if arguments.original else None
     precision = original.check(Path(settings.model_dir)) if original is not None else ""
     text = _text_to_change(target, settings, writing=not arguments.dry_run)
     for finding in machine.cores(settings):
         if finding.state == WARN and finding.subject == "cores":
             print(f"genai-server: {finding.found}, which affects the measurement; {finding.remedy}", file=sys.stderr)
+    if warning := busy():
+        print(f"genai-server: {warning}", file=sys.stderr)
     with _measuring(settings, steps()) as show:
         measured = measure(settings, arguments.seconds, show)
     best = measured.best()
@@ -129,6 +140,18 @@ def run(arguments: argparse.Namespace) -> int:
         rates = measure_each(original, tuned.model_dir, precision, built, show)
     print(table_of_blocks(rates, tuned.model_dir, f"{original.source} --precision {precision}"))
     return 0
+
+
+def busy(seconds: float = 0.5) -> str:
+    """The warning if other programs use the machine's cores now; otherwise ""."""
+    cores = psutil.cpu_count() or 1
+    used = psutil.cpu_percent(seconds) / 100 * cores
+    if used < _MOST_BUSY * cores:
+        return ""
+    return (
+        f"other programs use {used:.1f} of {cores} cores now, so the result will not be the best for an idle machine; "
+        "end them, and tune again"
+    )
 
 
 @contextmanager
@@ -284,13 +307,7 @@ def _blocks(model_dir: Path) -> str:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Show]:
-    """A progress bar on a terminal, if the library for it is installed."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    except ImportError:
-        yield lambda title: print(f"measuring {title}", file=sys.stderr)
-        return
+    """A progress bar on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     # Redrawn rarely, since the bar runs on the cores that are measured.

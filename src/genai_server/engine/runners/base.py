@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.generation import GenerationRequest, ModelInfo
+from genai_server.generation import GenerationRequest, ModelInfo, PooledText
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Row:
     positions: bool = False
     # The next token is chosen among this many best ones; 0 means all.
     num_choices: int = 0
+    # What the tokens consist of, for a runner which pools.
+    texts: Sequence[PooledText] = ()
 
 
 class Terminated(Exception):

@@ -16,6 +16,7 @@ from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.next_token import num_choices
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
+from genai_server.errors import InvalidField
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
 
 NOT_EXACT = (
@@ -34,12 +35,15 @@ class RunnerPair:
         *,
         reason: str | None = None,
         nodes: Mapping[str, int | None] = MappingProxyType({}),
+        pools: bool = False,
     ) -> None:
+        self.pools = pools  # whether requests have texts to pool, rather than a prompt to continue
         self.generator = generator
         self.batched = batched
         self.adapters = Adapters(generator)  # sequences with an adapter stay on the generator's runner
         self._reason = reason  # why there is no batched runner
-        self._no_profile = ""  # why no sequence can be profiled; empty if sequences can
+        # Why no sequence can be profiled; empty if sequences can.
+        self._no_profile = "a model for embeddings or reranking cannot be profiled" if pools else ""
         self._nodes = dict(nodes)  # nodes of the graph by provider; None where the number is unknown
 
     @property
@@ -51,7 +55,7 @@ class RunnerPair:
     def batching(self) -> Batching:
         """How requests are batched, for the API processes."""
         if self.batched is None:
-            return Batching(reason=self._reason, nodes=self._nodes)
+            return Batching("pooled" if self.pools else "generator", self._reason, nodes=self._nodes)
         return Batching(
             self.batched.name,
             None,
@@ -98,6 +102,9 @@ class RunnerPair:
 
     def check(self, request: GenerationRequest) -> None:
         """Raises InvalidField for a field of a request which its runner does not support."""
+        if self.pools != bool(request.texts):
+            wanted = "texts to pool" if self.pools else "a prompt to continue"
+            raise InvalidField(f"this model takes {wanted}", param="model")
         if self.batched is not None and request.adapter is None:
             self.batched.check(request)
 
@@ -133,6 +140,7 @@ class RunnerPair:
         scores = self._runner(step.reads[0].sequence).forward(rows)
         for read, row, found in zip(step.reads, rows, scores, strict=True):
             read.sequence.num_read += 0 if found.is_pending else len(row.tokens) - len(read.draft)
+            read.sequence.num_texts += len(read.texts)
         return scores
 
     def accept(self, sequence: Sequence, tokens: Several[int]) -> None:
@@ -212,4 +220,4 @@ def _row(read: Read) -> Row:
     sequence = read.sequence
     num_own = read.num_tokens - len(read.draft)
     tokens = [*sequence.tokens[sequence.num_read : sequence.num_read + num_own], *read.draft]
-    return Row(sequence.id, tokens, read.decodes, sequence.wants_positions, num_choices(sequence))
+    return Row(sequence.id, tokens, read.decodes, sequence.wants_positions, num_choices(sequence), read.texts)

@@ -1,0 +1,92 @@
+"""Fetch the libraries of the web page and of /docs from the npm registry into src/genai_server/web.
+
+usage: scripts/vendor_web.py [--update]
+
+Without --update the pinned versions come again, and the script ends with status 1 if the registry's package has
+another hash than src/genai_server/web/vendored.json. With --update the newest versions come, and their hashes are
+written there.
+It needs npm, which checks each package against the registry's own hash.
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_WEB = Path(__file__).resolve().parents[1] / "src" / "genai_server" / "web"
+_PINS = _WEB / "vendored.json"
+# Of each package: its files, and where they go. A browser without a build step needs paths in place of package names.
+_FILES = {
+    "preact": {"dist/preact.mjs": "static/vendor/preact.js", "hooks/dist/hooks.mjs": "static/vendor/preact-hooks.js"},
+    "htm": {"dist/htm.mjs": "static/vendor/htm.js"},
+    "markdown-it": {"dist/browser/markdown-it.esm.min.mjs": "static/vendor/markdown-it.js"},
+    "uplot": {
+        "dist/uPlot.iife.min.js": "static/vendor/uplot.js",
+        "dist/uPlot.min.css": "static/vendor/uplot.css",
+    },
+    "swagger-ui-dist": {
+        "swagger-ui-bundle.js": "api_docs/swagger-ui-bundle.js",
+        "swagger-ui.css": "api_docs/swagger-ui.css",
+        "swagger-ui-bundle.js.LICENSE.txt": "api_docs/swagger-ui-bundle.js.LICENSE.txt",
+        "NOTICE": "api_docs/swagger-ui-dist.NOTICE",
+    },
+}
+_IMPORT = re.compile(r'from"preact"')
+_SOURCE_MAP = re.compile(r"\n?(//# sourceMappingURL=\S+|/\*# sourceMappingURL=\S+ \*/)\s*$")
+
+
+def main() -> int:
+    """Fetch all packages; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true", help="take the newest versions")
+    arguments = parser.parse_args()
+    pins: dict[str, Any] = json.loads(_PINS.read_text(encoding="utf-8")) if _PINS.exists() else {}
+    found = {}
+    for package, members in _FILES.items():
+        pin = None if arguments.update else pins[package]
+        with tempfile.TemporaryDirectory() as folder:
+            archive, version = _pack(package if pin is None else f"{package}@{pin['version']}", Path(folder))
+            integrity = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+            if pin is not None and integrity != pin["integrity"]:
+                print(f"{package} {version} has {integrity}, and not {pin['integrity']}", file=sys.stderr)
+                return 1
+            found[package] = {"version": version, "integrity": integrity, "files": _write(archive, package, members)}
+        print(f"{package} {version}")
+    _PINS.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _pack(spec: str, folder: Path) -> tuple[Path, str]:
+    """The package's archive as npm fetched it, and its version."""
+    command = ["npm", "pack", "--silent", "--json", spec]
+    done = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
+    (about,) = json.loads(done.stdout)
+    (archive,) = folder.glob("*.tgz")
+    return archive, str(about["version"])
+
+
+def _write(archive: Path, package: str, members: dict[str, str]) -> dict[str, str]:
+    """Write a package's files and its licence; their SHA-256 by their path below the folder of the page."""
+    license_path = str(Path(next(iter(members.values()))).with_name(f"{package}.LICENSE"))
+    written = {}
+    with tarfile.open(archive) as packed:
+        for member, target in {**members, "LICENSE": license_path}.items():
+            file = packed.extractfile(f"package/{member}")
+            assert file is not None
+            text = _SOURCE_MAP.sub("\n", _IMPORT.sub('from"./preact.js"', file.read().decode()))
+            path = _WEB / target
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+            written[target] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return written
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Parsers of the command line which name the option that was probably meant."""
+
+import argparse
+import difflib
+from collections.abc import Iterable
+from typing import NoReturn, TypeVar, overload
+
+_Namespace = TypeVar("_Namespace")
+# Lines of a usage that still leave the error in sight.
+_MOST_USAGE = 12
+_ALIKE = 0.6
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser which itself refuses what it does not know, so that the usage shown is that of the subcommand."""
+
+    @overload
+    def parse_known_args(
+        self, args: Iterable[str] | None = None, namespace: None = None
+    ) -> tuple[argparse.Namespace, list[str]]: ...
+    @overload
+    def parse_known_args(self, args: Iterable[str] | None, namespace: _Namespace) -> tuple[_Namespace, list[str]]: ...
+    @overload
+    def parse_known_args(self, *, namespace: _Namespace) -> tuple[_Namespace, list[str]]: ...
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: object = None) -> tuple[object, list[str]]:
+        """Parse all arguments; ends with the usage if one is unknown."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            option = unknown[0].partition("=")[0]
+            known = [name for action in self._actions for name in action.option_strings]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(option, known)}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            known = map(str, action.choices or ())
+            raise argparse.ArgumentError(action, error.message + did_you_mean(str(value), known)) from None
+
+    def error(self, message: str) -> NoReturn:
+        """End with the usage and the message. A usage of many lines is replaced by the way to see it."""
+        usage = self.format_usage()
+        if len(usage.splitlines()) > _MOST_USAGE:
+            usage = f"usage: {self.prog} [OPTION]…\n       {self.prog} --help lists the options\n"
+        self.exit(2, f"{usage}{self.prog}: error: {message}\n")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The end of an error message: the known name most like the given one, or nothing."""
+    found = difflib.get_close_matches(given, list(known), 1, _ALIKE)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -1,0 +1,86 @@
+"""The block that ends the start of `serve` in a terminal: where the server is, and what to do first."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from genai_server import __version__
+from genai_server.api.middleware.keys import load_keys
+from genai_server.cli.screen import show
+from genai_server.config import Settings
+from genai_server.engine.model.files import has_chat_template, model_info, read_config
+from genai_server.errors import ModelDirectoryError
+
+# Hosts that stand for all addresses of the machine, each with one by which its own programs reach it.
+_ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
+_TITLE = 18
+
+
+def url_of(settings: Settings, port: int) -> str:
+    """The server's address as a program on this machine uses it."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{'https' if settings.tls_cert else 'http'}://{_ALL_ADDRESSES.get(settings.host, host)}:{port}"
+
+
+def welcome(settings: Settings, port: int) -> None:
+    """Print the block."""
+    url = url_of(settings, port)
+    everywhere = "   on every address of this machine" if settings.host in _ALL_ADDRESSES else ""
+    show("")
+    show(f"genai-server {__version__} is ready; ", ("Ctrl-C", "bold"), " stops it")
+    show("")
+    _line("address", f"{url}{everywhere}")
+    if settings.ui:
+        _line("web page", f"{url}/")
+    for name, path in settings.served.items():
+        _line("model", f"{name} on {settings.device}{_context(settings, path)}")
+    _line("first", _first(settings, url), "bold green")
+    _line("OpenAI clients", f"base URL {url}/v1")
+    _line("Anthropic clients", f"base URL {url}")
+    _line("Ollama clients", f"base URL {url}")
+    if load_keys(settings).required:
+        _line("API key", "one of GENAI_API_KEYS or GENAI_API_KEY_FILE")
+    else:
+        _line("API key", "none is needed; clients that insist on one may send anything")
+        _line("all endpoints", f"{url}/docs")
+    show("")
+
+
+def _line(title: str, text: str, style: str = "") -> None:
+    show("  ", (f"{title:<{_TITLE}}", "dim"), (text, style))
+
+
+def _context(settings: Settings, path: str) -> str:
+    try:
+        length = min(settings.max_length, model_info(read_config(Path(path))).context_length)
+    except (ModelDirectoryError, LookupError, TypeError, ValueError):  # a scripted device has no directory
+        return ""
+    return f", context {length} tokens"
+
+
+def _first(settings: Settings, url: str) -> str:
+    """The first thing to type."""
+    name, path = next(iter(settings.served.items()))
+    key = load_keys(settings).required
+    if settings.chat_template_of(name) or _has_template(Path(path)):
+        return f"{_command()} chat {url}{' --api-key KEY' if key else ''}"
+    header = "-H 'authorization: Bearer KEY' " if key else ""
+    body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 40})
+    return f"curl {url}/v1/completions {header}-H 'content-type: application/json' -d {shlex.quote(body)}"
+
+
+def _has_template(path: Path) -> bool:
+    try:
+        return has_chat_template(path)
+    except ModelDirectoryError:  # a scripted device takes messages
+        return True
+
+
+def _command() -> str:
+    """How this copy's command is called from here."""
+    script = Path(sys.executable).with_name("genai-server.exe" if sys.platform == "win32" else "genai-server")
+    if not script.exists():
+        return f"{shlex.quote(sys.executable)} -m genai_server"
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))

@@ -1,0 +1,92 @@
+"""Reports of texts and tables, in a terminal of any width."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Rows = Sequence[Sequence[str]]
+
+_GAP = 2
+# A column of texts is not made narrower than this; the table is turned instead.
+_LEAST_TEXT = 16
+_SIGNS = "0123456789+–"
+
+
+def print_report(console: Console, parts: Iterable[str | Rows]) -> None:
+    """Print texts, and tables whose first row has the titles, with a line between them."""
+    for number, part in enumerate(parts):
+        if number:
+            console.print()
+        if isinstance(part, str):
+            console.print(Text(part))
+            continue
+        for place, table in enumerate(fitted(part, console.width)):
+            if place:
+                console.print()
+            console.print(table)
+
+
+def fitted(rows: Rows, width: int) -> list[Table]:
+    """The rows as a table of at most this width.
+
+    Titles of numbers are wrapped, and columns of texts made narrower. If that is not enough the table is turned: each
+    row becomes a column, in as many tables as it takes.
+    """
+    widths = _widths(rows)
+    if (found := _narrowed(rows, widths, width)) is not None:
+        return [_table(rows, found)]
+    turned = [list(column) for column in zip(*rows, strict=True)]
+    titles, columns = [cells[0] for cells in turned], list(zip(*turned, strict=True))[1:]
+    tables, first = [], 0
+    while first < len(columns):
+        room, last = width - max(map(cell_len, titles)), first
+        while last < len(columns) and (room := room - _GAP - max(map(cell_len, columns[last]))) >= 0:
+            last += 1
+        last = max(last, first + 1)
+        part = [[title, *cells] for title, *cells in zip(titles, *columns[first:last], strict=True)]
+        tables.append(_table(part, _narrowed(part, _widths(part), width) or _widths(part)))
+        first = last
+    return tables
+
+
+def _widths(rows: Rows) -> list[int]:
+    return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+
+
+def _narrowed(rows: Rows, widths: Sequence[int], width: int) -> list[int] | None:
+    """The widths of columns that fit; None if they cannot."""
+    found = list(widths)
+    columns = list(zip(*rows, strict=True))
+    for number, column in enumerate(columns):  # titles of numbers are wrapped
+        if sum(found) + _GAP * (len(found) - 1) > width and _is_numeric(column):
+            found[number] = max(map(cell_len, [*column[0].split(), *column[1:]]))
+    texts = [number for number, column in enumerate(columns) if not _is_numeric(column)]
+    while (excess := sum(found) + _GAP * (len(found) - 1) - width) > 0:
+        widest = max(texts, key=lambda number: found[number], default=None)
+        if widest is None or found[widest] <= _LEAST_TEXT:
+            return None
+        found[widest] = max(_LEAST_TEXT, found[widest] - excess)
+    return found
+
+
+def _table(rows: Rows, widths: Sequence[int]) -> Table:
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for title, width, column in zip(rows[0], widths, zip(*rows, strict=True), strict=True):
+        table.add_column(
+            title, width=width, justify="right" if _is_numeric(column) else "left", overflow="fold", no_wrap=False
+        )
+    for row in rows[1:]:
+        table.add_row(*(Text(_cropped(cell, width)) for cell, width in zip(row, widths, strict=True)))
+    return table
+
+
+def _is_numeric(column: Sequence[str]) -> bool:
+    return all(not cell or cell[0] in _SIGNS for cell in column[1:])
+
+
+def _cropped(text: str, width: int) -> str:
+    """The end of a long name, which tells names of nodes apart; texts with spaces are left to be wrapped."""
+    return text if cell_len(text) <= width or " " in text else f"…{text[1 - width :]}"

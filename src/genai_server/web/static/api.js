@@ -1,0 +1,38 @@
+// Calls of the server's API. All addresses are relative, so that the page works behind a path prefix.
+import { keys } from "./keys.js";
+
+export class ApiError extends Error {
+  constructor(status, error) {
+    super(error?.message ?? `the server answered with status ${status}`);
+    this.status = status;
+    this.code = error?.code ?? "";
+  }
+}
+
+// The response of a call. Asks for the key once where the server wants another one. Throws ApiError.
+export async function call(path, { method = "GET", body, admin = false, signal } = {}) {
+  const send = () => fetch(path, {
+    method,
+    signal,
+    headers: { ...keys.headers(admin), ...(body === undefined ? {} : { "content-type": "application/json" }) },
+    body: body === undefined ? undefined : JSON.stringify(body),
+  });
+  let response = await send();
+  while (response.status === 401) {
+    if (admin && keys.get("admin")) keys.set("admin", "");
+    else if (!await keys.ask("api", (await errorOf(response)).message)) break;
+    response = await send();
+  }
+  if (!response.ok) throw await errorOf(response);
+  return response;
+}
+
+// The JSON that a call answers.
+export async function ask(path, options) {
+  return (await call(path, options)).json();
+}
+
+async function errorOf(response) {
+  const body = await response.clone().json().catch(() => null);
+  return new ApiError(response.status, body?.error);
+}

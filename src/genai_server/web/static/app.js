@@ -1,0 +1,58 @@
+// The page: its head, and the view that the address names.
+import { chats } from "./chats.js";
+import { useChanges } from "./emitter.js";
+import { html, render, useEffect, useState } from "./html.js";
+import { KeyDialog } from "./key_dialog.js";
+import { keys } from "./keys.js";
+import { models } from "./models.js";
+import { place } from "./place.js";
+import { TalkView } from "./talk_view.js";
+import { WatchView } from "./watch_view.js";
+
+function App() {
+  useChanges(place, keys);
+  const { view, rest, query } = place.now;
+  return html`
+    <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
+    <header class="head">
+      <span class="name">genai-server</span>
+      <nav aria-label="Views">
+        <a href="#chat" aria-current=${view === "chat" ? "page" : undefined}>Talk</a>
+        <a href="#watch" aria-current=${view === "watch" ? "page" : undefined}>Watch</a>
+        ${!keys.any && html`<a href="docs">API</a>`}
+      </nav>
+      <span class="stretch"></span>
+      ${keys.any && html`<button type="button" class="quiet" onClick=${forget}>Forget keys</button>`}
+      <${ThemeButton} />
+    </header>
+    <main id="main" tabindex="-1">
+      ${view === "watch" ? html`<${WatchView} tab=${rest} query=${query} />` : html`<${TalkView} chatId=${rest} />`}
+    </main>
+    <${KeyDialog} />`;
+}
+
+// The address names the view, so that a link to an element cannot stand there.
+function toMain(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+function forget() {
+  keys.forget();
+  location.reload();
+}
+
+function ThemeButton() {
+  const [name, setName] = useState(window.theme.name);
+  useEffect(() => {
+    const onChange = () => setName(window.theme.name);
+    addEventListener("themechange", onChange);
+    return () => removeEventListener("themechange", onChange);
+  }, []);
+  return html`<button type="button" class="quiet" aria-label=${`Colours: ${name}`} title="Colours: the system's, light or dark"
+    onClick=${() => window.theme.next()}>${{ auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[name]}</button>`;
+}
+
+await chats.load();
+render(html`<${App} />`, document.getElementById("app"));
+models.load();

@@ -1,0 +1,75 @@
+// One conversation: a tree of turns, of which one path is shown. Editing or regenerating a turn makes a branch.
+
+export const ROOT = "root";
+
+export function newChat() {
+  const now = Date.now();
+  return { id: crypto.randomUUID?.() ?? randomName(), title: "", created: now, updated: now, turns: {}, chosen: {} };
+}
+
+// Outside of HTTPS and localhost a browser has no randomUUID.
+function randomName() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+// Add a turn after another one, and show it.
+export function addTurn(chat, parent, turn) {
+  let number = Object.keys(chat.turns).length + 1;
+  while (chat.turns[`t${number}`]) number += 1;
+  const id = `t${number}`;
+  const added = { id, parent, ...turn };
+  chat.turns[id] = added;
+  chat.chosen[parent] = id;
+  chat.updated = Date.now();
+  if (!chat.title && turn.role === "user") chat.title = turn.content.trim().split("\n")[0].slice(0, 80);
+  return added;
+}
+
+// All turns after the same one, in the order in which they were made.
+export function branches(chat, turn) {
+  return Object.values(chat.turns).filter((other) => other.parent === turn.parent);
+}
+
+export function choose(chat, turn) {
+  chat.chosen[turn.parent] = turn.id;
+}
+
+// Show the conversation up to this turn only; the next message begins a branch there.
+export function endAt(chat, turn) {
+  chat.chosen[turn.id] = null;
+}
+
+// The shown turns.
+export function path(chat) {
+  const found = [];
+  for (let id = chat.chosen[ROOT]; id && chat.turns[id]; id = chat.chosen[id]) found.push(chat.turns[id]);
+  return found;
+}
+
+// The turns from the first one to this one.
+export function pathTo(chat, id) {
+  const found = [];
+  for (let turn = chat.turns[id]; turn; turn = chat.turns[turn.parent]) found.unshift(turn);
+  return found;
+}
+
+// A turn as the API takes it.
+export function message(turn) {
+  if (turn.role === "tool") return { role: "tool", tool_call_id: turn.call, content: turn.content };
+  if (turn.role !== "assistant" || !turn.calls?.length) return { role: turn.role, content: turn.content };
+  const tool_calls = turn.calls.map(({ id, name, text }) => ({
+    id, type: "function", function: { name, arguments: text },
+  }));
+  return { role: "assistant", content: turn.content || null, tool_calls };
+}
+
+// Whether an object of a file is a chat that this page can show.
+export function isChat(value) {
+  const isObject = (each) => typeof each === "object" && each !== null && !Array.isArray(each);
+  return isObject(value) && typeof value.id === "string" && typeof value.title === "string"
+    && isObject(value.turns) && isObject(value.chosen)
+    && Object.entries(value.turns).every(([id, turn]) => isObject(turn) && turn.id === id
+      && typeof turn.content === "string" && typeof turn.parent === "string"
+      && ["user", "assistant", "tool"].includes(turn.role)
+      && (turn.role !== "assistant" || (Array.isArray(turn.calls) && Array.isArray(turn.pieces))));
+}

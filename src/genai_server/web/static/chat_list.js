@@ -1,0 +1,71 @@
+// The list of chats: search, rename, remove, export and import.
+import { chats } from "./chats.js";
+import { useChanges } from "./emitter.js";
+import { html, useRef, useState } from "./html.js";
+import { download, focused } from "./parts.js";
+
+export function ChatList({ current, onOpen, onNew }) {
+  useChanges(chats);
+  const [text, setText] = useState("");
+  const [problem, setProblem] = useState("");
+  const file = useRef();
+  const found = chats.found(text);
+  const importFile = async (event) => {
+    const [chosen] = event.target.files;
+    event.target.value = "";
+    if (!chosen) return;
+    try {
+      await chats.imported(await chosen.text());
+      setProblem("");
+    } catch (error) {
+      setProblem(`Nothing was imported: ${error.message}`);
+    }
+  };
+  return html`<nav class="chat-list" aria-label="Chats">
+    <button type="button" class="primary" onClick=${onNew}>New chat</button>
+    <input type="search" placeholder="Search chats" aria-label="Search chats" value=${text}
+      onInput=${(event) => setText(event.target.value)} />
+    <ul>${found.map((chat) => html`<${Entry} key=${chat.id} chat=${chat} isCurrent=${chat.id === current} onOpen=${onOpen} />`)}
+    </ul>
+    ${!found.length && html`<p class="soft">${text ? "No chat has this text." : "No chats yet."}</p>`}
+    ${(problem || chats.problem) && html`<p class="error" role="alert">${problem || chats.problem}</p>`}
+    <div class="list-foot">
+      <button type="button" class="quiet" disabled=${!chats.found().length}
+        onClick=${() => download("chats.json", chats.exported())}>Export all</button>
+      <button type="button" class="quiet" onClick=${() => file.current.click()}>Import</button>
+      <input type="file" hidden accept="application/json,.json" ref=${file} onChange=${importFile} aria-label="Import" />
+    </div>
+  </nav>`;
+}
+
+function Entry({ chat, isCurrent, onOpen }) {
+  const [isNamed, setNamed] = useState(false);
+  const title = chat.title || "New chat";
+  if (isNamed) return html`<${NameForm} chat=${chat} onDone=${() => setNamed(false)} />`;
+  const remove = () => { if (confirm(`Delete “${title}”? It cannot be brought back.`)) chats.remove(chat); };
+  return html`<li class=${isCurrent ? "current" : ""}>
+    <button type="button" class="open" aria-current=${isCurrent ? "page" : undefined} onClick=${() => onOpen(chat)}>
+      ${title}</button>
+    <details class="menu"><summary aria-label=${`More about ${title}`}>⋯</summary>
+      <div class="menu-items">
+        <button type="button" onClick=${() => setNamed(true)}>Rename</button>
+        <button type="button" onClick=${() => download("chat.json", chats.exported([chat]))}>Export</button>
+        <button type="button" class="danger" onClick=${remove}>Delete</button>
+      </div></details>
+  </li>`;
+}
+
+function NameForm({ chat, onDone }) {
+  const [name, setName] = useState(chat.title);
+  const save = (event) => {
+    event.preventDefault();
+    chat.title = name.trim() || chat.title;
+    chats.save(chat);
+    onDone();
+  };
+  const onKeyDown = (event) => { if (event.key === "Escape") onDone(); };
+  return html`<li><form class="rename" onSubmit=${save}>
+    <input aria-label="Name of the chat" value=${name} ref=${focused} onInput=${(event) => setName(event.target.value)}
+      onKeyDown=${onKeyDown} />
+    <button class="quiet">Save</button></form></li>`;
+}

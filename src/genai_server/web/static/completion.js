@@ -1,0 +1,77 @@
+// One streamed answer: the request's body, and what its chunks add to a turn.
+import { call } from "./api.js";
+import { events } from "./events.js";
+
+// A request with what this page shows beside the answer.
+export function streamed(body) {
+  return {
+    ...body, stream: true, stream_options: { include_usage: true }, include_metrics: true, return_progress: true,
+  };
+}
+
+export function emptyAnswer() {
+  return {
+    role: "assistant", content: "", reasoning: "", calls: [], pieces: [], finish: null, usage: null, metrics: null,
+    progress: null, error: null, ttft: null,
+  };
+}
+
+// Fill a turn with the answer to a body. `changed` is called after each chunk. Never throws: the turn has the error.
+export async function complete(body, turn, changed, signal) {
+  const began = performance.now();
+  try {
+    const response = await call("v1/chat/completions", { method: "POST", body: streamed(body), signal });
+    for await (const chunk of events(response)) {
+      add(turn, chunk, performance.now() - began);
+      changed();
+    }
+  } catch (error) {
+    if (signal.aborted) turn.finish = "stopped";
+    else turn.error = error.message;
+  }
+  turn.progress = null;
+  turn.finish ??= turn.error ? "error" : "stopped";
+  changed();
+}
+
+function add(turn, chunk, at) {
+  if (chunk.error) {
+    turn.error = chunk.error.message;
+    turn.finish = "error";
+    return;
+  }
+  turn.model = chunk.model ?? turn.model;
+  turn.usage = chunk.usage ?? turn.usage;
+  turn.metrics = chunk.metrics ?? turn.metrics;
+  if (chunk.prompt_progress) turn.progress = chunk.prompt_progress;
+  const [choice] = chunk.choices ?? [];
+  if (!choice) return;
+  if (choice.finish_reason) turn.finish = choice.genai_finish_reason ?? choice.finish_reason;
+  const { content = "", reasoning_content: reasoning = "", tool_calls: calls = [] } = choice.delta;
+  turn.content += content ?? "";
+  turn.reasoning += reasoning ?? "";
+  for (const call of calls) addCall(turn.calls, call);
+  const tokens = choice.logprobs?.content?.map(scored);
+  const text = (reasoning ?? "") + (content ?? "") + calls.map((call) => call.function.arguments ?? "").join("");
+  if (!text && !tokens?.length) return;
+  turn.progress = null;
+  turn.ttft ??= at;
+  turn.pieces.push({ at, text, ...(tokens?.length ? { tokens } : {}) });
+}
+
+function addCall(calls, { index, id, function: { name, arguments: text = "" } }) {
+  calls[index] ??= { id, name, text: "" };
+  calls[index].text += text;
+}
+
+function scored({ token, logprob, top_logprobs }) {
+  return { token, logprob, top: top_logprobs.map((other) => ({ token: other.token, logprob: other.logprob })) };
+}
+
+// Tokens a second while an answer is being written, from its pieces, most of which are one token.
+export function rate(turn) {
+  if (turn.metrics?.output_tokens_per_second) return turn.metrics.output_tokens_per_second;
+  const { length } = turn.pieces;
+  const seconds = length > 1 ? (turn.pieces[length - 1].at - turn.pieces[0].at) / 1000 : 0;
+  return seconds ? (length - 1) / seconds : null;
+}

@@ -1,0 +1,30 @@
+// A value that tells its readers when it has changed, and the hook that draws a component again.
+import { useEffect, useState } from "./html.js";
+
+export class Emitter {
+  #listeners = new Set();
+
+  listen(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  changed() {
+    for (const listener of this.#listeners) listener();
+  }
+}
+
+// Draws the component again after each change, at most once for each frame of the screen.
+export function useChanges(...emitters) {
+  const [, setCount] = useState(0);
+  useEffect(() => {
+    let frame = 0;
+    const draw = () => { frame = 0; setCount((count) => count + 1); };
+    const ask = () => { frame ||= requestAnimationFrame(draw); };
+    const stops = emitters.map((emitter) => emitter.listen(ask));
+    return () => {
+      cancelAnimationFrame(frame);
+      stops.forEach((stop) => stop());
+    };
+  }, emitters);
+}

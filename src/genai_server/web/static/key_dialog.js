@@ -1,0 +1,28 @@
+// Asks for a key where the server wants one.
+import { useChanges } from "./emitter.js";
+import { html, useState } from "./html.js";
+import { keys } from "./keys.js";
+import { Dialog, Field } from "./parts.js";
+
+const TITLES = { api: "API key", admin: "Admin key" };
+
+export function KeyDialog() {
+  useChanges(keys);
+  return keys.question && html`<${Question} ...${keys.question} key=${keys.question.kind} />`;
+}
+
+function Question({ kind, reason }) {
+  const [key, setKey] = useState("");
+  const submit = (event) => {
+    event.preventDefault();
+    keys.answer(key.trim());
+  };
+  return html`<${Dialog} title=${TITLES[kind]} onClose=${() => keys.question && keys.answer("")}>
+    <form onSubmit=${submit}>
+      <p>${reason}</p>
+      <${Field} label=${TITLES[kind]} hint="Kept in this tab only, until it is closed.">
+        <input type="password" autocomplete="off" spellcheck=${false} value=${key} autofocus
+          onInput=${(event) => setKey(event.target.value)} /><//>
+      <div class="actions"><button class="primary" disabled=${!key.trim()}>Use this key</button></div>
+    </form><//>`;
+}

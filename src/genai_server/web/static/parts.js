@@ -1,0 +1,74 @@
+// Small parts that several views share.
+import { html, useEffect, useRef, useState } from "./html.js";
+
+// A button that copies a text, and says so.
+export function CopyButton({ text, label = "Copy", class: kind = "quiet" }) {
+  const [isCopied, setCopied] = useState(false);
+  const copy = async () => {
+    await copyText(text());
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  };
+  return html`<button type="button" class=${kind} onClick=${copy}>${isCopied ? "Copied" : label}</button>`;
+}
+
+// Outside of HTTPS and localhost there is no clipboard, but the older way still works.
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+// A modal dialog; Escape and a click beside it close it.
+export function Dialog({ title, onClose, children, wide }) {
+  const dialog = useRef();
+  useEffect(() => { dialog.current.showModal(); }, []);
+  const onClick = (event) => { if (event.target === dialog.current) dialog.current.close(); };
+  return html`<dialog ref=${dialog} class=${wide ? "wide" : ""} onClose=${onClose} onClick=${onClick}
+      aria-label=${title}>
+    <div class="dialog-body">
+      <div class="dialog-head"><h2>${title}</h2>
+        <button type="button" class="quiet" aria-label="Close" onClick=${() => dialog.current.close()}>✕</button></div>
+      ${children}
+    </div>
+  </dialog>`;
+}
+
+// A `ref` that puts the cursor into an element as soon as it is there.
+export const focused = (element) => element?.focus();
+
+// A labelled field of a form.
+export function Field({ label, hint, children, class: kind = "" }) {
+  return html`<label class=${`field ${kind}`}><span class="label">${label}</span>${children}
+    ${hint && html`<span class="hint">${hint}</span>`}</label>`;
+}
+
+// A button that does something slow, and shows what went wrong.
+export function ActionButton({ action, children, class: kind = "", ...rest }) {
+  const [state, setState] = useState({ busy: false, error: "" });
+  const run = async () => {
+    setState({ busy: true, error: "" });
+    try {
+      await action();
+      setState({ busy: false, error: "" });
+    } catch (error) {
+      setState({ busy: false, error: error.message });
+    }
+  };
+  return html`<button type="button" class=${kind} disabled=${state.busy} onClick=${run} ...${rest}>${children}</button>
+    ${state.error && html`<span class="error" role="alert">${state.error}</span>`}`;
+}
+
+// Gives a file to the reader.
+export function download(name, text, type = "application/json") {
+  const url = URL.createObjectURL(text instanceof Blob ? text : new Blob([text], { type }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

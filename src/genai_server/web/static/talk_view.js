@@ -1,0 +1,116 @@
+// Talking: the list of chats, the conversation, and a panel beside it.
+import { ROOT, path } from "./chat.js";
+import { chats } from "./chats.js";
+import { ChatList } from "./chat_list.js";
+import { CodePanel } from "./code_panel.js";
+import { Composer } from "./composer.js";
+import { canSend, regenerate, running, send } from "./conversation.js";
+import { useChanges } from "./emitter.js";
+import { whole } from "./figures.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { ModelPicker } from "./model_picker.js";
+import { models } from "./models.js";
+import { options } from "./options.js";
+import { OptionsPanel } from "./options_panel.js";
+import { go } from "./place.js";
+import { TokenPanel } from "./token_panel.js";
+import { TurnView } from "./turn_view.js";
+
+// Pixels from the end within which new text is followed.
+const NEAR = 80;
+
+export function TalkView({ chatId }) {
+  useChanges(chats, running, models, options);
+  const [isListed, setListed] = useState(false);
+  // What stands beside the conversation: {name: "options" | "code" | "look", turn}; null for nothing.
+  const [panel, setPanel] = useState(null);
+  const chat = chats.get(chatId);
+  const isBusy = chat ? running.has(chat) : false;
+  const turns = chat ? path(chat) : [];
+  const toggle = (name) => setPanel(panel?.name === name ? null : { name });
+  const open = (other) => {
+    setListed(false);
+    setPanel(null);
+    go("chat", other?.id);
+  };
+  const onSend = (text) => {
+    if (!canSend()) return false;
+    const to = chat ?? chats.add();
+    send(to, text);
+    if (!chat) go("chat", to.id);
+    return true;
+  };
+  useEffect(() => {
+    const onKeyDown = (event) => {
+      if (event.key === "Escape" && isBusy && !document.querySelector("dialog[open]")) running.stop(chat);
+    };
+    addEventListener("keydown", onKeyDown);
+    return () => removeEventListener("keydown", onKeyDown);
+  }, [chat, isBusy]);
+  const askAgain = () => {
+    options.set("logprobs", true);
+    regenerate(chat, panel.turn);
+    setPanel(null);
+  };
+  const profile = (token) => go("watch", "profiles", { slow_token_ratio: Math.max(1.5, Math.min(3, token.ratio * 0.7)).toFixed(1) });
+  return html`<div class=${`talk${isListed ? " listed" : ""}${panel ? " with-panel" : ""}`}>
+    ${isListed && html`<button type="button" class="scrim" aria-label="Close the list of chats" onClick=${() => setListed(false)}></button>`}
+    <aside class="side"><${ChatList} current=${chatId} onOpen=${open} onNew=${() => open(null)} /></aside>
+    <section class="conversation" aria-label="Conversation">
+      <div class="bar">
+        <button type="button" class="quiet only-narrow" aria-expanded=${isListed} onClick=${() => setListed(!isListed)}>Chats</button>
+        <${ModelPicker} />
+        <span class="stretch"></span>
+        <${ContextGauge} turns=${turns} />
+        <button type="button" class="quiet" aria-expanded=${panel?.name === "options"} onClick=${() => toggle("options")}>Options</button>
+        <button type="button" class="quiet" aria-expanded=${panel?.name === "code"} onClick=${() => toggle("code")}>Code</button>
+      </div>
+      <${Turns} key=${chatId} chat=${chat} turns=${turns} isBusy=${isBusy} onInspect=${(turn) => setPanel({ name: "look", turn })} />
+      <${Composer} chatId=${chatId} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onStop=${() => running.stop(chat)} />
+      <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? "The answer is complete" : ""}</p>
+    </section>
+    ${panel && html`<aside class="panel" aria-label=${TITLES[panel.name]}>
+      <div class="panel-head"><h2>${TITLES[panel.name]}</h2>
+        <button type="button" class="quiet" aria-label="Close" onClick=${() => setPanel(null)}>✕</button></div>
+      ${panel.name === "options" && html`<${OptionsPanel} />`}
+      ${panel.name === "code" && html`<${CodePanel} chat=${chat ?? { turns: {} }} turn=${chat ? lastQuestion(turns) : ROOT} />`}
+      ${panel.name === "look" && html`<${TokenPanel} key=${panel.turn.id} turn=${panel.turn} onAskAgain=${askAgain} onProfile=${profile} />`}
+    </aside>`}
+  </div>`;
+}
+
+const TITLES = { options: "Options of requests", code: "As a program", look: "Look into the answer" };
+
+// The turn after which the shown request was sent.
+function lastQuestion(turns) {
+  return turns.findLast((turn) => turn.role !== "assistant")?.id ?? ROOT;
+}
+
+function Turns({ chat, turns, isBusy, onInspect }) {
+  const list = useRef();
+  const follows = useRef(true);
+  const onScroll = () => {
+    const { scrollHeight, scrollTop, clientHeight } = list.current;
+    follows.current = scrollHeight - scrollTop - clientHeight < NEAR;
+  };
+  useLayoutEffect(() => { if (follows.current) list.current.scrollTop = list.current.scrollHeight; });
+  useLayoutEffect(() => { follows.current = true; }, [turns.length]);
+  return html`<div class="turns" ref=${list} onScroll=${onScroll} tabindex="0" role="log" aria-live="off" aria-label="Messages">
+    <div class="column">
+      ${!turns.length && html`<div class="welcome"><h1>What would you like to know?</h1>
+        <p class="soft">Chats stay in this browser. Nothing of them goes anywhere but to this server.</p></div>`}
+      ${turns.map((turn, place) => html`<${TurnView} key=${turn.id} chat=${chat} turn=${turn} isBusy=${isBusy}
+        isLast=${place === turns.length - 1} isWriting=${isBusy && place === turns.length - 1} onInspect=${onInspect} />`)}
+    </div></div>`;
+}
+
+// How much of the model's context the conversation takes, as of its last answer.
+function ContextGauge({ turns }) {
+  const most = models.chosen?.max_model_len;
+  const last = turns.findLast((turn) => turn.usage);
+  if (!most || !last) return null;
+  const used = last.usage.total_tokens;
+  return html`<span class="gauge" title=${`${whole(used)} of ${whole(most)} tokens of the context`}>
+    <meter min="0" max=${most} high=${most * 0.8} value=${used} aria-label="Context"></meter>
+    <span class="soft">${whole(used)} / ${whole(most)}</span></span>`;
+}

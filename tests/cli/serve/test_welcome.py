@@ -1,0 +1,90 @@
+"""The block that ends the start in a terminal."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genai_server.cli.serve.welcome import url_of, welcome
+from genai_server.config import Settings, load_settings
+from tests.running_server import DEMO, ROOT, clean_environment
+
+
+def settings(**given: str) -> Settings:
+    return load_settings(given, environ={}, dotenv=None)
+
+
+def shown(capsys: pytest.CaptureFixture[str], **given: str) -> str:
+    welcome(settings(**given), 8002)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("example.org", "http://example.org:80"),
+    ],
+)
+def test_the_address_is_one_that_a_program_here_can_use(host: str, url: str) -> None:
+    assert url_of(settings(host=host), 80) == url
+
+
+def test_it_has_address_model_context_the_first_command_and_both_base_urls(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, model_dir=str(DEMO), model_name="demo", max_length="100")
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.startswith("  ")]
+    assert ["address", "http://127.0.0.1:8002"] in lines
+    assert ["model", "demo on cpu, context 100 tokens"] in lines
+    first = next(rest for title, rest in lines if title == "first")
+    assert first.endswith("genai-server chat http://127.0.0.1:8002")
+    assert "OpenAI clients    base URL http://127.0.0.1:8002/v1" in text
+    assert "Anthropic clients base URL http://127.0.0.1:8002\n" in text
+    assert "Ollama clients    base URL http://127.0.0.1:8002\n" in text
+    assert "web page          http://127.0.0.1:8002/\n" in text
+    assert "http://127.0.0.1:8002/docs" in text
+
+
+def test_without_the_web_page_it_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "web page" not in shown(capsys, model_dir=str(DEMO), ui="false")
+
+
+def test_with_keys_the_first_command_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, model_dir=str(DEMO), api_keys="a-key-of-sixteen-characters")
+    assert "chat http://127.0.0.1:8002 --api-key KEY" in text
+    assert "a-key-of" not in text
+
+
+def test_a_model_without_a_template_is_asked_to_continue_a_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in DEMO.iterdir():
+        if file.name not in ("chat_template.jinja", "tokenizer_config.json"):
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    assert "curl http://127.0.0.1:8002/v1/completions " in shown(capsys, model_dir=str(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
+def test_a_terminal_sees_it_when_the_server_is_ready() -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "genai_server", "serve", "--device", "scripted", "--port", "0"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=clean_environment(TERM="xterm"), stdout=theirs, stderr=subprocess.DEVNULL
+    )
+    os.close(theirs)
+    try:
+        seen = b""
+        while b"Anthropic clients" not in seen:
+            seen += os.read(ours, 4096)
+        assert b"is ready" in seen
+    finally:
+        process.terminate()
+        process.wait(20)
+        os.close(ours)

@@ -1,0 +1,43 @@
+"""What a wrong command line is told."""
+
+import pytest
+
+from genai_server.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "meant"),
+    [
+        ("serve --prot 9000", "genai-server serve ", "unrecognized arguments: --prot 9000; did you mean --port?"),
+        ("serve --prot=9000", "genai-server serve ", "unrecognized arguments: --prot=9000; did you mean --port?"),
+        ("chat --modell x", "genai-server chat ", "unrecognized arguments: --modell; did you mean --model?"),
+        ("profile report x --sloww 2", "genai-server profile report ", "did you mean --slow?"),
+        ("profile reprot x", "genai-server profile ", "did you mean report?"),
+        ("bench --scenario swep", "genai-server bench ", "did you mean sweep?"),
+        ("serv", "genai-server ", "did you mean serve?"),
+    ],
+)
+def test_a_typo_shows_the_usage_of_its_command_and_what_was_meant(
+    arguments: str, usage: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"usage: {usage}")
+    assert printed.err.rstrip().endswith(meant)
+
+
+def test_a_word_that_is_like_nothing_gets_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", "--zzz"])
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_the_usage_of_many_options_leaves_the_error_in_sight(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--prot", "9000"])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert "genai-server serve --help lists the options" in lines[1]

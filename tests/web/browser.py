@@ -1,0 +1,63 @@
+"""The page in a real browser: opening it over a running server, and what it must never do."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.running_server import RunningServer
+
+# Folder that takes pictures of the main views; they are made in any case, and otherwise thrown away.
+PICTURES = os.environ.get("PICTURES", "")
+
+
+@contextmanager
+def opened(browser: Browser, server: RunningServer, at: str = "", **context: Any) -> Iterator[Page]:
+    """The page in a browser without a history. Fails afterwards if it asked another host or met an error."""
+    made = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
+    with_page = made.new_page()
+    asked: list[str] = []
+    wrong: list[str] = []
+    made.on("request", lambda request: asked.append(request.url))
+    with_page.on("pageerror", lambda error: wrong.append(str(error)))
+    with_page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    try:
+        with_page.goto(f"{server.url}/{at}")
+        expect(with_page.locator("header")).to_be_visible()
+        yield with_page
+        own = {urlsplit(server.url).netloc, ""}  # blob: and data: have no host
+        strange = [url for url in asked if urlsplit(url).netloc not in own]
+        assert not strange, strange
+        # A refused key is told to the console by the browser itself.
+        wrong = [text for text in wrong if "the server responded with a status of" not in text]
+        assert not wrong, wrong
+    finally:
+        made.close()
+
+
+def picture(page: Page, name: str, folder: Path) -> None:
+    """Take a picture of what is seen, into the folder of pictures or else this one."""
+    page.screenshot(path=Path(PICTURES or folder) / f"{name}.png")
+
+
+def say(page: Page, text: str) -> None:
+    """Send a message; returns once it stands in the conversation, and its answer is asked for."""
+    sent = page.get_by_role("article", name="You", exact=True)
+    before = sent.count()
+    page.get_by_label("Message", exact=True).fill(text)
+    page.get_by_label("Message", exact=True).press("Enter")
+    expect(sent).to_have_count(before + 1)
+
+
+def answered(page: Page) -> None:
+    """Wait until no answer is being written."""
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible(timeout=30_000)
+
+
+def answer(page: Page) -> Locator:
+    """The answers that are shown."""
+    return page.get_by_role("article", name="Answer", exact=True)

@@ -1,0 +1,56 @@
+"""The files of the page and of /docs, as they are in the package."""
+
+import gzip
+import hashlib
+import json
+import re
+
+from genai_server.profiles.html_report import inline_hashes
+from genai_server.web.files import API_DOCS, PAGE, content_security_policy, names
+
+WEB = PAGE.parent
+PINS = json.loads((WEB / "vendored.json").read_text(encoding="utf-8"))
+OWN = [name for name in names(PAGE) if not name.startswith("vendor/")]
+
+
+def test_each_foreign_file_is_the_one_whose_hash_is_written_down() -> None:
+    """Else run scripts/vendor_web.py."""
+    for package, pin in PINS.items():
+        assert re.fullmatch(r"sha512-[A-Za-z0-9+/]{86}==", pin["integrity"]), package
+        for name, digest in pin["files"].items():
+            assert hashlib.sha256((WEB / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_no_foreign_file_is_without_a_hash_and_each_library_has_its_licence() -> None:
+    pinned = {name for pin in PINS.values() for name in pin["files"]}
+    found = {f"static/{name}" for name in names(PAGE)} | {f"api_docs/{name}" for name in names(API_DOCS)}
+    own = {f"static/{name}" for name in OWN} | {"api_docs/index.html", "api_docs/start.js"}
+    assert found - own == pinned
+    for package, pin in PINS.items():
+        assert any(name.endswith(f"{package}.LICENSE") for name in pin["files"])
+
+
+def test_the_page_is_below_300_kilobytes_when_compressed() -> None:
+    assert sum(len(gzip.compress((PAGE / name).read_bytes())) for name in names(PAGE)) < 300_000
+
+
+def test_no_file_of_the_page_asks_another_host_or_writes_html_by_itself() -> None:
+    for name in OWN:
+        text = (PAGE / name).read_text(encoding="utf-8")
+        assert not re.search(r"""(src|href|import|fetch\()\s*[=(]?\s*["'`]https?:""", text), name
+        assert "innerHTML =" not in text, name
+        assert not re.search(r"\beval\(|new Function", text), name
+
+
+def test_the_page_has_no_inline_script_or_style() -> None:
+    for path in (PAGE / "index.html", API_DOCS / "index.html"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=", text), path
+
+
+def test_the_policy_lets_in_the_report_of_a_profile_and_no_other_inline_script() -> None:
+    policy = content_security_policy(inline_hashes())
+    assert len(inline_hashes()) == 2
+    for digest in inline_hashes():
+        assert policy.count(f"'{digest}'") == 2
+    assert "unsafe" not in policy

@@ -1,0 +1,340 @@
+"""Talking to a model on the page, in a real browser over a real server."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.running_server import RunningServer
+from tests.server_here import run_here
+from tests.web.browser import answer, answered, opened, say
+
+KEY, ADMIN_KEY = "alices-key-0123456789", "admins-key-0123456789"
+PARIS = "The capital of France is Paris."
+WEATHER = [{"type": "function", "function": {"name": "get_weather", "description": "Get the weather of a city"}}]
+
+
+@pytest.fixture
+def page(browser: Browser, demo: RunningServer) -> Iterator[Page]:
+    with opened(browser, demo) as page:
+        yield page
+
+
+@pytest.fixture
+def scripted_page(browser: Browser, scripted: RunningServer) -> Iterator[Page]:
+    with opened(browser, scripted) as page:
+        yield page
+
+
+def set_option(page: Page, label: str, value: str) -> None:
+    """Type into a field of the options, which are open afterwards."""
+    if page.get_by_role("complementary", name="Options of requests").count() == 0:
+        page.get_by_role("button", name="Options").click()
+    page.get_by_label(label).first.fill(value)
+
+
+def test_an_answer_is_there_again_after_a_reload(page: Page) -> None:
+    say(page, "What is the capital of France?")
+    expect(answer(page)).to_contain_text(PARIS)
+    answered(page)
+    expect(page.locator(".facts")).to_contain_text("12 tokens")
+    expect(page.locator(".facts")).to_contain_text("tokens/s")
+    expect(page.locator(".gauge")).to_contain_text("/ 2,048")
+    page.reload()
+    expect(answer(page)).to_contain_text(PARIS)
+    page.goto(page.url.partition("#")[0])
+    page.get_by_label("Search chats").fill("paris")
+    page.get_by_role("button", name="What is the capital of France?", exact=True).click()
+    expect(answer(page)).to_contain_text(PARIS)
+    page.get_by_label("Search chats").fill("lisbon")
+    expect(page.get_by_text("No chat has this text.")).to_be_visible()
+
+
+def test_escape_stops_an_answer_which_keeps_its_text(scripted_page: Page, scripted: RunningServer) -> None:
+    say(scripted_page, "count 400; delay 0.02")
+    expect(answer(scripted_page)).to_contain_text("1, 2, 3")
+    scripted_page.keyboard.press("Escape")
+    answered(scripted_page)
+    expect(scripted_page.locator(".facts")).to_contain_text("stopped")
+    expect(answer(scripted_page)).not_to_contain_text("400")
+    scripted_page.reload()
+    expect(answer(scripted_page)).to_contain_text("1, 2, 3")
+
+
+def test_an_edited_message_makes_a_branch_and_the_first_one_is_kept(page: Page) -> None:
+    say(page, "What is the capital of France?")
+    answered(page)
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit your message").fill("What is the capital of Italy?")
+    page.locator(".edit").get_by_role("button", name="Send").click()
+    expect(answer(page)).to_contain_text("Rome")
+    answered(page)
+    expect(page.get_by_label("Version 2 of 2")).to_be_visible()
+    page.get_by_role("button", name="Earlier version").click()
+    expect(answer(page)).to_contain_text(PARIS)
+    page.get_by_role("button", name="Regenerate").click()
+    expect(answer(page).get_by_label("Version 2 of 2")).to_be_visible()
+    answered(page)
+
+
+def test_a_conversation_goes_on_from_an_earlier_turn(page: Page) -> None:
+    for question in ("What is the capital of France?", "And of Italy?"):
+        say(page, question)
+        answered(page)
+    expect(answer(page).last).to_contain_text("Rome")
+    page.get_by_role("button", name="Go on from here").click()
+    expect(page.get_by_text("And of Italy?")).to_have_count(0)
+    say(page, "And of Spain?")
+    expect(answer(page).last).to_contain_text("Madrid")
+    answered(page)
+    expect(page.get_by_label("Version 2 of 2")).to_be_visible()
+
+
+MARKDOWN = (
+    "say # Heading⏎⏎<script>alert(1)</script> <img src=x onerror=alert(1)>⏎⏎| a | b |⏎|---|---|⏎| 1 | **2** |⏎⏎"
+    "```python⏎print('<b>')⏎```⏎⏎![seen](https://evil.example/x.png) [link](javascript:alert(1)) \\(a_1 * b_1\\)"
+)
+
+
+def test_markdown_is_formatted_and_html_in_an_answer_stays_text(scripted_page: Page) -> None:
+    say(scripted_page, MARKDOWN)
+    answered(scripted_page)
+    shown = scripted_page.locator(".assistant .markdown")
+    expect(shown.get_by_role("heading", name="Heading")).to_be_visible()
+    expect(shown.locator("td strong")).to_have_text("2")
+    expect(shown.locator("pre code")).to_have_text("print('<b>')\n")
+    expect(shown.locator(".formula")).to_have_text("\\(a_1 * b_1\\)")
+    expect(shown).to_contain_text("<script>alert(1)</script> <img src=x onerror=alert(1)>")
+    assert shown.locator("script, img").count() == 0
+    assert shown.locator("a").evaluate_all("links => links.map(link => link.protocol)") == ["https:"]
+
+
+def test_a_code_block_is_copied(scripted_page: Page) -> None:
+    scripted_page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    say(scripted_page, "say ```⏎first⏎second⏎```")
+    answered(scripted_page)
+    scripted_page.locator(".copy-code").click()
+    expect(scripted_page.locator(".copy-code")).to_have_text("Copied")
+    assert scripted_page.evaluate("navigator.clipboard.readText()") == "first\nsecond\n"
+
+
+def test_reasoning_is_folded_and_an_error_in_the_stream_is_told_beside_the_text(scripted_page: Page) -> None:
+    chunks: list[dict[str, object]] = [
+        {"choices": [{"delta": {"reasoning_content": "Let me think."}}]},
+        {"choices": [{"delta": {"content": "It is "}}]},
+        {"error": {"message": "the engine died"}},
+    ]
+    events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    scripted_page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=events)
+    )
+    say(scripted_page, "Hello!")
+    expect(answer(scripted_page)).to_contain_text("It is")
+    expect(scripted_page.get_by_role("alert")).to_have_text("the engine died")
+    expect(scripted_page.get_by_text("Let me think.")).to_be_hidden()
+    scripted_page.get_by_text("Reasoning", exact=True).click()
+    expect(scripted_page.get_by_text("Let me think.")).to_be_visible()
+
+
+def test_a_tool_is_called_and_its_result_goes_back(page: Page) -> None:
+    set_option(page, "Tools", json.dumps(WEATHER))
+    say(page, "What is the weather in Paris?")
+    expect(page.locator(".call")).to_contain_text("get_weather")
+    answered(page)
+    page.get_by_label("Result of get_weather").fill('{"temperature": 21}')
+    page.get_by_role("button", name="Give the result").click()
+    expect(answer(page).last).to_contain_text("temperature 21")
+    answered(page)
+
+
+def test_an_answer_fits_the_schema_and_a_wrong_schema_is_told_before_anything_is_sent(page: Page) -> None:
+    set_option(page, "JSON schema", '{"type": "object"')
+    page.get_by_label("Message", exact=True).fill("How are you?")
+    page.get_by_label("Message", exact=True).press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("The schema must be JSON")
+    mood = {
+        "type": "object",
+        "properties": {"mood": {"enum": ["good"]}},
+        "required": ["mood"],
+        "additionalProperties": False,
+    }
+    set_option(page, "JSON schema", json.dumps(mood))
+    say(page, "How are you?")
+    answered(page)
+    assert json.loads(page.locator(".assistant .markdown").inner_text()) == {"mood": "good"}
+
+
+def test_a_wrong_option_gives_the_servers_message(page: Page) -> None:
+    set_option(page, "Temperature", "9")
+    say(page, "Hello!")
+    expect(page.get_by_role("alert")).to_contain_text("temperature must be at most 2.0; given 9")
+
+
+def test_the_shown_programs_do_what_the_page_did(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    set_option(page, "Stop texts", "is")
+    set_option(page, "Top k", "1")
+    say(page, "What is the capital of France?")
+    answered(page)
+    page.get_by_role("button", name="Code").click()
+    curl, python = page.locator(".panel pre").all_inner_texts()
+    done = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, timeout=30, check=True)
+    exec(compile(python, "shown", "exec"), {})
+    for said in (done.stdout, capsys.readouterr().out):
+        assert "The capital of France" in said
+        assert "Paris" not in said
+
+
+def test_chats_are_renamed_exported_imported_and_deleted(page: Page, tmp_path: Path) -> None:
+    say(page, "What is the capital of France?")
+    answered(page)
+    page.locator(".chat-list summary").click()
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_label("Name of the chat").fill("Geography")
+    page.get_by_label("Name of the chat").press("Enter")
+    expect(page.get_by_role("button", name="Geography", exact=True)).to_be_visible()
+    with page.expect_download() as found:
+        page.get_by_role("button", name="Export all").click()
+    file = tmp_path / "chats.json"
+    found.value.save_as(file)
+    assert json.loads(file.read_text())["chats"][0]["title"] == "Geography"
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.locator(".chat-list summary").click()
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("No chats yet.")).to_be_visible()
+    page.locator("input[type=file]").set_input_files(file)
+    page.get_by_role("button", name="Geography", exact=True).click()
+    expect(answer(page)).to_contain_text(PARIS)
+    file.write_text("{}")
+    page.locator("input[type=file]").set_input_files(file)
+    expect(page.get_by_role("alert")).to_contain_text("the file has no chats of genai-server")
+
+
+def test_tokens_show_how_likely_they_were_and_what_else_was(page: Page) -> None:
+    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Token probabilities").check()
+    say(page, "What is the capital of France?")
+    answered(page)
+    page.get_by_role("button", name="Look into it").click()
+    tokens = page.locator(".tokens button")
+    expect(tokens.first).to_have_text("The")
+    assert "".join(tokens.all_inner_texts()).startswith(PARIS)
+    tokens.nth(2).click()
+    rows = page.locator(".token tbody tr")
+    expect(rows).to_have_count(5)
+    expect(page.locator(".token tr.chosen")).to_have_count(1)
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".token h3")).to_contain_text("Token 4")
+
+
+def test_a_slow_token_leads_to_a_session_that_catches_the_next_one(scripted_page: Page) -> None:
+    say(scripted_page, "count 12; delay 0.02; hold 0.5 at 20")
+    answered(scripted_page)
+    scripted_page.get_by_role("button", name="Look into it").click()
+    expect(scripted_page.locator(".tokens .slow")).not_to_have_count(0)
+    expect(scripted_page.locator(".token")).to_contain_text("times the usual gap")
+    scripted_page.get_by_role("button", name="Profile the next slow token").click()
+    expect(scripted_page.get_by_label("Times the median")).to_have_value("3.0")
+    scripted_page.get_by_role("combobox", name="Device").select_option("scripted:0")
+    scripted_page.get_by_role("button", name="Begin", exact=True).click()
+    row = scripted_page.locator("section[aria-label=Sessions] tbody tr").filter(has_text="waiting")
+    row.get_by_role("button", name="End").click()
+    expect(scripted_page.locator("section[aria-label=Sessions] tbody tr").first).to_contain_text("ended")
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    settings = {"GENAI_API_KEYS": f"alice:{KEY}", "GENAI_ADMIN_API_KEY": ADMIN_KEY}
+    with run_here(tmp_path_factory.mktemp("locked"), "--device", "scripted", settings=settings) as server:
+        yield server
+
+
+def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, locked: RunningServer) -> None:
+    with opened(browser, locked) as page:
+        expect(page.get_by_role("dialog")).to_contain_text("an API key is required")
+        page.get_by_label("API key").last.fill("wrong-key-0123456789")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_role("dialog")).to_contain_text("does not know the API key")
+        page.get_by_label("API key").last.fill(KEY)
+        page.get_by_role("button", name="Use this key").click()
+        say(page, "say hello")
+        expect(answer(page)).to_contain_text("hello")
+        answered(page)
+        assert KEY in page.evaluate("JSON.stringify(sessionStorage)")
+        assert KEY not in page.evaluate("JSON.stringify(localStorage) + location.href + document.body.innerHTML")
+        page.reload()
+        expect(answer(page)).to_contain_text("hello")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        page.get_by_role("button", name="Forget keys").click()
+        expect(page.get_by_role("dialog")).to_contain_text("an API key is required")
+
+
+def test_admin_views_are_offered_with_the_admin_key_only(browser: Browser, locked: RunningServer) -> None:
+    with opened(browser, locked, "#watch") as page:
+        page.get_by_label("API key").last.fill(KEY)
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_text("are not shown")).to_be_visible()
+        tabs = page.get_by_role("navigation", name="Watch").get_by_role("link")
+        expect(tabs).to_have_text(["Overview"])
+        page.get_by_role("button", name="Enter the admin key").click()
+        page.get_by_label("Admin key").last.fill("wrong-key-0123456789")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_role("alert")).to_contain_text("not the admin key")
+        expect(tabs).to_have_text(["Overview"])
+        page.get_by_role("button", name="Enter the admin key").click()
+        page.get_by_label("Admin key").last.fill(ADMIN_KEY)
+        page.get_by_role("button", name="Use this key").click()
+        expect(tabs).to_have_text(["Overview", "Profiles", "Models", "Runtime options"])
+        expect(page.get_by_text("are not shown")).to_have_count(0)
+
+
+def test_a_part_of_an_answer_that_is_written_stays_as_it_is(scripted_page: Page) -> None:
+    """Else a long answer would not scroll smoothly; scripts/measure_page.py counts the frames of one."""
+    scripted_page.evaluate("""() => {
+        window.framesSeen = 0;
+        const count = () => { window.framesSeen += 1; requestAnimationFrame(count); };
+        count();
+    }""")
+    say(scripted_page, f"say # First⏎⏎{'many words ' * 75}⏎⏎last; delay 0.001")
+    heading = scripted_page.locator(".assistant h1")
+    expect(heading).to_have_text("First")
+    heading.evaluate("element => { element.mark = true; }")
+    before = scripted_page.evaluate("window.framesSeen")
+    answered(scripted_page)
+    expect(answer(scripted_page)).to_contain_text("last")
+    assert heading.evaluate("element => element.mark")
+    assert scripted_page.evaluate("window.framesSeen") > before
+    turns = scripted_page.locator(".turns")
+    assert turns.evaluate("list => list.scrollHeight - list.scrollTop - list.clientHeight") < 80
+
+
+def test_a_server_behind_a_path_prefix_is_used_there(browser: Browser, demo: RunningServer) -> None:
+    prefix = "/llm/small"
+    context = browser.new_context()
+    asked: list[str] = []
+
+    def forward(route: object) -> None:
+        request = route.request  # type: ignore[attr-defined]
+        path = request.url.removeprefix(demo.url)
+        asked.append(path)
+        assert path.startswith(prefix)
+        headers = {name: value for name, value in request.headers.items() if name != "host"}
+        found = httpx.request(
+            request.method,
+            demo.url + path.removeprefix(prefix),
+            headers=headers,
+            content=request.post_data_buffer,
+            timeout=30,
+        )
+        route.fulfill(status=found.status_code, headers=dict(found.headers), body=found.content)  # type: ignore[attr-defined]
+
+    context.route("**/*", forward)
+    page = context.new_page()
+    page.goto(f"{demo.url}{prefix}/")
+    say(page, "What is the capital of France?")
+    expect(answer(page)).to_contain_text(PARIS)
+    assert f"{prefix}/v1/chat/completions" in asked
+    context.close()

@@ -1,0 +1,129 @@
+"""The main views: accessible, fit for a phone, light and dark, each with a picture."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.running_server import RunningServer
+from tests.web.browser import answer, answered, opened, picture, say
+
+VIEWS = ["talk", "options", "look", "watch", "profiles", "models", "runtime-options"]
+# What is seen once a view has all that it shows.
+SHOWN = {
+    "watch": ".chart canvas",
+    "profiles": "section[aria-label=Sessions] :is(.soft, tbody)",
+    "models": "section[aria-label=Models] tbody tr",
+    "runtime-options": "section[aria-label='Runtime options'] .card",
+}
+_SERIOUS = "async () => (await axe.run()).violations.filter(({impact}) => ['serious', 'critical'].includes(impact))"
+
+
+def axe() -> str:
+    """The source of axe-core, which a library of Python's brings; skips the test where that is not installed."""
+    spec = find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        pytest.skip("no axe-core: install axe-playwright-python")
+    return (Path(spec.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def page(browser: Browser, demo: RunningServer, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """The page with a chat that has an answer with its scores."""
+    with opened(browser, demo, color_scheme=request.param) as page:
+        page.get_by_role("button", name="Options").click()
+        page.get_by_label("Token probabilities").check()
+        page.get_by_label("Temperature").fill("0.9")
+        page.get_by_label("Seed").fill("3")
+        page.get_by_label("Most tokens").first.fill("90")
+        page.get_by_role("button", name="Options").click()
+        for question in ("What is the capital of France?", "And of Italy?", "Write a long poem."):
+            say(page, question)
+            answered(page)
+        page.evaluate("scheme => { window.scheme = scheme; }", request.param)
+        yield page
+
+
+def show(page: Page, view: str) -> None:
+    """Go to a view, and wait until it is there."""
+    if view in ("talk", "options", "look"):
+        page.get_by_role("link", name="Talk").click()
+        page.locator(".chat-list .open").first.click()
+        expect(answer(page)).to_have_count(3)
+    if view == "options":
+        page.get_by_role("button", name="Options").click()
+    elif view == "look":
+        page.get_by_role("button", name="Look into it").last.click()
+        expect(page.locator(".tokens")).to_be_visible()
+    elif view != "talk":
+        page.get_by_role("link", name="Watch").click()
+        name = {"watch": "Overview", "runtime-options": "Runtime options"}.get(view, view.capitalize())
+        page.get_by_role("navigation", name="Watch").get_by_role("link", name=name).click()
+        expect(page.locator(SHOWN[view]).first).to_be_visible(timeout=15_000)
+
+
+@contextmanager
+def streams(server: RunningServer, number: int) -> Iterator[None]:
+    """Answers that are being written, and end with the context."""
+    poem: dict[str, Any] = {"ignore_eos": True, "temperature": 1, "max_tokens": 1900}
+    begun = []  # an iterator that nobody holds ends its answer
+    with ExitStack() as open_ones:
+        for seed in range(number):
+            events = iter(open_ones.enter_context(server.stream("Write a long poem.", seed=seed, **poem)))
+            next(events)
+            begun.append(events)
+        yield
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_has_no_serious_barrier(page: Page, demo: RunningServer, view: str, tmp_path: Path) -> None:
+    source = axe()
+    page.set_viewport_size({"width": 1280, "height": 960 if view == "watch" else 800})
+    with streams(demo, 3 if view == "watch" else 0):
+        show(page, view)
+        picture(page, f"{view}-{page.evaluate('window.scheme')}", tmp_path)
+    page.evaluate(source)
+    found = page.evaluate(_SERIOUS)
+    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+
+
+@pytest.mark.parametrize("page", ["dark"], indirect=True)
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_fits_a_phone(page: Page, view: str, tmp_path: Path) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    if view in ("talk", "options", "look"):
+        page.get_by_role("link", name="Talk").click()
+        if (panel := page.locator(".panel")).count():
+            panel.get_by_role("button", name="Close").click()
+        page.get_by_role("button", name="Chats").click()
+    show(page, view)
+    picture(page, f"{view}-{page.evaluate('window.scheme')}-phone", tmp_path)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_keyboard_alone_is_enough_to_ask(browser: Browser, demo: RunningServer) -> None:
+    with opened(browser, demo) as page:
+        expect(page.get_by_label("Message", exact=True)).to_be_focused()
+        page.keyboard.type("What is the capital of France?")
+        page.keyboard.press("Enter")
+        answered(page)
+        for _ in range(30):
+            page.keyboard.press("Shift+Tab")
+            if page.evaluate("document.activeElement.textContent") == "Regenerate":
+                break
+        page.keyboard.press("Enter")
+        expect(page.get_by_label("Version 2 of 2")).to_be_visible()
+        answered(page)
+
+
+def test_the_colours_that_were_chosen_stay(browser: Browser, scripted: RunningServer) -> None:
+    with opened(browser, scripted, color_scheme="light") as page:
+        for _ in range(2):
+            page.get_by_role("button", name="Colours").click()
+        page.reload()
+        expect(page.get_by_role("button", name="Colours: dark")).to_be_visible()
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 29)"
