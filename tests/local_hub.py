@@ -65,7 +65,7 @@ class LocalHub:
     # Of a file's path: what is sent in the place of its content.
     forged: dict[str, bytes] = field(default_factory=dict)
     # Before a file's content is sent.
-    before_sending: Callable[[str], None] = lambda _: None
+    before_sending: Callable[[str], object] = lambda _: None
     # Paths and first bytes of the contents that were asked for.
     sent: list[tuple[str, int]] = field(default_factory=list)
 

@@ -105,6 +105,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "opentelemetry": ("api.telemetry.traces",),
     "matplotlib": ("bench.plot",),
     "huggingface_hub": ("hub.client",),
+    "zmq": ("engine.runners.kv_events",),
+    "cbor2": ("engine.runners.kv_events",),
 }
 # What may be named in these modules only.
 NAMES: dict[str, tuple[str, ...]] = {

@@ -345,6 +345,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/conversations/{conversation_id}/items": _ITEMS,
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": [{k: v for k, v in body.items() if k in ("model", "messages")} for body in _MESSAGES],
+    "/v1/chat/completions/render": _COMPLETIONS,
+    "/v1/completions/render": _TEXTS,
     "/api/chat": _OLLAMA_CHATS,
     "/api/generate": _OLLAMA_TEXTS,
     "/api/embed": [{"model": MODEL, "input": ["a", "b"], "truncate": True, "dimensions": 8}],

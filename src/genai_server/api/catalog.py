@@ -196,6 +196,11 @@ class Catalog:
         """The engines of all models that this process serves now, without reading the status file. Thread-safe."""
         return [engine for served in list(self._served.values()) for engine in served.router.engines.values()]
 
+    def adapter_ids(self) -> list[str]:
+        """The ids by which requests choose the adapters of loaded models. Thread-safe."""
+        loaded = (about for about in self._status_file.read().models if about.state == ModelState.READY)
+        return [f"{about.name}:{adapter.name}" for about in loaded for adapter in about.adapters]
+
     def served(self, about: ModelStatus) -> ServedModel | None:
         """The model's engines and text side; None unless it is loaded, being loaded or being unloaded."""
         return self._served.get(about.serial)

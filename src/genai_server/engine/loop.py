@@ -295,3 +295,4 @@ class EngineLoop:
     def _deliver(self) -> None:
         self._requests.tell_load(terminated=self._options.terminated)
         self._outbox.deliver()
+        self._runners.publish_cache_changes()

@@ -62,6 +62,8 @@ def main() -> None:
             runners.adapters.load(adapter)
         model = structs.replace(runners.model, scores_prompts=False)
         if not runners.pools:
+            if spec.kv_events is not None:
+                runners.publish_cache(spec.kv_events)
             warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
             model = structs.replace(model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
         guidance = load_guidance(spec, model)

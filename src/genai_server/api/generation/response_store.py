@@ -165,8 +165,10 @@ class ResponseStore:
         return record
 
     async def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record:
-        """Change a conversation of this owner, and return it. Raises ConversationNotFound and StoreUnavailable, and
-        whatever `change` raises, after which it is as it was.
+        """Change a conversation of this owner, and return it.
+
+        Raises ConversationNotFound, StoreUnavailable, InvalidField if it would be too large, and whatever `change`
+        raises; after each it is as it was.
         """
         await self.conversation(id, owner)
         changed = None

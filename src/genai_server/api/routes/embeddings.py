@@ -18,7 +18,7 @@ router = APIRouter(
     responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503, 504)},
 )
 # Responses of more numbers are encoded in a thread.
-_FEW_NUMBERS = 4096
+FEW_NUMBERS = 4096
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
@@ -36,7 +36,7 @@ async def create_embeddings(body: EmbeddingRequest, services: TheServices, conte
     as_base64 = body.encoding_format == "base64"
     return await built_response(
         lambda: embeddings_body(found.model, found.vectors, found.num_tokens, as_base64=as_base64),
-        is_long=len(found.vectors) * len(found.vectors[0]) > _FEW_NUMBERS,
+        is_long=len(found.vectors) * len(found.vectors[0]) > FEW_NUMBERS,
     )
 
 

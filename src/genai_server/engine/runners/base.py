@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from genai_server.engine.kv_memory import KvMemory
+from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.generation import GenerationRequest, ModelInfo, PooledText
 
@@ -179,6 +180,11 @@ class Batch(Runner, Protocol):
     @property
     def memory(self) -> KvMemory:
         """The memory that its sequences share."""
+        ...
+
+    @property
+    def slots(self) -> KvSlots | None:
+        """The KV cache slots; None if the runner does not keep them itself."""
         ...
 
     @property

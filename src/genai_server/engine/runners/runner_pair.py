@@ -5,6 +5,7 @@ can move between them in the middle of its answer. A Generator cannot take over 
 sequence's tokens again. On the way back, its keys and values are copied into a KV cache slot.
 """
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from types import MappingProxyType
@@ -12,12 +13,16 @@ from types import MappingProxyType
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Row, Runner
+from genai_server.engine.runners.kv_events import KvEventPublisher
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.next_token import num_choices
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
+from genai_server.messages.kv_events import KvEventTarget
+
+log = logging.getLogger(__name__)
 
 NOT_EXACT = (
     "an exact request cannot be profiled with this model: profiled requests run alone, "
@@ -44,6 +49,7 @@ class RunnerPair:
         self._reason = reason  # why there is no batched runner
         # Why no sequence can be profiled; empty if sequences can.
         self._no_profile = "a model for embeddings or reranking cannot be profiled" if pools else ""
+        self._kv_events: KvEventPublisher | None = None
         self._nodes = dict(nodes)  # nodes of the graph by provider; None where the number is unknown
 
     @property
@@ -75,6 +81,19 @@ class RunnerPair:
     def forget(self) -> int:
         """Drop all cached prefixes of ended sequences; returns how many slots had one."""
         return 0 if self.batched is None else self.batched.forget()
+
+    def publish_cache(self, target: KvEventTarget) -> None:
+        """Publish which blocks the prefix cache holds, if there is one. Raises ConfigurationError."""
+        slots = None if self.batched is None else self.batched.slots
+        if slots is None:
+            log.warning("GENAI_KV_EVENTS has no effect: this model has no prefix cache (%s)", self.batching.scheduler)
+            return
+        self._kv_events = KvEventPublisher(target, slots.slots)
+
+    def publish_cache_changes(self) -> None:
+        """Publish what the last step has changed in the prefix cache, if that is wanted."""
+        if self._kv_events is not None:
+            self._kv_events.publish()
 
     def open(self, sequence: Sequence) -> None:
         """Begin a sequence. Raises RunnerFailed."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from genai_server.openai_api.schemas.base import Text, elements, field_error
+from genai_server.openai_api.schemas.base import RouterFields, Text, elements, field_error
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
 from genai_server.openai_api.schemas.tokens import MOST_TOKENS
 
@@ -36,7 +36,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(GenerationFields, StreamFields):
+class CompletionRequest(GenerationFields, StreamFields, RouterFields):
     """Special tokens in a prompt are read as such: there is no turn that could be forged."""
 
     prompt: Prompts
