@@ -11,12 +11,14 @@ ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.tx
 WORKDIR /src
 RUN python -m venv /app/.venv
 COPY pyproject.toml deploy/constraints.txt ./
-RUN mkdir -p src/genai_server && touch src/genai_server/__init__.py README.md LICENSE \
+RUN mkdir -p src/genai_server models/demo && touch src/genai_server/__init__.py README.md LICENSE \
     && /app/.venv/bin/python -m pip install --quiet ".[$EXTRA]"
 
 FROM dependencies AS package
 COPY README.md LICENSE ./
 COPY src src
+# The package has it in itself.
+COPY models/demo models/demo
 RUN /app/.venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir /app/wheel .
 
 FROM python:3.12.13-slim-trixie
@@ -26,7 +28,6 @@ RUN useradd --uid 10001 --create-home server && install -d -o server profiles /v
 COPY --from=dependencies /app/.venv .venv
 COPY --from=package /app/wheel wheel
 RUN .venv/bin/python -m pip install --quiet --no-index --no-deps --force-reinstall wheel/*.whl
-COPY models/demo models/demo
 COPY deploy/health_check.py ./
 USER server
 # Others can reach it: give it GENAI_API_KEYS, or GENAI_INSECURE=true where only its own machine can.

@@ -39,6 +39,7 @@ SETTINGS = {
     },
     # Tests of other servers name models of theirs.
     Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=onnx-genai"},
+    Model.POOLED: {"GENAI_MODELS": f"vectors={DEMO}-embeddings,scores={DEMO}-reranker"},
 }
 PAGE = REPOSITORY / "docs" / "compatibility.md"
 

@@ -24,6 +24,8 @@ from _models.table import table
 
 SETTINGS = {
     "GENAI_DEVICE": "scripted",
+    # By the files of the two last ones, their engines give vectors and scores.
+    "GENAI_MODELS": "onnx-genai=models/demo,vectors=models/demo-embeddings,scores=models/demo-reranker",
     "GENAI_MAX_LENGTH": "1000",  # an answer of 2,000 tokens along a grammar takes 0.8 s by itself
     "GENAI_RESPONSE_STORE_BYTES": "1000000",  # full soon, so that what it keeps is no growth
     "HF_HUB_OFFLINE": "1",  # a pull is refused before anything is asked of a hub

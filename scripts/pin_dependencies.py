@@ -17,7 +17,7 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parents[1]
 _TARGET = _ROOT / "deploy" / "constraints.txt"
 # `export` is left out: PyTorch has no place beside a server. Of the devices, Linux has these.
-_EXTRAS = ("cpu", "cuda", "hub", "otel", "bench")
+_EXTRAS = ("cpu", "cuda", "hub", "otel", "kv-events", "bench")
 # What builds the package itself.
 _BACKEND = "hatchling"
 _OURS = "genai-server"

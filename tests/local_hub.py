@@ -42,6 +42,8 @@ class HubRepository:
     revisions: tuple[str, ...] = ("main",)
     private: bool = False
     gated: bool = False
+    # The repository that its card names as its original.
+    base: str = ""
 
     @property
     def commit(self) -> str:
@@ -63,7 +65,7 @@ class LocalHub:
     # Of a file's path: what is sent in the place of its content.
     forged: dict[str, bytes] = field(default_factory=dict)
     # Before a file's content is sent.
-    before_sending: Callable[[str], None] = lambda _: None
+    before_sending: Callable[[str], object] = lambda _: None
     # Paths and first bytes of the contents that were asked for.
     sent: list[tuple[str, int]] = field(default_factory=list)
 
@@ -133,7 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _info(self, name: str, revision: str) -> None:
         if repository := self._repository(name, revision):
             siblings = [{"rfilename": path} for path in repository.files]
-            self._json({"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings, "tags": []})
+            card = {"cardData": {"base_model": repository.base}} if repository.base else {}
+            known = {"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings, "tags": []}
+            self._json(known | card)
 
     def _tree(self, name: str, revision: str, query: dict[str, list[str]]) -> None:
         repository = self._repository(name, revision)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -169,24 +169,30 @@ def body(content: str, **fields: Any) -> dict[str, Any]:
 
 @contextmanager
 def run_server(
-    folder: Path, *options: str, settings: Mapping[str, str] | None = None, ready: bool = True
+    folder: Path,
+    *options: str,
+    settings: Mapping[str, str] | None = None,
+    ready: bool = True,
+    program: Sequence[str] = (sys.executable, "-m", "genai_server"),
+    cwd: Path = ROOT,
+    seconds: float = 40.0,
 ) -> Iterator[RunningServer]:
     """Start `genai-server serve` on a free port, wait until no device is loading any more, and end its processes.
 
-    `folder` takes its log, its profiles and its packed weights.
+    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds.
     """
     port = free_port()
     log = folder / "server.log"
     folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     environment = clean_environment(**folders, **(settings or {}))
-    command = [sys.executable, "-m", "genai_server", "serve", "--port", str(port), *options]
+    command = [*program, "serve", "--port", str(port), *options]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=file, stdout=file)
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
     server = RunningServer(process, port, log)
     family = psutil.Process(process.pid)
     try:
         if ready:
-            wait_until(lambda: process.poll() is not None or (server.is_ready() and not server.is_starting()), 40)
+            wait_until(lambda: process.poll() is not None or (server.is_ready() and not server.is_starting()), seconds)
             assert process.poll() is None, f"exit status {process.returncode}: {server.log()}"
         yield server
     finally:

@@ -27,7 +27,7 @@ DOCUMENTS = sorted(
     path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
 PACKAGE = ROOT / "src" / "genai_server"
-EXAMPLE = re.compile(r"```(sh|python)\n(.*?)```\n\n```(?:json|text)\n(.*?)\n```", re.DOTALL)
+EXAMPLE = re.compile(r"```(sh|python)\n((?:(?!```).)*)```\n\n```(?:json|text)\n(.*?)\n```", re.DOTALL)
 EXAMPLES = [example for text in (README, API) for example in EXAMPLE.findall(text)]
 
 

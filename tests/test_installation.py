@@ -115,7 +115,11 @@ def test_where_uv_fails_pip_installs(clone: Path) -> None:
 @pytest.mark.parametrize(
     ("extras", "device", "reason"),
     [
-        (["bench", "bnech"], "", "there is no extra bnech; known are bench, dev, export, hub, models, otel"),
+        (
+            ["bench", "bnech"],
+            "",
+            "there is no extra bnech; known are bench, chart, dev, export, hub, kv-events, models, otel",
+        ),
         (["cuda"], "", "cuda is for a device: GENAI_EXTRA=cuda ./scripts/install"),
         ([], "gpu", "GENAI_EXTRA=gpu: known are cpu, cuda, directml"),
     ],

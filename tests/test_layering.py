@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "profile_plan",
         "installation",
         "quoted_values",
+        "pooling_model",
     ),
     ("config", "logs"),
     ("text", "openai_api", "profiles", "hub", "grammar_checker", "web"),
@@ -82,7 +83,10 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 # Libraries, by pattern of their top module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
-    "onnxruntime*": ("engine.*",),
+    # hub.export_encoder is a program for another environment, with PyTorch.
+    "onnxruntime*": ("engine.*", "hub.export_encoder"),
+    "torch": ("hub.export_encoder",),
+    "transformers": ("hub.export_encoder",),
     # It reads what strangers send, and must not do so in the API process.
     "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler"),
     "tokenizers": ("text.tokenizer",),
@@ -101,13 +105,15 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "opentelemetry": ("api.telemetry.traces",),
     "matplotlib": ("bench.plot",),
     "huggingface_hub": ("hub.client",),
+    "zmq": ("engine.runners.kv_events",),
+    "cbor2": ("engine.runners.kv_events",),
 }
 # What may be named in these modules only.
 NAMES: dict[str, tuple[str, ...]] = {
     "os.environ": ("config.*",),
     "os.getenv": ("config.*",),
     "os.putenv": ("config.*",),
-    "print": ("cli.*",),
+    "print": ("cli.*", "hub.export_encoder"),
 }
 
 

@@ -2,7 +2,8 @@
 
 Elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py), document_options.py
 (test_from_triton.py), and those of load (tests/load). Not at all: what builds models with PyTorch, for minutes; its
-arguments are tested (test_commands.py). Nor check_harmony.py, which needs a library and its vocabulary.
+arguments are tested (test_commands.py). Nor check_harmony.py, which needs a library and its vocabulary, and
+check_routers.py, which installs the routers from PyPI.
 """
 
 import json
@@ -50,6 +51,10 @@ def run(script: str, *arguments: str) -> str:
             ["repeats itself", "auto / off", "temperature 1.5"],
         ),
         (["measure_exactness", str(DEMO), "--quick"], ["one row alone, exact", "ms a step, exact"]),
+        (
+            ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
+            ["| 6 | prefix |", "tokens found in the cache"],
+        ),
         (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema  0"]),
         pytest.param(
             ["measure_memory", str(DEMO), "--requests", "3"], ["packed once, mapped", "by each session"], marks=LINUX

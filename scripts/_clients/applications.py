@@ -16,7 +16,6 @@ from .recipe import recipe
 _NAME = "Open WebUI"
 # It migrates a new database first.
 _SECONDS_TO_START = 300.0
-_ASKED = {"model": "onnx-genai", "messages": [{"role": "user", "content": "say hello"}]}
 
 
 def _environment(place: Place, data: Path) -> dict[str, str]:
@@ -55,14 +54,28 @@ def _check_open_webui(place: Place) -> list[Check]:
             ):
                 signed_in = client.post("/api/v1/auths/signin", json={"email": "", "password": ""})
                 client.headers["authorization"] = f"Bearer {signed_in.json()['token']}"
-                return [
-                    _check("its list of models", lambda: _models(client)),
-                    _check("chat", lambda: _chat(client)),
-                    _check("stream", lambda: _stream(client)),
-                    _check("a title for a chat", lambda: _title(client)),
-                ]
+                return [*_checks(client, "onnx-genai"), *_checks_over_ollama(client, place.url)]
         except DoesNotStart as error:
             raise ValueError(str(error).strip().rpartition("\n")[2]) from None
+
+
+def _checks(client: httpx.Client, model: str, connection: str = "") -> list[Check]:
+    """The same for each connection; `model` is the name that it gives the model."""
+    return [
+        _check(f"its list of models{connection}", lambda: _models(client, model)),
+        _check(f"chat{connection}", lambda: _chat(client, model)),
+        _check(f"stream{connection}", lambda: _stream(client, model)),
+        _check(f"a title for a chat{connection}", lambda: _title(client, model)),
+    ]
+
+
+def _checks_over_ollama(client: httpx.Client, url: str) -> list[Check]:
+    """What OLLAMA_BASE_URL is in a first start: the connection that an admin sets."""
+    wanted = {"ENABLE_OLLAMA_API": True, "OLLAMA_BASE_URLS": [url], "OLLAMA_API_CONFIGS": {}}
+    told = client.post("/ollama/config/update", json=wanted)
+    if told.is_error:
+        return [Check("its connection to Ollama", f"{told.status_code}: {told.text[:200]}")]
+    return _checks(client, "onnx-genai:latest", " over Ollama's API")
 
 
 def _check(name: str, look: Callable[[], str]) -> Check:
@@ -72,25 +85,29 @@ def _check(name: str, look: Callable[[], str]) -> Check:
         return Check(name, f"{type(error).__name__}: {error}")
 
 
-def _models(client: httpx.Client) -> str:
-    found = [model["id"] for model in client.get("/api/models").json()["data"]]
-    return "" if "onnx-genai" in found else f"it has {found}"
+def _asked(model: str, prompt: str = "say hello", *, stream: bool = False) -> dict[str, object]:
+    return {"model": model, "messages": [{"role": "user", "content": prompt}], "stream": stream}
 
 
-def _chat(client: httpx.Client) -> str:
-    answer = client.post("/api/chat/completions", json=_ASKED).json()
+def _models(client: httpx.Client, model: str) -> str:
+    found = [one["id"] for one in client.get("/api/models").json()["data"]]
+    return "" if model in found else f"it has {found}"
+
+
+def _chat(client: httpx.Client, model: str) -> str:
+    answer = client.post("/api/chat/completions", json=_asked(model)).json()
     said = answer["choices"][0]["message"]["content"]
     return "" if said == "hello" else f"it said: {said}"
 
 
-def _stream(client: httpx.Client) -> str:
-    text = client.post("/api/chat/completions", json={**_ASKED, "stream": True}).text
+def _stream(client: httpx.Client, model: str) -> str:
+    text = client.post("/api/chat/completions", json=_asked(model, stream=True)).text
     return "" if text.count("data: ") > 2 and text.rstrip().endswith("data: [DONE]") else f"it sent: {text[:200]}"
 
 
-def _title(client: httpx.Client) -> str:
-    messages = [{"role": "user", "content": 'Hello.\nscript: say {"title": "Hello"}'}]
-    answer = client.post("/api/v1/tasks/title/completions", json={**_ASKED, "messages": messages}).json()
+def _title(client: httpx.Client, model: str) -> str:
+    prompt = 'Hello.\nscript: say {"title": "Hello"}'
+    answer = client.post("/api/v1/tasks/title/completions", json=_asked(model, prompt)).json()
     said = answer["choices"][0]["message"]["content"]
     return "" if said == '{"title": "Hello"}' else f"it said: {said}"
 

@@ -22,6 +22,8 @@ class Model(Enum):
     SCRIPTED = "scripted"
     # The demo model, for what needs a tokenizer or log probabilities.
     DEMO = "demo"
+    # The demo models for embeddings and reranking.
+    POOLED = "pooled"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from .client import Check, Client, Place, Registry
+from .client import Check, Client, Model, Place, Registry
 from .program import run
 from .recipe import recipe
 
@@ -15,7 +15,9 @@ _SCRIPTS = _PROGRAMS.parents[1]
 _SECONDS = 120.0
 
 
-def library(name: str, packages: tuple[str, ...], program: str, *, heading: str = "") -> Client:
+def library(
+    name: str, packages: tuple[str, ...], program: str, *, heading: str = "", model: Model = Model.SCRIPTED
+) -> Client:
     """A library whose checks are a program's."""
 
     def check(place: Place) -> list[Check]:
@@ -25,7 +27,7 @@ def library(name: str, packages: tuple[str, ...], program: str, *, heading: str 
         return _run(program, place, environment)
 
     registry = Registry.NPM if program.endswith(".mjs") else Registry.PYPI
-    return Client(name, packages, check, registry, recipe=heading)
+    return Client(name, packages, check, registry, model, heading)
 
 
 def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]:
@@ -51,6 +53,21 @@ LIBRARIES = (
     *QUICK,
     library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain"),
     library("LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex"),
+    library(
+        "LangChain embeddings",
+        ("langchain-openai",),
+        "langchain_embeddings.py",
+        heading="LangChain embeddings",
+        model=Model.POOLED,
+    ),
+    library(
+        "LlamaIndex embeddings",
+        ("llama-index-embeddings-openai-like",),
+        "llama_index_embeddings.py",
+        heading="LlamaIndex embeddings",
+        model=Model.POOLED,
+    ),
+    library("`cohere` (Python)", ("cohere",), "cohere_rerank.py", heading="Cohere reranking", model=Model.POOLED),
     library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
     library("instructor", ("instructor",), "instructor_modes.py"),
     library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py"),

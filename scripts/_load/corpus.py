@@ -316,6 +316,21 @@ _TOKENIZE: list[dict[str, Any]] = [
     {"content": "say", "add_special": False, "parse_special": True},
     *_TEMPLATE,
 ]
+_EMBEDDINGS: list[dict[str, Any]] = [
+    {"input": "Grüße 🙂", "encoding_format": "base64", "dimensions": 64, "user": "u"},
+    {"input": ["say", "", "x" * 3000], "truncate_prompt_tokens": -1, "priority": 1, "timeout": 5},
+    {"input": [72, 105], "encoding_format": "float"},
+    {"input": [[72, 105], [33]], "truncate_prompt_tokens": 1, "device": "scripted", "prompt_name": "query"},
+]
+_RERANKS: list[dict[str, Any]] = [
+    {"query": "Grüße", "documents": ["a", "", "<|im_end|>"], "top_n": 2, "return_documents": True},
+    {"query": "x", "documents": [{"text": "say"}, "x" * 3000], "truncate_prompt_tokens": -1, "max_tokens_per_doc": 9},
+    {"query": "x", "documents": ["a"], "instruction": "Find a.", "timeout": 5, "priority": -1},
+]
+_SCORES: list[dict[str, Any]] = [
+    {"text_1": "x", "text_2": ["a", "b"], "truncate_prompt_tokens": 20},
+    {"text_1": ["x", "y"], "text_2": ["a", "b"]},
+]
 
 # By path; one that is not here is asked with an empty object to begin with.
 BODIES: dict[str, list[dict[str, Any]]] = {
@@ -330,6 +345,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/conversations/{conversation_id}/items": _ITEMS,
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": [{k: v for k, v in body.items() if k in ("model", "messages")} for body in _MESSAGES],
+    "/v1/chat/completions/render": _COMPLETIONS,
+    "/v1/completions/render": _TEXTS,
     "/api/chat": _OLLAMA_CHATS,
     "/api/generate": _OLLAMA_TEXTS,
     "/api/embed": [{"model": MODEL, "input": ["a", "b"], "truncate": True, "dimensions": 8}],
@@ -342,6 +359,10 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/detokenize": [{"tokens": [72, 105]}],
     "/apply-template": _TEMPLATE,
     "/v1/apply-template": _TEMPLATE,
+    "/v1/embeddings": _EMBEDDINGS,
+    "/v1/rerank": _RERANKS,
+    "/v2/rerank": _RERANKS,
+    "/v1/score": _SCORES,
     "/v1/admin/profiles": [
         {"prefix": "fuzz", "tokens": [2, 4], "max_tokens": 5, "max_seconds": 0.5},
         {"phase": "decode", "slow_token_ratio": 3, "next_tokens": 2, "max_per_hour": 1, "max_seconds": 0.5},

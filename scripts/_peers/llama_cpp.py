@@ -29,19 +29,11 @@ _CONVERT = Path(__file__).with_name("llama_convert.py")
 
 def prepare(folder: Path, model: Model) -> Launch:
     """Build server and quantizer, convert the checkpoint. Matrices have 4 bits, the output's, too, as in the others."""
-    environment = Environment(folder)
-    environment.install(_TOOLS)
-    sources = sources_of(environment) / "vendor" / "llama.cpp"
-    build = folder / "build"
-    server, quantize = build / "bin" / "llama-server", build / "bin" / "llama-quantize"
-    if not (server.exists() and quantize.exists()):
-        environment.run(["cmake", "-G", "Ninja", "-S", sources, "-B", build, *_OPTIONS])
-        environment.run(["ninja", "-C", build, f"-j{THREADS}", server.name, quantize.name])
+    environment, server, quantize = built(folder)
     weights = folder / "model-q4_0.gguf"
     if not weights.exists():
         whole = folder / "model-bf16.gguf"
-        convert: list[str | Path] = [environment.python, _CONVERT, sources, sources / "gguf-py"]
-        environment.run([*convert, checkpoint_of(model), "--outfile", whole, "--outtype", "bf16"])
+        convert(environment, checkpoint_of(model), whole, "bf16")
         unfinished = weights.with_suffix(".part")
         environment.run([quantize, "--pure", whole, unfinished, "Q4_0"])
         unfinished.rename(weights)
@@ -50,6 +42,26 @@ def prepare(folder: Path, model: Model) -> Launch:
         version=_version(server),
         weights="Q4_0",
     )
+
+
+def built(folder: Path) -> tuple[Environment, Path, Path]:
+    """The environment, the server and the quantizer, built on first use."""
+    environment = Environment(folder)
+    environment.install(_TOOLS)
+    sources = sources_of(environment) / "vendor" / "llama.cpp"
+    build = folder / "build"
+    server, quantize = build / "bin" / "llama-server", build / "bin" / "llama-quantize"
+    if not (server.exists() and quantize.exists()):
+        environment.run(["cmake", "-G", "Ninja", "-S", sources, "-B", build, *_OPTIONS])
+        environment.run(["ninja", "-C", build, f"-j{THREADS}", server.name, quantize.name])
+    return environment, server, quantize
+
+
+def convert(environment: Environment, checkpoint: Path, weights: Path, precision: str, words: str = "qwen2") -> None:
+    """Write a checkpoint as llama.cpp reads it; `words` names the way in which its vocabulary splits words."""
+    sources = sources_of(environment) / "vendor" / "llama.cpp"
+    command: list[str | Path] = [environment.python, _CONVERT, sources, sources / "gguf-py", words]
+    environment.run([*command, checkpoint, "--outfile", weights, "--outtype", precision])
 
 
 def sources_of(environment: Environment) -> Path:

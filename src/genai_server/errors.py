@@ -15,6 +15,7 @@ GenaiServerError
 │   │   ├── WrongType           a field has the wrong JSON type
 │   │   ├── NoChatTemplate      the model has no chat template, and so takes no messages
 │   │   ├── PromptTooLong       the prompt does not fit the length that the server allows
+│   │   ├── TaskUnsupported     the model cannot do what the request wants
 │   │   └── PreviousNotFound    the response to continue is not kept
 │   ├── MalformedHead           the head of the request is not valid HTTP
 │   ├── HeadTooLarge            the head is over the size limit
@@ -48,6 +49,8 @@ GenaiServerError
 │   └── ServerDraining          the server is stopping and accepts no new requests
 └── GenerationFailed            accepted, then failed
     ├── GrammarFailed           the answer's grammar cannot be followed further
+    ├── DeadlinePassed          the request's time is over, and there is no part of it to give
+    ├── RequestCancelled        an operator has cancelled it, and there is no part of it to give
     ├── ModelUnloaded           the model was unloaded while the request ran
     ├── EngineDied              the engine process ended while the request was in it
     │   └── EngineHung          it hung in a step, and was killed
@@ -185,6 +188,12 @@ class PromptTooLong(InvalidField):
         self.limit = limit
         # The setting, or what else sets this limit.
         self.limited_by = limited_by
+
+
+class TaskUnsupported(InvalidField):
+    """The model cannot do what the request wants; the message names the models which can."""
+
+    code = "unsupported_task"
 
 
 class PreviousNotFound(InvalidField):
@@ -396,6 +405,18 @@ class GrammarFailed(GenerationFailed):
     """The grammar of the request cannot be followed further, which shows only during the answer."""
 
     code = "grammar_failed"
+
+
+class DeadlinePassed(GenerationFailed):
+    """The request's deadline has come, and nothing of its result can be given."""
+
+    code = "timeout"
+
+
+class RequestCancelled(GenerationFailed):
+    """An operator has cancelled the request, and nothing of its result can be given."""
+
+    code = "cancelled"
 
 
 class ModelUnloaded(GenerationFailed):

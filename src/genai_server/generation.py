@@ -34,12 +34,22 @@ class Adapter(Struct, frozen=True):
     id: str
 
 
+class PooledText(Struct, frozen=True, array_like=True):
+    """A text for which a model gives a vector or a score."""
+
+    num_tokens: int
+    # Where the second text of a pair begins; 0 for a single text.
+    second: int = 0
+    # Tokens at the beginning that are read, and are no part of the vector.
+    num_left_out: int = 0
+
+
 class GenerationRequest(Struct, frozen=True):
-    """One prompt to continue, with every default resolved."""
+    """One prompt to continue, or texts to pool, with every default resolved."""
 
     # The client's name for the request; need not be unique.
     request_id: str
-    # Token ids; at least one.
+    # Token ids; at least one. Those of all texts, one after another, if there are `texts`.
     prompt: list[int]
     # Tokens of the answer, at most.
     max_tokens: int
@@ -77,6 +87,8 @@ class GenerationRequest(Struct, frozen=True):
     # Tokens that the answer may have, for drafts. At a near tie the answer may have another token because of them. They
     # have no effect with `exact` or a seed.
     prediction: list[int] = []
+    # What the prompt consists of if a vector or a score is wanted for each text; empty for a prompt to continue.
+    texts: list[PooledText] = []
 
     @property
     def own_id(self) -> str:
@@ -132,7 +144,7 @@ class Phases(Struct, frozen=True):
 class Batching(Struct, frozen=True):
     """How an engine runs several sequences."""
 
-    # "batched", "library" or "generator".
+    # "batched", "library", "generator" or, where texts are pooled, "pooled".
     scheduler: str = "generator"
     # Why it is "generator".
     reason: str | None = None

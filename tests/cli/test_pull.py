@@ -14,6 +14,7 @@ import pytest
 from tests.local_hub import HubRepository, LocalHub, run_hub
 from tests.running_server import DEMO, ROOT, clean_environment, wait_until
 
+EMBEDDINGS = ROOT / "models" / "demo-embeddings"
 FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
 MIB = 1024 * 1024
 
@@ -193,3 +194,27 @@ def test_an_unknown_model_is_named_with_where_it_was_looked_for(user: User) -> N
         status, _, errors = user.run("models", command, "none")
         assert status == 2
         assert str(user.models) in errors
+
+
+def test_an_encoder_gets_from_its_original_what_says_how_vectors_become_one(user: User) -> None:
+    files = {path.relative_to(EMBEDDINGS).as_posix(): path.read_bytes() for path in EMBEDDINGS.rglob("*.json")}
+    pooling = {name: files.pop(name) for name in ("modules.json", "1_Pooling/config.json")}
+    graph = {"onnx/model.onnx": (EMBEDDINGS / "model.onnx").read_bytes()}
+    user.hub.repositories["org/original"] = HubRepository(files | pooling)
+    user.hub.repositories["community/converted"] = HubRepository(files | graph, base="org/original")
+    status, out, errors = user.run("pull", "community/converted")
+    assert status == 0, errors
+    assert "modules.json is fetched from org/original, of which this model was made" in out
+    assert "it serves /v1/embeddings" in out
+    assert user.run("models", "check", "converted")[0] == 0
+    assert "converted" in user.run("models", "list")[1]
+
+
+def test_an_encoder_that_nothing_says_more_of_is_refused(user: User) -> None:
+    files = {path.name: path.read_bytes() for path in EMBEDDINGS.iterdir() if path.suffix == ".json"}
+    del files["modules.json"]
+    files["model.onnx"] = (EMBEDDINGS / "model.onnx").read_bytes()
+    user.hub.repositories["community/converted"] = HubRepository(files)
+    status, _, errors = user.run("pull", "community/converted")
+    assert status == 1
+    assert "does not say how a text's vectors become one" in errors

@@ -50,5 +50,6 @@ def test_a_model_is_fetched_once_and_then_asked(hub: LocalHub, tmp_path: Path) -
 def test_what_is_neither_here_nor_on_the_hub_is_named(hub: LocalHub, tmp_path: Path) -> None:
     status, out = run(hub, tmp_path, "nowhere")
     assert (status, "there is neither a directory nowhere" in out) == (2, True)
+    assert "`genai-server models` lists those, and a repository of a hub has its owner" in out
     status, out = run(hub, tmp_path, "org/none")
     assert (status, "there is no org/none" in out) == (1, True)

@@ -63,3 +63,17 @@ def test_the_error_names_the_key_as_it_was_written(dotenv: Path) -> None:
     dotenv.write_text("GENAI_THREADS=lots\n", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r'^GENAI_THREADS in .*\.env="lots": '):
         load_settings(environ={}, dotenv=dotenv)
+
+
+def test_without_a_model_an_installed_copy_takes_the_one_that_it_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundled = tmp_path / "demo_model"
+    monkeypatch.setattr("genai_server.config.sources.BUNDLED_MODEL", bundled)
+    monkeypatch.chdir(tmp_path)
+    assert load_settings(environ={}, dotenv=None).model_dir == "./models/demo"
+    bundled.mkdir()
+    assert load_settings(environ={}, dotenv=None).model_dir == str(bundled)
+    assert load_settings({"model_dir": "other"}, environ={}, dotenv=None).model_dir == "other"
+    (tmp_path / "models" / "demo").mkdir(parents=True)
+    assert load_settings(environ={}, dotenv=None).model_dir == "./models/demo"

@@ -3,7 +3,14 @@
 import pytest
 
 from genai_server.errors import PullFailed
-from genai_server.hub.repository import RemoteFile, Repository, is_repository_name, select_model, select_source
+from genai_server.hub.repository import (
+    RemoteFile,
+    Repository,
+    is_repository_name,
+    select_model,
+    select_pooling,
+    select_source,
+)
 
 
 def repository(*paths: str) -> Repository:
@@ -76,3 +83,34 @@ def test_a_repository_without_a_configuration_is_no_source() -> None:
 )
 def test_names_have_an_owner_and_a_name(text: str, is_name: bool) -> None:
     assert is_repository_name(text) is is_name
+
+
+POOLING = ("modules.json", "1_Pooling/config.json")
+ENCODER = ("config.json", "tokenizer.json", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/model_int8.onnx", *POOLING)
+
+
+def test_of_an_encoder_the_plain_graph_is_taken_with_what_is_beside_it() -> None:
+    expected = {"config.json", "tokenizer.json", "onnx/model.onnx", "onnx/model.onnx_data", *POOLING}
+    assert set(select_model(repository(*ENCODER, "pytorch_model.bin", "openvino/model.xml")).files) == expected
+
+
+def test_a_pattern_chooses_another_graph_of_an_encoder() -> None:
+    found = select_model(repository(*ENCODER), ["onnx/model_int8.onnx"]).files
+    assert {"onnx/model_int8.onnx", "config.json", *POOLING} <= set(found)
+    assert "onnx/model.onnx" not in found
+
+
+def test_several_graphs_of_an_encoder_are_named_with_their_size() -> None:
+    graphs = ("config.json", "onnx/model_fp16.onnx", "onnx/model_int8.onnx")
+    assert '--include "onnx/model_int8.onnx"  (1.00 GiB)' in refusal(graphs)
+    assert "org/name has several graphs; choose one" in refusal(ENCODER, "onnx/*")
+
+
+def test_what_says_how_vectors_become_one_is_taken_only_whole() -> None:
+    assert set(select_pooling(repository(*ENCODER, "README.md")).files) == set(POOLING)
+    assert not select_pooling(repository("config.json", "1_Pooling/config.json")).files
+
+
+def test_a_source_has_the_folders_of_its_modules() -> None:
+    paths = ("config.json", *POOLING, "2_Dense/model.safetensors", "onnx/model.onnx")
+    assert set(select_source(repository(*paths)).files) == {"config.json", *POOLING, "2_Dense/model.safetensors"}

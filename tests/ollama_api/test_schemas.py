@@ -10,6 +10,10 @@ from genai_server.ollama_api.schemas import ChatRequest, EmbedRequest, GenerateR
 HELLO = [{"role": "user", "content": "hello"}]
 
 
+def _calling(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
+
+
 @pytest.mark.parametrize(
     ("model", "given"),
     [
@@ -26,7 +30,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         (ChatRequest, {"messages": HELLO, "options": {"repeat_last_n": -1, "repeat_penalty": 1.1, "typical_p": 1}}),
         (GenerateRequest, {"prompt": "x", "template": "", "context": [], "format": {"type": "object"}}),
         (GenerateRequest, {"prompt": "x", "raw": True, "system": "", "think": False}),
-        (EmbedRequest, {"input": ["a", "b"], "truncate": True, "options": {"num_ctx": 1}}),
+        (EmbedRequest, {"input": ["a", "b"], "truncate": True, "options": {}}),
         (PullRequest, {"name": "org/name", "insecure": False}),
     ],
 )
@@ -41,6 +45,8 @@ def test_what_clients_send_is_taken(model: type[BaseModel], given: dict[str, Any
         (ChatRequest, {"messages": [{"role": "robot"}]}, "role"),
         (ChatRequest, {"messages": [{"role": "user", "images": ["AA=="]}]}, "images"),
         (ChatRequest, {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "a"}}]}]}, "tool_calls"),
+        (ChatRequest, {"messages": [_calling({"a": "\ud800"})]}, "arguments"),
+        (ChatRequest, {"messages": [_calling({"a": float("nan")})]}, "arguments"),
         (ChatRequest, {"options": {"num_ctx": 4096}}, "num_ctx"),
         (ChatRequest, {"options": {"typical_p": 0.7}}, "typical_p"),
         (ChatRequest, {"options": {"temperature": 2.5}}, "temperature"),

@@ -152,6 +152,19 @@ def test_what_is_accepted_without_effect_is_exactly_this() -> None:
     }
 
 
+def test_what_routers_add_is_accepted_with_the_value_that_changes_nothing() -> None:
+    kept = {"skip_special_tokens": True, "no_stop_trim": False, "return_hidden_states": False}
+    of_chats = {"continue_final_message": False, "include_reasoning": True}
+    of_chats |= {"separate_reasoning": True, "stream_reasoning": True}
+    ChatCompletionRequest.model_validate(_chat(**kept, **of_chats))
+    CompletionRequest.model_validate({"prompt": "x", **kept})
+    for field, value in (kept | of_chats).items():
+        assert _refused_field(ChatCompletionRequest, _chat(**{field: not value})) == (field,)
+        assert _refused_field(ChatRequest, _chat(**{field: value})) == (field,)
+    for field, value in kept.items():
+        assert _refused_field(CompletionRequest, {"prompt": "x", field: not value}) == (field,)
+
+
 @pytest.mark.parametrize("stop", ["x", ["a"], ["a", "b", "c", "x" * 1024]])
 def test_one_to_four_stop_strings_are_taken(stop: str | list[str]) -> None:
     assert ChatRequest.model_validate(_chat(stop=stop)).stop_strings == ([stop] if isinstance(stop, str) else stop)

@@ -51,6 +51,20 @@ def test_an_engine_goes_from_starting_to_ready_in_a_private_folder_and_leaves_wi
     assert not supervisor.folder.exists()
 
 
+def test_each_engine_publishes_the_changes_of_its_cache_at_a_port_of_its_own() -> None:
+    several = {"models": "a=./models/demo,b=./models/demo", "device": "scripted:0,scripted:1"}
+    events = {"kv_events": "tcp://*:5557", "kv_events_topic": "kv@host@{model}"}
+    supervisor = Supervisor(settings(**several, **events))
+    supervisor.folder.rmdir()
+    targets = [watch._spec.kv_events for model in supervisor._models for watch in supervisor._engines(model.about)]
+    assert [(found.address, found.topic, found.rank) for found in targets if found is not None] == [
+        ("tcp://*:5557", "kv@host@a", 0),
+        ("tcp://*:5558", "kv@host@a", 1),
+        ("tcp://*:5559", "kv@host@b", 2),
+        ("tcp://*:5560", "kv@host@b", 3),
+    ]
+
+
 def test_no_way_tells_an_engine_an_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told, spy = tmp_path / "told", tmp_path / "spy"
     monkeypatch.setenv("SEEN_BY_THE_SPY", str(told))

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def validate(grammar: str, *, param: str) -> None:
         raise InvalidField(f"{param} cannot be used: {words}", param=param)
 
 
+@cache
 def byte_tokenizer() -> LLTokenizer:
     """Tokens are bytes; a further one ends the answer."""
     return LLTokenizer("byte")

@@ -34,6 +34,17 @@ ANSWER = f"say {PARIS_JSON}"
 WEATHER = "21 degrees"
 
 
+# The demo models for embeddings and reranking know which of these the question means: the first.
+QUESTION = "Which of these is about France?"
+ABOUT = ["Paris is the capital of France.", "It will rain all afternoon.", "The cat sleeps on the sofa."]
+
+
+def nearest(question: list[float], texts: list[list[float]]) -> None:
+    """Fail unless the first of the texts' vectors is the nearest to the question's."""
+    near = [sum(a * b for a, b in zip(question, text, strict=True)) for text in texts]
+    equal(near.index(max(near)), 0)
+
+
 def get_weather(city: str) -> str:
     """Get the weather of a city."""
     return f"{WEATHER} in {city}"

@@ -1,16 +1,15 @@
 """Bodies of Anthropic's Messages API (https://docs.anthropic.com/en/api/messages)."""
 
-import json
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
 from genai_server.openai_api.schemas.base import (
-    JsonObject,
     NonEmptyText,
     Text,
     Wire,
+    WritableObject,
     elements,
     field_error,
     missing_error,
@@ -27,22 +26,10 @@ _BLOCKS_OF_ROLE = {
 }
 
 
-def _writable(value: JsonObject) -> JsonObject:
-    """Python reads more than JSON has: NaN, and halves of characters."""
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
-        raise ValueError("must be valid JSON and valid Unicode") from None
-    return value
-
-
 def _not_true(value: bool) -> bool:
     if value:
         raise ValueError("must be false")
     return value
-
-
-AnyObject = Annotated[dict[str, Any], AfterValidator(_writable)]
 
 
 class _Cacheable(Wire):
@@ -81,7 +68,7 @@ class ToolUseBlock(_Cacheable):
     type: Literal["tool_use"]
     id: NonEmptyText
     name: FunctionName
-    input: AnyObject
+    input: WritableObject
     caller: DirectCaller | None = None
     toolset_name: None = None
 
@@ -149,7 +136,7 @@ class Tool(_Cacheable):
     type: Literal["custom"] | None = Field(None, description="This server runs no tools itself.")
     name: FunctionName
     description: Text | None = None
-    input_schema: AnyObject
+    input_schema: WritableObject
     strict: bool | None = Field(
         None, description="Whether calls fit all of the schema, or as far as it can be followed."
     )
@@ -196,7 +183,7 @@ class OutputFormat(Wire):
     """What the answer must fit."""
 
     type: Literal["json_schema"]
-    schema_: AnyObject = Field(alias="schema")
+    schema_: WritableObject = Field(alias="schema")
 
 
 class OutputConfig(Wire):

@@ -13,7 +13,14 @@ from pathlib import Path
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.commands import send_command
 from genai_server.engine_client.router import Router
-from genai_server.errors import ConfigurationError, ModelNotFound, ModelsBusy, NoEngineReady, QueueFull
+from genai_server.errors import (
+    ConfigurationError,
+    ModelNotFound,
+    ModelsBusy,
+    NoEngineReady,
+    QueueFull,
+    TaskUnsupported,
+)
 from genai_server.generation import Adapter
 from genai_server.messages.commands import Command, WantModel
 from genai_server.messages.status_file import (
@@ -24,6 +31,7 @@ from genai_server.messages.status_file import (
     ModelStatus,
     StatusFileReader,
 )
+from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 
@@ -33,6 +41,11 @@ _LOOK_EVERY = 0.1
 _ASK_EVERY = 1.0
 # Seconds that a request waits until another model is idle and can be unloaded.
 PATIENCE = 30.0
+_CANNOT = {
+    Task.GENERATE: "generates no text",
+    Task.EMBED: "makes no embeddings",
+    Task.RERANK: "cannot rerank or score texts",
+}
 # Checks a model directory and reads its text side for each of the devices. The last argument is a chat template that
 # replaces the model's own, or "". Raises ConfigurationError.
 LoadText = Callable[[str, Sequence[str], str], Mapping[str, TextCodec]]
@@ -183,6 +196,11 @@ class Catalog:
         """The engines of all models that this process serves now, without reading the status file. Thread-safe."""
         return [engine for served in list(self._served.values()) for engine in served.router.engines.values()]
 
+    def adapter_ids(self) -> list[str]:
+        """The ids by which requests choose the adapters of loaded models. Thread-safe."""
+        loaded = (about for about in self._status_file.read().models if about.state == ModelState.READY)
+        return [f"{about.name}:{adapter.name}" for about in loaded for adapter in about.adapters]
+
     def served(self, about: ModelStatus) -> ServedModel | None:
         """The model's engines and text side; None unless it is loaded, being loaded or being unloaded."""
         return self._served.get(about.serial)
@@ -218,6 +236,21 @@ class Catalog:
         raise ModelNotFound(
             f"model {quoted(about.name)} has no adapter {quoted(adapter)}; its adapters: {names}", param="model"
         )
+
+    def choose_for(self, id: str | None, task: Task) -> ChosenModel:
+        """The model of an id, as `choose` finds it; without an id, the first one for the task.
+
+        Raises ModelNotFound, and TaskUnsupported for a model of another task.
+        """
+        able = [about for about in self.statuses() if about.task is task and not about.leaving]
+        if id is None and able:
+            return ChosenModel(able[0])
+        chosen = self.choose(id)
+        if chosen.about.task is task:
+            return chosen
+        names = ", ".join(quoted(about.name) for about in able)
+        which = f"{names} can" if able else "no model that is served can"
+        raise TaskUnsupported(f"model {quoted(chosen.about.name)} {_CANNOT[task]}; {which}", param="model")
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
         """The engines of all loaded models, or of one, on all devices, or on one.

@@ -43,6 +43,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     # A repository that is none, or a hub that cannot be reached; raised for what an operator asks only.
     errors.PullFailed: (400, "invalid_request_error"),
     errors.Unavailable: (503, "service_unavailable_error"),
+    errors.DeadlinePassed: (504, "server_error"),
     errors.ModelUnloaded: (503, "service_unavailable_error"),
     errors.GrammarFailed: (400, "invalid_request_error"),
     errors.ServerStopping: (503, "service_unavailable_error"),

@@ -14,6 +14,8 @@ from genai_server.chat.conversation import Message
 from genai_server.chat.parameters import Value
 from genai_server.errors import ChatFailed
 
+# By what a model can do, if it does not chat.
+_ENDPOINTS = {"embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
 # Seconds to connect or list models, and to wait for the next piece of an answer.
 _SHORT, _LONG = 10.0, 600.0
 
@@ -76,6 +78,20 @@ class ChatClient:
     def models(self) -> list[str]:
         """The ids of the server's models. Raises ChatFailed."""
         return list(self._models())
+
+    def first_model(self) -> str:
+        """The id of the first model that generates text; of the first one if none does. Raises ChatFailed."""
+        models = self._models()
+        return next((id for id in models if not self._endpoint(models[id])), next(iter(models), ""))
+
+    def endpoint(self, model: str) -> str:
+        """The endpoint of a model that does not generate text; empty for one that does. Raises ChatFailed."""
+        return self._endpoint(self._models().get(model, {}))
+
+    @staticmethod
+    def _endpoint(entry: dict[str, Any]) -> str:
+        abilities = entry.get("capabilities") or ()
+        return next((path for ability, path in _ENDPOINTS.items() if ability in abilities), "")
 
     def takes_messages(self, model: str) -> bool:
         """Whether a model takes messages, as far as the server tells. Models without a chat template do not.

@@ -17,12 +17,22 @@ from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFai
 from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.download import Watch, download
-from genai_server.hub.repository import Repository, Selection, is_repository_name, select_model
+from genai_server.hub.repository import (
+    MODEL_CONFIG,
+    POOLING,
+    Repository,
+    Selection,
+    is_repository_name,
+    select_model,
+    select_pooling,
+)
+from genai_server.pooling_model import Task, task_of
 from genai_server.quoted_values import quoted
 
 # The status that shells give for a program which Ctrl-C has ended.
 INTERRUPTED = 130
 _MIB = 1024 * 1024
+_ENDPOINTS = {Task.EMBED: ("/v1/embeddings",), Task.RERANK: ("/v1/rerank", "/v1/score")}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -100,6 +110,8 @@ def _fetch(
         if directory.exists():
             store.seed(folder, directory)
         download(hub, repository, selection, folder, tell, watch)
+        if MODEL_CONFIG not in selection.files and POOLING[0] not in selection.files:
+            _add_pooling(hub, repository, folder, tell)
         check_model_directory(folder)
     except ModelDirectoryError as error:
         message = error.message.replace(str(folder), repository.name)
@@ -108,6 +120,18 @@ def _fetch(
     except KeyboardInterrupt:
         raise PullFailed("stopped; the same command continues from here") from None
     store.install(folder, directory, store.origin_of_pull(repository, selection))
+
+
+def _add_pooling(hub: Hub, repository: Repository, folder: Path, tell: Callable[[str], None]) -> None:
+    """Add what says how the vectors of tokens become one: converted repositories often leave it with their original."""
+    if not is_repository_name(repository.base):
+        return
+    base = hub.repository(repository.base, None)
+    for name, file in select_pooling(base).files.items():
+        tell(f"{name} is fetched from {base.name}, of which this model was made")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        hub.fetch(base, file, folder / name)
 
 
 def checked_name(text: str) -> str:
@@ -127,7 +151,9 @@ def tell_how_to_serve(directory: Path) -> None:
     """Print the commands that serve the model and chat with it."""
     quoted = shlex.quote(str(directory))
     print(f"serve it:  genai-server serve --model-dir {quoted} --model-name {shlex.quote(directory.name)}")
-    if has_chat_template(directory):
+    if (task := task_of(directory)) is not Task.GENERATE:
+        print(f"it serves {' and '.join(_ENDPOINTS[task])}")
+    elif has_chat_template(directory):
         print(f"try it:    genai-server chat {quoted}")
     else:
         print(f"it {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}")

@@ -16,6 +16,11 @@ from genai_server.errors import ConfigurationError
 from genai_server.hub import store
 from genai_server.hub.client import Hub
 
+_EXAMPLES = (
+    "`genai-server models` lists those, and a repository of a hub has its owner before its name, "
+    "such as microsoft/Phi-4-mini-instruct-onnx"
+)
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """The subcommand and its options."""
@@ -41,10 +46,10 @@ def _fetched(arguments: argparse.Namespace) -> Path:
     """The directory of the model, which is on this machine or comes from the hub."""
     try:
         return find(arguments.target)
-    except ConfigurationError:
+    except ConfigurationError as error:
         repository, _, folder = arguments.target.removeprefix("https://").partition(":")
         if "/" not in repository.strip("/"):
-            raise
+            raise ConfigurationError(f"{error}; {_EXAMPLES}") from None
     name = checked_name(repository)
     directory = absolute(store.place_of(load_settings().models_path, name))
     origin = store.read_origin(directory)

@@ -40,7 +40,10 @@ class Settings(BaseModel):
         False, alias="RELOAD", description="Reload the API, not the engines, when a source file changes."
     )
     model_dir: str = Field(
-        "./models/demo", alias="GENAI_MODEL_DIR", description="Directory of the onnxruntime-genai model."
+        "./models/demo",
+        alias="GENAI_MODEL_DIR",
+        description="Directory of the onnxruntime-genai model. Where the default does not exist, an installed copy "
+        "serves the demo model that it brings.",
     )
     model_name: str = Field(
         "onnx-genai",
@@ -405,6 +408,27 @@ class Settings(BaseModel):
         alias="GENAI_METRICS",
         pattern="^(key|open|off)$",
         description="Access to /metrics: `key` needs an API key if the API does, `open` needs none, `off` disables it.",
+    )
+    metrics_prefix: str = Field(
+        "genai:",
+        alias="GENAI_METRICS_PREFIX",
+        pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}:$",
+        description="Beginning of all names in /metrics; `vllm:` is what routers and dashboards for vLLM expect.",
+    )
+    kv_events: str = Field(
+        "",
+        alias="GENAI_KV_EVENTS",
+        pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$",
+        description="ZeroMQ address at which engines publish what their prefix caches store and remove, prompts' "
+        "tokens included, such as `tcp://*:5557`; the next engine takes the next port. Needs the extra `kv-events`; "
+        "empty publishes none.",
+    )
+    kv_events_topic: str = Field(
+        "",
+        alias="GENAI_KV_EVENTS_TOPIC",
+        max_length=512,
+        description="Topic of these events, such as `kv@10.0.0.7:8002@{model}` for llm-d; `{model}` is the model's "
+        "name.",
     )
     ui: bool = Field(True, alias="GENAI_UI", description="Give browsers the web page at `/`; `false` leaves it out.")
     telemetry: bool = Field(

@@ -16,8 +16,11 @@ from genai_server.errors import ConfigurationError
 from genai_server.options import config_file
 from genai_server.quoted_values import quoted
 
+# The demo model in an installed copy of the server; a clone has it at the setting's default.
+BUNDLED_MODEL = Path(__file__).parents[1] / "demo_model"
 # Read by the scripts that start the server.
 _OF_SCRIPTS = "GENAI_EXTRA"
+_DEFAULT_MODEL = str(Settings.model_fields["model_dir"].default)
 # Characters of a wrong value in a message; a list of models may be long.
 _LONGEST = 1000
 
@@ -52,6 +55,8 @@ def load_settings(
     for name in Settings.model_fields:
         if found := given(name, in_file):
             written_as[name], values[name] = found
+    if "model_dir" not in values and BUNDLED_MODEL.is_dir() and not Path(_DEFAULT_MODEL).is_dir():
+        values["model_dir"] = str(BUNDLED_MODEL)
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

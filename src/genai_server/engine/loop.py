@@ -40,7 +40,7 @@ from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.generation import FinishReason
 from genai_server.heartbeat import Heartbeat
 from genai_server.malloc import give_back_free_memory
-from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens
+from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens, Vectors
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class EngineLoop:
 
     def _terminate(self, sequence: Sequence) -> None:
         """End a sequence. On a Generator the library's own option does it: the next pass raises at once."""
-        if sequence.batched or sequence.state is not SequenceState.RUNNING:
+        if sequence.batched or self._runners.pools or sequence.state is not SequenceState.RUNNING:
             self._requests.finish(sequence, FinishReason.TERMINATED)
             return
         with self._failing([sequence]):
@@ -256,6 +256,12 @@ class EngineLoop:
         if scores.is_pending:
             return
         connection, key = sequence.origin
+        if scores.vectors is not None:
+            self._tell(connection, Vectors(key, scores.vectors.astype("<f4").tobytes()))
+            if sequence.num_unread == 0:
+                self._meter.pooled(sequence)
+                self._requests.finish(sequence, FinishReason.STOP)
+            return
         if scored := prompt_logprobs(sequence, scores.logits):
             self._tell(connection, PromptLogprobs(key, scored))
         if sequence.request.progress and not sequence.num_produced:
@@ -289,3 +295,4 @@ class EngineLoop:
     def _deliver(self) -> None:
         self._requests.tell_load(terminated=self._options.terminated)
         self._outbox.deliver()
+        self._runners.publish_cache_changes()

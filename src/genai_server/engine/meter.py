@@ -81,6 +81,10 @@ class Meter:
         for _ in range(num_tokens):
             self._token_gaps.add((sequence.last - before) / num_tokens)
 
+    def pooled(self, sequence: Sequence) -> None:
+        """Count the tokens of a request whose texts have been read."""
+        self._prompt_tokens += len(sequence.request.prompt)
+
     def verified(self, num_drafted: int, num_accepted: int) -> None:
         """Count the tokens of a draft, and those of them that the answer has."""
         self._drafted += num_drafted

@@ -26,6 +26,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
+from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import StepPolicy
 from genai_server.errors import GenaiServerError
@@ -34,6 +35,7 @@ from genai_server.generation import ModelInfo
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
 from genai_server.messages.launch import EngineReport, EngineSpec
+from genai_server.pooling_model import Task, task_of
 
 log = logging.getLogger(__name__)
 # Prompt tokens read at once while no stream waits for a token.
@@ -58,8 +60,12 @@ def main() -> None:
         runners = load_runners(spec)
         for adapter in spec.adapters:
             runners.adapters.load(adapter)
-        warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
-        model = structs.replace(runners.model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
+        model = structs.replace(runners.model, scores_prompts=False)
+        if not runners.pools:
+            if spec.kv_events is not None:
+                runners.publish_cache(spec.kv_events)
+            warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
+            model = structs.replace(model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
         guidance = load_guidance(spec, model)
     except Exception as error:  # the operator must see any error of the library
         parent_watch.let_go()
@@ -109,6 +115,7 @@ def serve(
             mixes=batching.mixes,
             memory=runners.memory,
             speculates=speculates,
+            pools=runners.pools,
         ),
         options,
         guidance,
@@ -132,11 +139,12 @@ def make_scheduler(
     mixes: bool = False,
     memory: KvMemory = UNSHARED,
     speculates: bool = False,
+    pools: bool = False,
 ) -> Scheduler:
-    """The scheduler for as many running sequences as the runners have slots for."""
+    """The scheduler for as many running sequences as the runners have slots for; `pools`: of texts to pool."""
     by_library = runs_by_library(spec.device, Path(spec.model_dir), spec.settings.scheduler)
     limited_by = "the batch of onnxruntime-genai" if by_library else "GENAI_KV_CACHE_BYTES"
-    return Scheduler(
+    return (PoolingScheduler if pools else Scheduler)(
         max_running=max_running,
         max_waiting=spec.settings.max_queue,
         max_waiting_tokens=spec.settings.max_queue_tokens,
@@ -149,6 +157,8 @@ def make_scheduler(
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
     """The guidance for grammars of answers on this device."""
+    if task_of(Path(spec.model_dir)) is not Task.GENERATE:
+        return Guidance(None, model.vocab_size, "it gives vectors or scores")
     return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
 
 

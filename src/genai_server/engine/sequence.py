@@ -47,6 +47,7 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.tokens = list(request.prompt)  # the prompt's and those produced
         self.num_read = 0  # how many of these the runner has read
+        self.num_texts = 0  # how many texts of the prompt the runner has read, where texts are pooled
         self.num_cached = 0  # tokens of the prompt from a cached prefix
         # Tokens of the prompt whose log probabilities are done; the very first has none.
         self.num_scored = 1

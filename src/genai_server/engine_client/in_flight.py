@@ -24,6 +24,7 @@ from genai_server.messages.protocol import (
     Submit,
     ToEngine,
     Tokens,
+    Vectors,
 )
 
 # Seconds that a request waits for the next engine.
@@ -76,6 +77,9 @@ class InFlight:
                 return
             case PromptLogprobs():
                 stream.deliver_prompt(message.logprobs)
+                return
+            case Vectors():
+                stream.deliver_vectors(message.data)
                 return
             case Progress():
                 stream.deliver_progress(PromptProgress(message.num_read, message.num_cached))

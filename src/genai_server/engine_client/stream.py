@@ -58,6 +58,7 @@ class TokenStream:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._progress: PromptProgress | None = None
+        self._vectors: list[bytes] = []
         self._error: GenaiServerError | None = None
         # Of the one reader.
         self._waiting: asyncio.Future[None] | None = None
@@ -78,6 +79,10 @@ class TokenStream:
         """More of the prompt has been read. A slow reader sees the latest progress only."""
         self._progress = progress
         self._wake()
+
+    def deliver_vectors(self, data: bytes) -> None:
+        """Add the vectors of the next texts. They alone wake no reader."""
+        self._vectors.append(data)
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Add tokens of the answer, with or without log probabilities."""
@@ -116,6 +121,7 @@ class TokenStream:
         if self.is_ended or request is None:
             return None
         self.prompt_logprobs = []
+        self._vectors = []
         return request.after(time.monotonic() - self._begun)
 
     @property
@@ -172,6 +178,14 @@ class TokenStream:
         if self._error is not None:
             raise self._error
         return None
+
+    async def vectors(self) -> bytes:
+        """The vectors of all texts, once the last one is there. Raises the error that ended the request."""
+        while not self.is_ended:
+            await self._until_woken()
+        if self._error is not None:
+            raise self._error
+        return b"".join(self._vectors)
 
     async def stop(self) -> None:
         """End the answer for a reader that has enough: drop what arrives, and wait for the engine's figures."""

@@ -1,5 +1,8 @@
-"""Runs onnxruntime-genai's model builder in a separate process, with the settings that are fastest for this server."""
+"""Runs onnxruntime-genai's model builder in a separate process, with the settings that are fastest for this server; and
+for encoders, which that builder does not build, a program of this package.
+"""
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,15 +14,24 @@ from pathlib import Path
 
 from genai_server.errors import ConfigurationError, ExportFailed
 from genai_server.installation import this_installation
+from genai_server.pooling_model import Task, is_decoder
 
 LOG = "export.log"
 # The builder's names for this server's devices.
 PROVIDERS = {"cpu": "cpu", "cuda": "cuda", "directml": "dml"}
 PRECISIONS = ("int4", "int8", "fp16", "bf16", "fp32")
+# What is known of encoders: others would need a calibration, or are slower on CPUs.
+ENCODER_PRECISIONS = ("fp32", "int8")
 # Modules that the builder imports and serving does not need.
 _NEEDED = ("torch", "transformers", "onnx_ir", "onnxruntime_genai.models.builder")
+_NEEDED_FOR_ENCODERS = ("torch", "transformers", "onnxscript", "onnxruntime")
+_ENCODERS = Path(__file__).with_name("export_encoder.py")
+# The words of the answer of a decoder that reranks, if its directory does not say them.
+_YES, _NO = "yes", "no"
 # Files that the builder rewrites in another form; the original's are kept instead.
 _KEPT = ("tokenizer.json", "chat_template.jinja")
+# What says how the vectors of tokens become one, or logits a score.
+_POOLING = ("config.json", "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 _STEP = re.compile(r"^(Reading [\w ]+|Saving (?:ONNX model|GenAI config|processing files))(?: in .*)?$")
 _LAST_LINES = 15
 
@@ -36,24 +48,37 @@ class Build:
     device: str
     # Further options of the builder, `NAME=VALUE`.
     extra: tuple[str, ...] = ()
+    task: Task = Task.GENERATE
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether this package's own program builds it. Raises ModelDirectoryError."""
+        return self.task is not Task.GENERATE and not is_decoder(self.source)
 
     @property
     def options(self) -> list[str]:
         """The options for the builder.
 
         The prompt needs only the logits of its last token. The other options suit a CPU's kernels best (measurements in
-        docs/performance.md).
+        docs/performance.md). Encoders have none.
         """
-        chosen = {"prune_lm_head": "true"}
+        if self.is_encoder:
+            return []
+        chosen = {
+            Task.GENERATE: {"prune_lm_head": "true"},
+            Task.EMBED: {"exclude_lm_head": "true"},
+            Task.RERANK: {"prune_lm_head": "false"},
+        }[self.task].copy()
         if self.device == "cpu" and self.precision in ("int4", "int8"):
             chosen |= {"block_size": "128", "accuracy_level": "4"}
         chosen |= dict(option.split("=", 1) for option in self.extra)
         return [f"{name}={value}" for name, value in chosen.items()]
 
 
-def check_environment(python: Path) -> None:
+def check_environment(python: Path, *, for_encoders: bool = False) -> None:
     """Check that a Python interpreter has what the builder needs. Raises ConfigurationError."""
-    code = f"import importlib.util as u; print(*[n for n in {_NEEDED!r} if not _has(u, n)])"
+    needed = _NEEDED_FOR_ENCODERS if for_encoders else _NEEDED
+    code = f"import importlib.util as u; print(*[n for n in {needed!r} if not _has(u, n)])"
     code = "def _has(u, n):\n try: return u.find_spec(n)\n except ImportError: return None\n" + code
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -71,19 +96,62 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
 
     Raises ExportFailed with the end of that output.
     """
+    if build.is_encoder:
+        _build_encoder(build, python, environment, tell)
+        return
     command = [str(python), "-u", "-m", "onnxruntime_genai.models.builder", "-i", str(build.source)]
     command += ["-o", str(build.target), "-p", build.precision, "-e", PROVIDERS[build.device]]
     build.target.mkdir(parents=True, exist_ok=True)
     log = build.target / LOG
     with tempfile.TemporaryDirectory(dir=build.target) as cache:
         status, last = _run([*command, "-c", cache, "--extra_options", *build.options], environment, log, tell)
+    _check_status(build, status, last)
+    for name in _KEPT:
+        if (build.source / name).is_file():
+            shutil.copy(build.source / name, build.target)
+    if build.task is not Task.GENERATE:
+        _add_pooling(build)
+
+
+def _build_encoder(build: Build, python: Path, environment: dict[str, str], tell: Callable[[str], None]) -> None:
+    command = [str(python), "-u", str(_ENCODERS), str(build.source), str(build.target), build.precision]
+    build.target.mkdir(parents=True, exist_ok=True)
+    _check_status(build, *_run(command, environment, build.target / LOG, tell))
+
+
+def _add_pooling(build: Build) -> None:
+    """Copy what says how the decoder's vectors become one, or its logits a score."""
+    for name in _POOLING:
+        if (build.source / name).is_file():
+            shutil.copy(build.source / name, build.target)
+    for path in build.source.glob("*/config.json"):
+        (build.target / path.parent.name).mkdir(exist_ok=True)
+        shutil.copy(path, build.target / path.parent.name)
+    if build.task is Task.RERANK and not (build.source / "modules.json").is_file():
+        _add_yes_and_no(build.target)
+
+
+def _add_yes_and_no(target: Path) -> None:
+    """Write that the score is the logit of "yes" less that of "no", as Qwen3-Reranker has it. Raises ExportFailed."""
+    vocabulary = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    if not isinstance(vocabulary, dict) or not {_YES, _NO} <= vocabulary.keys():
+        raise ExportFailed(f'the tokenizer has no tokens "{_YES}" and "{_NO}", whose logits would be the score')
+    types = "sentence_transformers.base.modules.transformer.Transformer", "sentence_transformers.LogitScore"
+    paths = "", "1_LogitScore"
+    modules = [{"idx": n, "name": str(n), "path": paths[n], "type": types[n]} for n in range(2)]
+    (target / "modules.json").write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+    (target / paths[1]).mkdir(exist_ok=True)
+    tokens = {"true_token_id": vocabulary[_YES], "false_token_id": vocabulary[_NO]}
+    (target / paths[1] / "config.json").write_text(json.dumps(tokens, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_status(build: Build, status: int, last: Sequence[str]) -> None:
+    """Keep the log of a failed build, and raise ExportFailed."""
+    log = build.target / LOG
     if status:
         kept = build.target.parent / f"{build.target.stem.strip('.')}.log"
         shutil.copy(log, kept)
         raise ExportFailed("\n".join([f"the model builder failed (status {status}); its log is {kept}", *last]))
-    for name in _KEPT:
-        if (build.source / name).is_file():
-            shutil.copy(build.source / name, build.target)
 
 
 def _run(

@@ -43,12 +43,16 @@ class Hub:
 
         api = HfApi(endpoint=self.endpoint, token=self._token)
         with self._told_plainly(name, revision):
-            commit = api.model_info(name, revision=revision).sha
+            info = api.model_info(name, revision=revision)
+            commit = info.sha
             if commit is None:
                 raise PullFailed(f"{self.endpoint} does not tell the commit of {name}")
             tree = api.list_repo_tree(name, recursive=True, revision=commit)
             files = [entry for entry in tree if isinstance(entry, RepoFile)]
-        return Repository(name, commit, tuple(RemoteFile(file.path, file.size, _digest(file)) for file in files))
+        bases = getattr(info.card_data, "base_model", None) or ""
+        base = bases if isinstance(bases, str) else str(bases[0])
+        found = tuple(RemoteFile(file.path, file.size, _digest(file)) for file in files)
+        return Repository(name, commit, found, base)
 
     def fetch(
         self, repository: Repository, file: RemoteFile, partial: Path, watch: Callable[[int], None] | None = None

@@ -13,6 +13,12 @@ MODEL_CONFIG = "genai_config.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 # The files that Transformers and onnxruntime-genai's builder read from a repository with PyTorch weights.
 _SOURCE = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
+# What sentence-transformers reads beside the weights: a folder for each module.
+POOLING = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+_MODULE_FOLDER = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
+# Files of a repository with ONNX graphs that are not graphs.
+_BESIDE_GRAPHS = ("*.json", "*.txt", "*.model", "*.jinja")
+_GRAPHS = ("onnx/model.onnx", "model.onnx")
 _SOURCE_CONFIG = "config.json"
 _MOST_SHOWN = 20
 _GIB = 1024**3
@@ -36,6 +42,8 @@ class Repository:
     name: str
     commit: str
     files: tuple[RemoteFile, ...]
+    # The repository of the model that this one was made of, if its card names it.
+    base: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,8 @@ def is_repository_name(text: str) -> bool:
 
 
 def select_model(repository: Repository, include: Sequence[str] = ()) -> Selection:
-    """The files of the only onnxruntime-genai model among those that match the patterns, or among all.
+    """The files of the only onnxruntime-genai model among those that match the patterns, or among all; or else of the
+    encoder for embeddings or reranking.
 
     Raises PullFailed if there is none, or if there are several.
     """
@@ -68,7 +77,7 @@ def select_model(repository: Repository, include: Sequence[str] = ()) -> Selecti
         raise PullFailed(f"no file of {repository.name} matches --include {' '.join(include)}")
     folders = sorted({_folder(file.path) for file in chosen if PurePosixPath(file.path).name == MODEL_CONFIG})
     if not folders:
-        raise PullFailed(_no_model(repository, include))
+        return _select_encoder(repository, include)
     if len(folders) > 1 and "" not in folders:
         raise PullFailed(_choice(repository, chosen, folders))
     folder = folders[0]
@@ -81,7 +90,31 @@ def select_source(repository: Repository) -> Selection:
     top = [file for file in repository.files if "/" not in file.path]
     if not any(file.path == _SOURCE_CONFIG for file in top):
         raise PullFailed(f"{repository.name} has no {_SOURCE_CONFIG}: there is nothing to build a model from")
-    return _selection("", [file for file in top if _matches(file.path, _SOURCE)])
+    modules = [file for file in repository.files if _MODULE_FOLDER.fullmatch(file.path)]
+    return _selection("", [*(file for file in top if _matches(file.path, _SOURCE)), *modules])
+
+
+def select_pooling(repository: Repository) -> Selection:
+    """The files which say how the vectors of tokens become one; none if the repository has no modules.json."""
+    files = [f for f in repository.files if f.path in POOLING or _MODULE_FOLDER.fullmatch(f.path)]
+    return _selection("", files if any(file.path == POOLING[0] for file in files) else [])
+
+
+def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection:
+    """One graph of an encoder with all that is beside it. Raises PullFailed."""
+    graphs = {f.path: f for f in repository.files if f.path.endswith(".onnx") and _folder(f.path) in ("", "onnx")}
+    names = [name for name in graphs if _matches(name, include)] if include else []
+    names = names or [name for name in _GRAPHS if name in graphs and not include][:1]
+    has_config = any(file.path == _SOURCE_CONFIG for file in repository.files)
+    if not graphs or not has_config or (include and not names):
+        raise PullFailed(_no_model(repository, include))
+    if len(names) != 1:
+        sizes = "\n".join(f'  --include "{name}"  ({graphs[name].size / _GIB:.2f} GiB)' for name in names or graphs)
+        raise PullFailed(f"{repository.name} has several graphs; choose one with --include:\n{sizes}")
+    (graph,) = names
+    beside = [file for file in repository.files if "/" not in file.path and _matches(file.path, _BESIDE_GRAPHS)]
+    modules = [file for file in repository.files if _MODULE_FOLDER.fullmatch(file.path)]
+    return _selection("", [*beside, *modules, *(f for f in repository.files if f.path.startswith(graph))])
 
 
 def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:

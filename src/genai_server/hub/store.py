@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub.digest import has_digest
 from genai_server.hub.repository import MODEL_CONFIG, Repository, Selection
+from genai_server.pooling_model import Task, task_of
 from genai_server.quoted_values import quoted
 
 ORIGIN = ".genai-server.json"
@@ -164,7 +165,7 @@ def _link(path: Path, target: Path) -> None:
 
 
 def _is_model(path: Path) -> bool:
-    return (path / MODEL_CONFIG).is_file() or (path / ORIGIN).is_file()
+    return (path / MODEL_CONFIG).is_file() or (path / ORIGIN).is_file() or task_of(path) is not Task.GENERATE
 
 
 def _is_as_fetched(path: Path, digest: str) -> bool:

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from genai_server.generation import Adapter
+from genai_server.messages.kv_events import KvEventTarget
 from genai_server.options.device import DeviceOptions
 
 
@@ -66,6 +67,8 @@ class EngineSpec(Struct, frozen=True):
     profile_folder: str = ""
     # The engine is not ready before it has loaded all of them.
     adapters: list[Adapter] = []
+    # None publishes no events of its prefix cache.
+    kv_events: KvEventTarget | None = None
 
 
 # What the engine's standard input brings before its end when it is unloaded alone: its supervisor stays.

@@ -101,6 +101,14 @@ class Progress(Struct, frozen=True, tag=True):
     num_cached: int
 
 
+class Vectors(Struct, frozen=True, tag=True):
+    """What has been computed for the next texts of a request, in their order."""
+
+    key: int
+    # Of each text the same number of float32, lowest byte first.
+    data: bytes
+
+
 class Finished(Struct, frozen=True, tag=True):
     """The answer is complete."""
 
@@ -124,7 +132,7 @@ class Failed(Struct, frozen=True, tag=True):
 
 
 # What an engine reports of a request.
-Event = Accepted | Refused | Tokens | PromptLogprobs | Progress | Finished | Failed
+Event = Accepted | Refused | Tokens | PromptLogprobs | Progress | Vectors | Finished | Failed
 
 
 # frames

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from genai_server.generation import Adapter
+from genai_server.pooling_model import Task
 
 _NAME = "status.json"
 # The alias that stands for every name which no model has.
@@ -91,6 +92,7 @@ class ModelStatus(Struct, frozen=True):
     adapters: list[Adapter] = []
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
+    task: Task = Task.GENERATE
     # Seconds without a request after which it is unloaded; None for never.
     idle_unload: float | None = None
 

@@ -46,6 +46,11 @@ def leave_out(body: Any) -> list[str]:
     return found + _images(body, "messages[]", "content") + _images(body, "", "prompt")
 
 
+def leave_out_of_embeddings(body: Any) -> list[str]:
+    """The same for texts that become vectors: no option changes these."""
+    return list(remove(body, "options"))
+
+
 def _images(body: Any, path: str, field: str) -> list[str]:
     """Put a text in the place of each image, behind the text of `field`."""
     found = []

@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from genai_server.ollama_api.duration import seconds
-from genai_server.openai_api.schemas.base import JsonObject, NonEmptyText, Text, Wire, elements, field_error
+from genai_server.openai_api.schemas.base import (
+    JsonObject,
+    NonEmptyText,
+    Text,
+    Wire,
+    WritableObject,
+    elements,
+    field_error,
+)
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, Function, FunctionName
 from genai_server.openai_api.schemas.completions import MOST_PROMPTS
 from genai_server.openai_api.schemas.sampling import StopText
@@ -29,6 +37,7 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 KeepAlive = Annotated[float | Annotated[str, Field(max_length=64)], AfterValidator(_duration)]
 # Some clients send an empty list with each message.
 NoImages = Annotated[list[Any], elements(0)]
+NoOptions = Annotated[JsonObject, Field(max_length=0)]
 
 
 class Options(Wire):
@@ -60,18 +69,28 @@ class Options(Wire):
         return self.repeat_penalty not in (None, 1.0) or bool(self.presence_penalty) or bool(self.frequency_penalty)
 
 
-class _AnswerFields(Wire):
+class KeptFields(Wire):
+    """What all endpoints that use a model take."""
+
+    model: NonEmptyText | None = Field(None, description="The served model's id; the first that can if left out.")
+    keep_alive: KeepAlive | None = Field(
+        None, description="How long the model stays loaded without a request; only for operators."
+    )
+
+    @property
+    def seconds_to_keep(self) -> float | None:
+        """The seconds of `keep_alive`, infinite for always; None if it is left out."""
+        return None if self.keep_alive is None else seconds(self.keep_alive)
+
+
+class _AnswerFields(KeptFields):
     """What both endpoints that answer take."""
 
-    model: NonEmptyText | None = Field(None, description="The served model's id; the first model if left out.")
     stream: bool | None = Field(None, description="true if left out.")
     format: Literal["", "json"] | JsonObject | None = Field(None, description="json, or a JSON schema.")
     options: Options | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = Field(
         None, description="Whether the model thinks before it answers, and how much."
-    )
-    keep_alive: KeepAlive | None = Field(
-        None, description="How long the model stays loaded without a request; only for operators."
     )
     truncate: Literal[False] | None = Field(None, description="A prompt that is too long is an error.")
     shift: Literal[False] | None = Field(None, description="An answer ends where the context does.")
@@ -84,18 +103,13 @@ class _AnswerFields(Wire):
             raise field_error("top_logprobs", "is only allowed with logprobs: true")
         return self
 
-    @property
-    def seconds_to_keep(self) -> float | None:
-        """The seconds of `keep_alive`, infinite for always; None if it is left out."""
-        return None if self.keep_alive is None else seconds(self.keep_alive)
-
 
 class CalledFunction(Wire):
     """A call's name and arguments."""
 
     index: Whole | None = None
     name: FunctionName
-    arguments: JsonObject | None = None
+    arguments: WritableObject | None = None
 
 
 class ToolCall(Wire):
@@ -175,24 +189,27 @@ class GenerateRequest(_AnswerFields):
         return bool(self.raw) or bool(self.suffix)
 
 
-class EmbedRequest(Wire):
-    """Body of /api/embed."""
+class EmbedRequest(KeptFields):
+    """Body of /api/embed. Without a text the model is loaded, or unloaded with a keep_alive of 0."""
 
-    model: NonEmptyText | None = Field(None, description="The served model's id; the first model if left out.")
     input: Text | Annotated[list[Text], elements(MOST_PROMPTS)] | None = None
-    truncate: bool | None = None
-    dimensions: Whole | None = Field(None, ge=0)
-    keep_alive: KeepAlive | None = None
-    options: JsonObject | None = None
+    truncate: bool | None = Field(
+        None, description="Whether longer texts are cut to what the model reads, as they are."
+    )
+    dimensions: Whole | None = Field(None, ge=0, description="Of the vectors; 0 for the model's own number.")
+    options: NoOptions | None = Field(None, description="No option has an effect.")
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts; empty where only the model is to be loaded."""
+        return [self.input] if isinstance(self.input, str) and self.input else list(self.input or [])
 
 
-class EmbeddingsRequest(Wire):
-    """Body of /api/embeddings, the older name."""
+class EmbeddingsRequest(KeptFields):
+    """Body of /api/embeddings, the older form for one text."""
 
-    model: NonEmptyText | None = Field(None, description="The served model's id; the first model if left out.")
     prompt: Text | None = None
-    keep_alive: KeepAlive | None = None
-    options: JsonObject | None = None
+    options: NoOptions | None = Field(None, description="No option has an effect.")
 
 
 class ShowRequest(Wire):

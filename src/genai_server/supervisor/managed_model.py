@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus
+from genai_server.pooling_model import task_of
 from genai_server.supervisor.engine_watch import EngineWatch
 
 # An unloading model ends after so many seconds without requests, since an API process may have sent one before it read
@@ -114,4 +116,5 @@ class ManagedModel:
 def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_demand: bool = False) -> ModelStatus:
     """The status of a model that is not loaded yet."""
     created = int(time.time())
-    return ModelStatus(name, path, list(devices), serial, ModelState.UNLOADED, created, on_demand=on_demand)
+    task = task_of(Path(path))
+    return ModelStatus(name, path, list(devices), serial, ModelState.UNLOADED, created, on_demand=on_demand, task=task)

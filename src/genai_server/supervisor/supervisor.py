@@ -28,6 +28,7 @@ from genai_server.messages.commands import (
     UnloadModel,
     WantModel,
 )
+from genai_server.messages.kv_events import KvEventTarget
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus, ServerStatus, write_status_file
 from genai_server.options.device import DeviceOptions
@@ -193,7 +194,18 @@ class Supervisor:
             options=options,
             profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
             adapters=about.adapters,
+            kv_events=self._kv_event_target(about, device),
         )
+
+    def _kv_event_target(self, about: ModelStatus, device: str) -> KvEventTarget | None:
+        """Where an engine publishes events; those that listen have ports of their own, in the order of the engines."""
+        settings = self._settings
+        if not settings.kv_events:
+            return None
+        rank = about.serial * len(settings.devices) + about.devices.index(device)
+        host, _, port = settings.kv_events.rpartition(":")
+        address = f"{host}:{int(port) + rank}" if "*" in host else settings.kv_events
+        return KvEventTarget(address, settings.kv_events_topic.replace("{model}", about.name), rank)
 
     def _on_change(self) -> None:
         self._publish()

@@ -10,13 +10,15 @@ from typing import Any, TypeVar
 
 from genai_server.config import limit_tokenizer_threads
 from genai_server.errors import InvalidField
+from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammars.grammar import find_opaque_tokens
+from genai_server.text.pooled_texts import PooledTexts
 from genai_server.text.prompts.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
 from genai_server.text.prompts.conversation import Message, Tool
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
-from genai_server.text.prompts.template_files import DEFAULT, load_chat_templates
+from genai_server.text.prompts.template_files import DEFAULT, load_chat_templates, load_rerank_template
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
 
 # Prompts of at most so many characters and messages take template and tokenizer a few milliseconds.
@@ -43,7 +45,10 @@ class TextCodec:
         *,
         opaque_tokens: Mapping[str, int] = MappingProxyType({}),
         allow_special_tokens: bool = False,
+        pooling: PoolingModel | None = None,
     ) -> None:
+        # What the model gives in place of text; None for a model that generates.
+        self.pooling = pooling
         # How the model writes reasoning and tool calls.
         self.dialect = dialect
         # Ids of the tokens that a grammar must name by id, by their texts.
@@ -56,6 +61,7 @@ class TextCodec:
         self._guard = SpecialTokenGuard(tokenizer.special_tokens)
         # Without the token for unknown text, which structures nothing.
         self._structural = frozenset(tokenizer.special_tokens.values()) - tokenizer.unknown
+        self._pooled_texts = None if pooling is None else PooledTexts(tokenizer, self.writer, pooling)
         self._threads = ThreadPoolExecutor(_THREADS, "text")
 
     async def encode_chat(
@@ -117,10 +123,21 @@ class TextCodec:
             )
         return self.tokenizer.decode(tokens)
 
+    async def encode_pooled(self, encode: Callable[[PooledTexts], T]) -> T:
+        """What `encode` makes, in a thread. Only for a model that does not generate."""
+        assert self._pooled_texts is not None
+        texts = self._pooled_texts
+        return await self._run(lambda: encode(texts), is_short=False)
+
+    @property
+    def task(self) -> Task:
+        """What the model is for."""
+        return Task.GENERATE if self.pooling is None else self.pooling.task
+
     @property
     def has_chat_template(self) -> bool:
         """Whether the model takes messages, not only raw prompts."""
-        return self.writer.has_template
+        return self.pooling is None and self.writer.has_template
 
     def close(self) -> None:
         """Free what it holds."""
@@ -157,8 +174,14 @@ def load_text_codec(
     """
     tokenizer: Tokenizer
     opaque_tokens: Mapping[str, int] = {}
+    pooling = read_pooling_model(model_dir)
+    templates: Mapping[str, ChatTemplate]
+    if pooling is not None:
+        limit_tokenizer_threads()
+        tokenizer = ByteTokenizer() if device.startswith("scripted") else ModelTokenizer(model_dir)
+        templates = {} if pooling.true_token is None else load_rerank_template(model_dir, max_characters=max_characters)
+        return TextCodec(templates, tokenizer, pooling=pooling)
     if device.startswith("scripted"):
-        templates: Mapping[str, ChatTemplate]
         templates = {DEFAULT: ChatTemplate(SCRIPTED_TEMPLATE, max_characters=max_characters)}
         tokenizer = ByteTokenizer()
     else:

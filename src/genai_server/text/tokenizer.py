@@ -4,6 +4,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,8 +71,21 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
+        """The token ids of each of several texts, given as pieces like those of `encode`."""
+        ...
+
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The tokens that the tokenizer puts before and after a whole text."""
+        ...
+
     def framed(self, tokens: list[int]) -> list[int]:
         """A text's tokens, with those that the tokenizer puts around a whole text, such as the one that begins it."""
+        ...
+
+    def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
+        """The tokens of two texts that are read together, with those around them, and where the second one begins."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -142,9 +156,37 @@ class ModelTokenizer:
                 tokens += encoding.ids
         return tokens
 
+    def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
+        pieces = [piece for text in texts for piece in text]
+        encoded: list[list[int]] = []
+        for start in range(0, len(pieces), _BATCH):
+            batch = pieces[start : start + _BATCH]
+            encoded += [part.ids for part in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+        if len(pieces) == len(texts):
+            return encoded
+        parts = iter(encoded)
+        return [[token for _ in text for token in next(parts)] for text in texts]
+
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        return self._frame
+
     def framed(self, tokens: list[int]) -> list[int]:
         before, after = self._frame
         return [*before, *tokens, *after]
+
+    def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
+        before, middle, after, is_typed = self._pair_frame
+        begins = len(before) + len(first) + len(middle)
+        return [*before, *first, *middle, *second, *after], begins if is_typed else 0
+
+    @cached_property
+    def _pair_frame(self) -> tuple[list[int], list[int], list[int], bool]:
+        """What stands before, between and after two texts, and whether their types of tokens differ."""
+        whole = self._tokenizer.encode("a", "a")
+        before, rest = _around(self._anchor, whole.ids)
+        middle, after = _around(self._anchor, rest)
+        return before, middle, after, 1 in whole.type_ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         first, *others = tokens or [-1]
@@ -233,8 +275,18 @@ class ByteTokenizer:
     def encode(self, *pieces: str) -> list[int]:
         return list("".join(pieces).encode())
 
+    def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
+        return [self.encode(*text) for text in texts]
+
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        return [], []
+
     def framed(self, tokens: list[int]) -> list[int]:
         return tokens
+
+    def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
+        return [*first, *second], 0
 
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")

@@ -5,6 +5,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,10 @@ def test_the_file_has_a_largest_size(path: Path) -> None:
             file.put(record(f"r{number}", text="x" * 20_000))
         file.close()
     assert path.stat().st_size < 2 * 2_000_000 + 2**20
+
+
+def test_records_of_small_items_fill_no_file(path: Path) -> None:
+    items = [{"id": f"rs_{number:048}", "type": "reasoning", "summary": []} for number in range(1000)]
+    with closing(RecordFile(path, 1000, 2_000_000)) as file:
+        for number in range(60):
+            assert file.put(replace(record(f"resp_{number:048}", owner="a" * 32), items=items))

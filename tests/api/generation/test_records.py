@@ -119,6 +119,13 @@ def test_a_record_is_changed_or_stays_as_it_was(records: Make) -> None:
     assert store.change("b", None, lambda old: old) is None
 
 
+def test_a_record_is_not_changed_to_one_that_is_too_large(records: Make) -> None:
+    store = records("a", num_bytes=1000)
+    with pytest.raises(InvalidField, match="at most 1000 .GENAI_RESPONSE_STORE_BYTES"):
+        store.change("a", None, lambda old: replace(old, items=[*old.items, {"id": "x" * 1000}]))
+    assert store.get("a") == record("a")
+
+
 def test_a_record_takes_the_place_of_the_one_before(records: Make) -> None:
     store = records("a", "b")
     store.put(record("a", text="new"))

@@ -1,9 +1,12 @@
 """Responses over a WebSocket: one turn after another, each with all that a request has."""
 
 import json
+import logging
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 import pytest
@@ -128,6 +131,20 @@ def test_a_client_that_leaves_ends_its_turn(scripted: RunningServer) -> None:
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
 
 
+def test_a_client_that_breaks_off_is_no_internal_error(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with run_here(own_folder, "--device", "scripted") as server:
+        for _ in range(5):
+            with socket(server) as connection:
+                _send(connection, input="delay 0.001; count 500")
+                connection.recv()
+                # Its last packet is a reset.
+                connection.socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+                connection.socket.close()
+        wait_until(lambda: server.idle("scripted"))
+    told = [found for found in caplog.records if found.levelno >= logging.WARNING]
+    assert [found.message for found in told if not found.name.startswith("websockets")] == []
+
+
 def test_a_message_that_is_too_large_is_refused(own_folder: Path) -> None:
     with run_here(own_folder, "--device", "scripted", "--max-body-bytes", "2000") as server:
         with socket(server) as connection:
@@ -149,7 +166,7 @@ def test_a_web_page_may_connect_only_if_its_origin_may(own_folder: Path) -> None
         for origin in (None, server.url, "https://app.example"):
             with socket(server, origin=origin) as connection:
                 assert _ask(connection, input="say x")["type"] == "response.completed"
-        for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://[::1"):
             with pytest.raises(InvalidStatus) as refused, socket(server, origin=origin):
                 pass
             assert refused.value.response.status_code == 403

@@ -138,3 +138,19 @@ def test_another_keys_conversations_and_responses_are_not_found(own_folder: Path
             assert refused.status_code == 400
         assert len(ask("GET", items, headers=alice).json()["data"]) == 1
         assert ask("GET", f"/v1/responses/{response}", headers=alice).json()["id"] == response
+
+
+def test_a_conversation_that_is_full_stays_and_the_header_says_so(own_folder: Path) -> None:
+    with run_here(own_folder, "--device", "scripted", "--response-store-bytes", "4000") as server:
+        id = server.client.post("/v1/conversations", json={}).json()["id"]
+        path = f"/v1/conversations/{id}/items"
+        items = [{"role": "user", "content": "x" * 3000}]
+        assert server.client.post(path, json={"items": items}).status_code == 200
+        refused = server.client.post(path, json={"items": items})
+        assert refused.status_code == 400
+        assert "GENAI_RESPONSE_STORE_BYTES" in refused.json()["error"]["message"]
+        body = {"input": f"say {'y' * 1000}", "conversation": id, "store": False, "truncation": "auto"}
+        answer = server.client.post("/v1/responses", json=body)
+        assert (answer.status_code, answer.json()["status"]) == (200, "completed")
+        assert "GENAI_RESPONSE_STORE_BYTES" in answer.headers["x-genai-not-stored"]
+        assert len(server.client.get(path).json()["data"]) == 1

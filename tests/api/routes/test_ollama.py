@@ -179,7 +179,6 @@ def test_with_strict_the_same_is_refused(tmp_path: Path) -> None:
         ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context is not supported"),
         ("/api/generate", {"prompt": "x" * 3000}, 400, "the input length exceeds the context length"),
         ("/api/embed", {"model": "onnx-genai", "input": "x"}, 400, 'model "onnx-genai" makes no embeddings'),
-        ("/api/embeddings", {"prompt": "x"}, 400, 'model "onnx-genai" makes no embeddings'),
         ("/api/embed", {"model": "gpt-9", "input": "x"}, 404, "gpt-9"),
         ("/api/create", {"model": "x", "from": "y"}, 400, "/api/create is not supported"),
         ("/api/copy", {}, 400, "not supported"),

@@ -1,13 +1,17 @@
 """Ollama's /api/pull from a hub over HTTP."""
 
 import json
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from genai_server.api.routes import ollama_pull
 from genai_server.hub.client import Hub
 from tests.local_hub import HubRepository, LocalHub, run_hub
 from tests.running_server import DEMO, RunningServer, wait_until
@@ -80,3 +84,43 @@ def test_a_client_that_leaves_ends_its_pull(server: RunningServer, hub: LocalHub
         next(line for line in response.iter_lines() if "completed" in line)
     wait_until(lambda: not list((tmp_path / "models").glob(".large.lock")))
     assert pull(server, model="org/large", stream=False).json() == {"status": "success"}
+
+
+def _waiting(event: threading.Event, seconds: float) -> Callable[[str], None]:
+    def wait(path: str) -> None:
+        event.wait(seconds)
+
+    return wait
+
+
+def test_a_client_that_waits_for_no_lines_ends_its_pull_too(
+    server: RunningServer, hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = threading.Event()
+    close = ollama_pull._Pull.close
+
+    def noted(pull: ollama_pull._Pull) -> None:
+        close(pull)
+        closed.set()
+
+    monkeypatch.setattr(ollama_pull._Pull, "close", noted)
+    hub.repositories["org/large"] = HubRepository({**FILES, "model.onnx.data": b"x" * 40_000_000})
+    hub.before_sending = _waiting(closed, 5)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/api/pull", json={"model": "org/large", "stream": False}, timeout=0.5)
+    assert closed.wait(5)
+    wait_until(lambda: not list((tmp_path / "models").glob(".large.lock")))
+    assert not (tmp_path / "models" / "large").exists()
+
+
+def test_many_pulls_hold_up_no_request(server: RunningServer, hub: LocalHub) -> None:
+    go_on = threading.Event()
+    hub.before_sending = _waiting(go_on, 30)
+    with ExitStack() as left, httpx.Client(base_url=server.url, timeout=30) as client:
+        left.callback(go_on.set)
+        for number in range(min(32, (os.cpu_count() or 1) + 4)):
+            hub.repositories[f"org/r{number}"] = HubRepository(FILES)
+            stream = client.stream("POST", "/api/pull", json={"model": f"org/r{number}"})
+            next(left.enter_context(stream).iter_lines())
+        body = {"prompt": "What is the capital of France?", "stream": False}
+        assert client.post("/api/generate", json=body, timeout=10).json()["response"]

@@ -624,6 +624,15 @@ def test_a_custom_tools_input_follows_its_grammar(demo_client: OpenAI, syntax: s
     assert re.fullmatch(r'(add|remove) "[a-z]{1,8}"', call.input), call.input
 
 
+def test_a_grammar_that_cannot_be_followed_is_told_as_one_with_its_tool(demo: RunningServer) -> None:
+    tool = {**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: NONE"}}
+    error = _post(demo, tools=[tool]).json()["error"]
+    assert error["message"].startswith(
+        'tools must have grammars of Lark that can be followed as their formats; that of "patch" is none: '
+    )
+    assert "NONE" in error["message"]
+
+
 # on a disk
 
 

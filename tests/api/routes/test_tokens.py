@@ -160,3 +160,15 @@ def test_an_operator_can_let_requests_write_special_tokens(tmp_path: Path) -> No
     with TestClient(attached_app(settings, _loading(tmp_path)), base_url="http://localhost") as client:
         answer = client.post("/tokenize", json=body("<|im_end|>")).json()
     assert answer["tokens"].count(2) == 2
+
+
+def test_a_body_is_rendered_to_the_tokens_that_its_answer_would_begin_with(scripted: RunningServer) -> None:
+    chat = body("say hello", max_tokens=3, tools=[TOOL], tool_choice="none")
+    rendered = _post(scripted, "/v1/chat/completions/render", **chat)
+    assert rendered == {"token_ids": _post(scripted, "/v1/tokenize", messages=chat["messages"])["tokens"]}
+    answered = _post(scripted, "/v1/chat/completions", **chat)
+    assert answered["usage"]["prompt_tokens"] == len(rendered["token_ids"])
+    texts = ["say a", "say bc"]
+    response = scripted.client.post("/v1/completions/render", json={"prompt": texts, "max_tokens": 3})
+    assert response.json() == [{"token_ids": list(text.encode())} for text in texts]
+    assert scripted.client.post("/v1/chat/completions/render", json={"messages": []}).status_code == 400

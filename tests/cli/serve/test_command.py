@@ -142,6 +142,15 @@ def test_a_device_that_cannot_load_leaves_the_others_serving(own_folder: Path) -
         assert response.json()["error"]["code"] == "no_engine_ready"
 
 
+def test_without_the_packages_for_events_of_the_cache_one_line_says_which_extra_has_them(tmp_path: Path) -> None:
+    settings = environment_without("zmq", tmp_path) | {"GENAI_KV_EVENTS": "tcp://*:5557"}
+    result = serve("--device", "scripted", settings=settings)
+    assert result.returncode == 2
+    assert "GENAI_KV_EVENTS=tcp://*:5557: zmq" in result.stderr
+    assert "kv-events" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_without_the_library_one_line_says_which_to_install(tmp_path: Path) -> None:
     result = serve("--model-dir", str(DEMO), settings=environment_without("onnxruntime_genai", tmp_path))
     assert result.returncode == 2

@@ -21,7 +21,7 @@ CPU = Place("m", "cpu")
 
 
 def _snapshot(at: float, **values: float) -> Snapshot:
-    return Snapshot(at, {}, {(f"genai:{name}", CPU): value for name, value in values.items()})
+    return Snapshot(at, {}, {(name, CPU): value for name, value in values.items()})
 
 
 def _top(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -68,7 +68,7 @@ def _shown(width: int | None, *models: str) -> list[str]:
     health = {"version": "1", "models": {name: {"devices": {"cpu": status, "cuda:0": status}} for name in models}}
     figures = {"phase": "decode", "age": 1.0, "prompt_tokens": 5, "cached_tokens": 4, "output_tokens": 3}
     requests = [{"id": f"req-{'0' * 24}", "device": "cpu", "model": name, **figures} for name in models]
-    samples = {("genai:num_slots", Place(name, "cpu")): float(number) for number, name in enumerate(models, 16)}
+    samples = {("num_slots", Place(name, "cpu")): float(number) for number, name in enumerate(models, 16)}
     out = io.StringIO()
     console = Console(file=out, width=width or 200, force_terminal=width is not None, color_system=None)
     console.print(view(Interval(None, Snapshot(1, health, samples, requests)), width))

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
-from genai_server.engine.runners.kv_cache import KvSlots, _common_length
+from genai_server.engine.runners.kv_cache import KvSlots, common_length
 from genai_server.errors import RunnerFailed
 
 EMPTY = -1
@@ -443,8 +443,8 @@ def test_of_another_salt_or_of_what_was_not_prefilled_nothing_is_copied(bench: B
 def test_the_common_beginning_ends_where_two_prompts_differ(num_common: int) -> None:
     one = list(range(100))
     other = [*one[:num_common], *(-token for token in one[num_common:] if token)]
-    assert _common_length(one, other) == _common_length(other, one) == num_common
-    assert _common_length(one[:num_common], one) == num_common
+    assert common_length(one, other) == common_length(other, one) == num_common
+    assert common_length(one[:num_common], one) == num_common
 
 
 def test_an_exact_sequence_gets_only_what_was_prefilled(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 """The messages of gpt-oss. The texts are those of OpenAI's "Harmony response format", unless a test says otherwise."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,25 @@ def test_a_call_that_goes_on_as_something_else_or_ends_within_is_cut() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["Plain <b>text</b>", "to be", " a", "<|message", "<|channel|>final", "<|start|>x\ny"])
+@pytest.mark.parametrize(
+    "text", ["Plain <b>text</b>", "to be", " a", "<|message", "<|start|>x\ny", "<|start|>assistantHi"]
+)
 def test_text_without_a_header_is_for_the_user(text: str) -> None:
     assert parse_all(text) == [Content(text)]
+
+
+@pytest.mark.parametrize("header", [f"{NEXT}<|channel|>final<|message|>", f"{NEXT}{CALL.partition('<|message|>')[0]}"])
+@pytest.mark.parametrize("names", [(), NAMES])
+def test_nothing_is_told_of_a_header_within_which_the_answer_ends(header: str, names: Any) -> None:
+    ends = [header[: found.end()] for found in re.finditer(r"<\|\w+\|>|\w+|[ =]", header)]
+    assert len(ends) > 4
+    for end in ends:
+        assert parse_all(ANALYSIS + end, names) == [Reasoning(THOUGHT)], end
+
+
+def test_a_call_that_ends_with_its_header_is_cut() -> None:
+    head = "<|channel|>commentary to=functions.now<|message|>"
+    assert parse_all(head) == [ToolCallStart(0, "0", "now"), ToolCallCut(0, head)]
 
 
 def test_an_answer_may_begin_within_reasoning() -> None:

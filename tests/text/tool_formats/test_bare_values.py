@@ -38,6 +38,8 @@ OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         ("", {}, '""'),
         ("", {"type": "integer"}, '""'),
         ("NaN", {"type": "number"}, '"NaN"'),
+        ("5", {"type": {"no": "type"}}, "5"),
+        ("5", {"type": ["string", {}]}, '"5"'),
     ],
 )
 def test_a_text_stays_one_where_the_schema_allows_texts(text: str, schema: Any, value: str) -> None:
@@ -47,6 +49,13 @@ def test_a_text_stays_one_where_the_schema_allows_texts(text: str, schema: Any, 
 def test_references_in_a_circle_allow_everything() -> None:
     circle = {"$ref": "#/$defs/a"}
     assert "string" in types_of(circle, {"$defs": {"a": circle}})
+
+
+@pytest.mark.timeout(20)
+def test_a_reference_is_followed_once() -> None:
+    """Where each were followed by itself, 20 to the power of 7 would be; the test's time limit is what fails."""
+    branches = {"anyOf": [{"$ref": "#/$defs/a"}, *[{"$ref": "#/$defs/b"}] * 20]}
+    assert types_of(branches, {"$defs": {"a": {"type": "string"}, "b": branches}}) >= {"string", "null"}
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ from tests.running_server import DEMO
         # Granite 3.0 to 3.3, 4.0
         ("{{ '<|start_of_role|>' }} respond only with <|tool_call|> followed by a JSON list", "granite"),
         ("{{ '<|start_of_role|>' }}{{- '\\n<tool_call>\\n{\"name\": \"' + tool_call.name }}", "hermes"),
+        # Seed-OSS, whose calls stand in tags of its own
+        ("<seed:tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>value_1", None),
         # Llama 3.1 with functions of its user's
         ("reply with <function=example_function_name>{parameters}</function>", None),
         ("{{ message.content }}", None),

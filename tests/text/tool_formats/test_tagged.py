@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from genai_server.answer_parts import Content, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
 from genai_server.errors import InvalidField
 from genai_server.text.grammars import grammar
+from genai_server.text.grammars.lark import LARK
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Call, Tool
 from tests.text.guided import draw, fits, validate
@@ -228,8 +229,10 @@ def test_names_are_free_where_the_schema_is_no_list_of_properties(form: str, sch
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"properties": {"city": {"type": "string", "pattern": "^O"}}}, '"city", that must be more than a text'),
-        ({"anyOf": [{"required": ["city"]}], "properties": {"city": {}}}, "are no list of properties"),
+        ({"properties": {"city": {"type": "string", "pattern": "^O"}}}, '"city" is a text with more'),
+        # of a custom tool
+        ({"properties": {"city": {"type": "string", LARK: 'start: "Oslo"'}}}, '"city" is a text with more'),
+        ({"anyOf": [{"required": ["city"]}], "properties": {"city": {}}}, "its parameters are no list of properties"),
         ({"properties": {"city": {}, "a>b": {}}, "required": ["city"]}, "with plain names"),
     ],
 )

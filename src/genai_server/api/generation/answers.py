@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,43 @@ from genai_server.timing import Stopwatch, Timings
 
 # The outcome of an answer whose client has left.
 ABORT = "abort"
+
+
+class AnswerFigures(Protocol):
+    """What log, metrics and traces tell of an answer, or of a result in one piece."""
+
+    @property
+    def outcome(self) -> str:
+        """How it ended."""
+        ...
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the engine has ended it."""
+        ...
+
+    @property
+    def phases(self) -> Phases:
+        """The engine's times, in seconds; known at the end."""
+        ...
+
+    @property
+    def first_token(self) -> float | None:
+        """When the first token came, by the clock; None before it."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens used up to now."""
+        ...
+
+    def timings(self) -> Timings:
+        """Its timings; known at the end."""
+        ...
+
+    def close(self) -> None:
+        """Cancel it in the engine if it still runs."""
+        ...
 
 
 class Piece(Struct, frozen=True):
@@ -211,7 +248,7 @@ class RunningAnswer:
         return self._piece([Content(echo.text), *parts], scored + tokens)
 
 
-def usage_of(answers: Sequence[RunningAnswer], num_per_prompt: int) -> Usage:
+def usage_of(answers: Sequence[AnswerFigures], num_per_prompt: int) -> Usage:
     """The tokens of several answers, with those to the same prompt side by side. Each prompt counts once."""
     usages = [answer.usage for answer in answers]
     return Usage(

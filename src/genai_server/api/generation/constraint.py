@@ -14,6 +14,7 @@ from genai_server.openai_api.schemas.sampling import StructuredOutputs
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 from genai_server.text.grammars import grammar
+from genai_server.text.grammars.lark import lark_of_text
 from genai_server.text.grammars.schema_relaxed import EVERYTHING, any_value, relaxed
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool, ToolFormat
 
@@ -176,6 +177,10 @@ class ChatConstraint:
                 parameters = parameters if grammar.is_object(parameters) else ANY_OBJECT
         held = Tool(function.name, parameters, is_promised=is_promised)
         rule = f"must have JSON schemas that can be followed as their parameters; those of {quoted(held.name)} are none"
+        if lark_of_text(held.schema) is not None:
+            rule = (
+                f"must have grammars of Lark that can be followed as their formats; that of {quoted(held.name)} is none"
+            )
         try:
             built = grammar.arguments(held.schema, param="tools")
         except InvalidField as error:

@@ -22,6 +22,7 @@ from genai_server.openai_api.schemas.chat import ChatParameters
 from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.openai_api.schemas.sampling import StreamFields
 from genai_server.openai_api.translate import Policy, nth_choice, to_generation_request
+from genai_server.pooling_model import Task
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import CONTINUE
@@ -44,7 +45,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     settings = services.settings
 
     # Choose: the model, which may have to be loaded first, and the engine.
-    chosen = services.models.choose(body.model)
+    chosen = services.models.choose_for(body.model, Task.GENERATE)
     if body.timeout is not None:
         context.deadline.tighten(body.timeout, param="timeout")
     chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from genai_server.api.generation.records import Record
+from genai_server.api.generation.records import Record, too_large
 from genai_server.errors import StoreUnavailable
 from genai_server.openai_api.schemas.base import JsonObject
 
@@ -28,8 +28,9 @@ CREATE INDEX items_by_record ON items (owner, record);
 # Seconds to wait for another process that writes.
 _BUSY = 1.0
 _PAGE = 4096
-# Bytes of the file for each byte of records: indices, and pages that are not full.
-_SPARE = 2
+# Most bytes of the file for each byte of records. Indices and pages that are not full take up to 5 where items are
+# small; a file that is full before its records reach their limits would take none for ever.
+_SPARE = 8
 _LEAST_PAGES = 256
 
 
@@ -62,13 +63,19 @@ class RecordFile:
         return found
 
     def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record | None:
-        """Replace a record by the changed one, and return that; None if there is no such record."""
+        """Replace a record by the changed one, and return that; None if there is no such record.
+
+        Raises InvalidField if it would be larger than the limit, and whatever `change` raises.
+        """
         with self._writing() as file:
             record = _find(file, id, owner)
             if record is None:
                 return None
             changed = change(record)
-            self._put(file, changed, changed.to_json())
+            text = changed.to_json()
+            if len(text) > self._most_bytes:
+                raise too_large(changed, len(text), self._most_bytes)
+            self._put(file, changed, text)
         return changed
 
     def delete(self, id: str, owner: str | None = None) -> bool:

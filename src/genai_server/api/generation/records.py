@@ -102,6 +102,15 @@ def not_streamed(id: str) -> InvalidField:
     )
 
 
+def too_large(changed: Record, size: int, most: int) -> InvalidField:
+    """The error for a record that would be larger than the limit."""
+    return InvalidField(
+        f"{changed.id} would have {size} bytes, and what is stored may have at most {most} "
+        "(GENAI_RESPONSE_STORE_BYTES); it stays as it is",
+        param=None,
+    )
+
+
 def _place(after: int | None) -> int:
     return 0 if after is None else after + 1
 
@@ -127,16 +136,7 @@ class MemoryRecords:
 
     def put(self, record: Record) -> bool:
         """Store a record in place of the one with its id; returns whether it is within the limits alone."""
-        self.delete(record.id, record.owner)
-        size = record.size()
-        if size > self._most_bytes or not self._size:
-            return False
-        self._shelves.setdefault(record.owner, _Shelf()).put(record, size)
-        while sum(len(shelf.kept) for shelf in self._shelves.values()) > self._size:
-            self._shrink(lambda shelf: len(shelf.kept), record.owner)
-        while sum(shelf.num_bytes for shelf in self._shelves.values()) > self._most_bytes:
-            self._shrink(lambda shelf: shelf.num_bytes, record.owner)
-        return True
+        return self._put(record, record.size())
 
     def get(self, id: str, owner: str | None = None) -> Record | None:
         """A record of this owner."""
@@ -144,12 +144,17 @@ class MemoryRecords:
         return None if shelf is None or id not in shelf.kept else shelf.use(id)
 
     def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record | None:
-        """Replace a record by the changed one, and return that; None if there is no such record."""
+        """Replace a record by the changed one, and return that; None if there is no such record.
+
+        Raises InvalidField if it would be larger than the limit, and whatever `change` raises.
+        """
         record = self.get(id, owner)
         if record is None:
             return None
         changed = change(record)
-        self.put(changed)
+        if (size := changed.size()) > self._most_bytes:
+            raise too_large(changed, size, self._most_bytes)
+        self._put(changed, size)
         return changed
 
     def delete(self, id: str, owner: str | None = None) -> bool:
@@ -162,6 +167,17 @@ class MemoryRecords:
     def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
         """The items of the owner's records that have these ids, by id; unknown ids are left out."""
         return {item["id"]: item for item in self._items(owner) if item["id"] in ids} if ids else {}
+
+    def _put(self, record: Record, size: int) -> bool:
+        self.delete(record.id, record.owner)
+        if size > self._most_bytes or not self._size:
+            return False
+        self._shelves.setdefault(record.owner, _Shelf()).put(record, size)
+        while sum(len(shelf.kept) for shelf in self._shelves.values()) > self._size:
+            self._shrink(lambda shelf: len(shelf.kept), record.owner)
+        while sum(shelf.num_bytes for shelf in self._shelves.values()) > self._most_bytes:
+            self._shrink(lambda shelf: shelf.num_bytes, record.owner)
+        return True
 
     def _shrink(self, measure: Callable[["_Shelf"], int], newcomer: str | None) -> None:
         """Evict one record of the owner that has the most; of several such owners, not of the newcomer."""

@@ -89,23 +89,28 @@ class RequestContext:
         return counted
 
     async def waits_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result.
+        """The work's result; see `while_connected`."""
+        return await while_connected(work, self.receive)
 
-        Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server does not wait any
-        longer. Both cancel the work, possibly before its first step.
-        """
-        working = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(_disconnected(self.receive))
-        try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise ClientLeft
-            return working.result()
-        except asyncio.CancelledError:
-            raise ServerStopping from None  # nothing else cancels what a client waits for
-        finally:
-            working.cancel()
-            leaving.cancel()
+
+async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """The work's result.
+
+    Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server does not wait any
+    longer. Both cancel the work, possibly before its first step.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    except asyncio.CancelledError:
+        raise ServerStopping from None  # nothing else cancels what a client waits for
+    finally:
+        working.cancel()
+        leaving.cancel()
 
 
 async def context(request: Request, services: TheServices, leniency: TheLeniency) -> RequestContext:

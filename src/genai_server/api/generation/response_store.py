@@ -153,6 +153,7 @@ class ResponseStore:
             except StoreUnavailable as error:
                 self._memory.put(record)
                 return error.message
+            self._memory.delete(record.id, record.owner)
         else:
             is_within = self._memory.put(record)
         return None if is_within else "it is larger than GENAI_RESPONSE_STORE_BYTES"
@@ -165,14 +166,19 @@ class ResponseStore:
         return record
 
     async def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record:
-        """Change a conversation of this owner, and return it. Raises ConversationNotFound and StoreUnavailable, and
-        whatever `change` raises, after which it is as it was.
+        """Change a conversation of this owner, and return it.
+
+        Raises ConversationNotFound, StoreUnavailable, InvalidField if it would be too large, and whatever `change`
+        raises; after each it is as it was.
         """
         await self.conversation(id, owner)
         changed = None
         if self._file is not None:
             changed = await self._on_file(lambda file: file.change(id, owner, change))
-        changed = self._memory.change(id, owner, change) if changed is None else changed
+        if changed is None:
+            changed = self._memory.change(id, owner, change)
+        else:  # the file may have it although the disk took too long for it
+            self._memory.delete(id, owner)
         if changed is None:
             raise ConversationNotFound(f"no conversation {quoted(id)} is kept here", param="conversation_id")
         return changed

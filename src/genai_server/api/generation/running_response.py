@@ -12,7 +12,7 @@ from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.records import LatestResponse, Record, not_streamed
 from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.generation.response_store import KeptResponse, ResponseStore
-from genai_server.errors import ConversationNotFound, GenaiServerError, ServerStopping, StoreUnavailable
+from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.openai_api.response_builder import ResponseBuilder
 from genai_server.openai_api.schemas.base import JsonObject
 
@@ -52,7 +52,7 @@ class RunningResponse:
     ) -> None:
         # Of the conversation up to this response.
         self.items = items
-        # Why the file of the store does not have it; None if it does, or if there is no file.
+        # Why the file of the store, or the conversation, does not have it; None if nothing failed.
         self.not_stored: str | None = None
         self._generation = generation
         self._build = build
@@ -186,7 +186,8 @@ class RunningResponse:
         if keeping.conversation is not None:
             await self._add_to_conversation(keeping.conversation, record)
         if keeping.is_stored:
-            self.not_stored = await keeping.store.finish(record)
+            reason = await keeping.store.finish(record)
+            self.not_stored = self.not_stored or reason
 
     async def _add_to_conversation(self, conversation: str, record: Record) -> None:
         """Add what is new in a response that is complete, or was cut at its length."""
@@ -198,7 +199,8 @@ class RunningResponse:
             await self._keeping.store.change(
                 conversation, self.owner, lambda old: replace(old, items=[*old.items, *new])
             )
-        except (ConversationNotFound, StoreUnavailable) as error:  # deleted meanwhile, or there is no disk
+        # It was deleted meanwhile, or is full, or there is no disk.
+        except (ConversationNotFound, InvalidField, StoreUnavailable) as error:
             self.not_stored = error.message
             log.warning("a response could not be added to its conversation: %s", error.message)
 

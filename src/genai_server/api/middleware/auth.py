@@ -117,6 +117,12 @@ def forwarded_by(headers: Mapping[str, str]) -> str | None:
     return next((name for name in headers if name in _FORWARDING_HEADERS or name.startswith("x-forwarded")), None)
 
 
+def is_own_origin(headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from a page of the server that its Host header names, or from no web page."""
+    origin, host = headers.get("origin"), headers.get("host", "").lower()
+    return origin is None or (host != "" and origin.lower() in (f"http://{host}", f"https://{host}"))
+
+
 async def holder(request: Request) -> str | None:
     """Stands for the request's API key, the admin key included; None where no key is needed.
 
@@ -160,15 +166,14 @@ def _not_local(request: Request, services: Services) -> str | None:
     host = request.headers.get("host", "")
     if not host or not _names_this_machine(request.headers):
         return "the Host header names another machine"
-    origin = request.headers.get("origin")
-    if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+    if not is_own_origin(request.headers):
         return "the Origin header names a web page"
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json":
         if kind or "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
             return "the body is not application/json"
         # A web page can send an empty body without asking first; browsers name the page in one of these headers.
-        if origin is not None or request.headers.get("sec-fetch-site", "none") != "none":
+        if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") != "none":
             return "a web page may have sent it without a body"
     return None
 

@@ -8,13 +8,13 @@ import json
 import logging
 from collections.abc import Callable, Collection
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.api.middleware.body import check_json
+from genai_server.api.middleware.auth import is_own_origin
+from genai_server.api.middleware.body import Aside, check_json
 from genai_server.errors import InvalidField, RequestError
 from genai_server.openai_api.schemas.base import JsonObject
 
@@ -43,6 +43,7 @@ class ResponsesSocket:
         self._origins = origins
         # Makes what all turns of a connection have in their scopes' state.
         self._new_state = new_state
+        self._aside = Aside()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":
@@ -56,7 +57,7 @@ class ResponsesSocket:
         await send({"type": "websocket.accept"})
         try:
             async with asyncio.timeout(LONGEST):
-                await _Connection(self.app, scope, self._new_state(), receive, send).serve()
+                await _Connection(self.app, self._aside, scope, self._new_state(), receive, send).serve()
         except TimeoutError:
             error = {
                 "code": "websocket_connection_limit_reached",
@@ -69,7 +70,8 @@ class ResponsesSocket:
 
     async def _refusal(self, scope: Scope) -> "_Answer | None":
         """Why a handshake is refused; None if it is not."""
-        if not self._is_own_page(Headers(scope=scope)):
+        headers = Headers(scope=scope)
+        if not is_own_origin(headers) and headers["origin"] not in self._origins:
             message = "the Origin header names a web page that may not use this server (GENAI_CORS_ORIGINS)"
             return _refusal(403, message, "origin_forbidden")
         if scope["path"] not in PATHS:
@@ -78,18 +80,15 @@ class ResponsesSocket:
         await self.app(_http_scope(scope, "GET", b"", {}), _Request(b"").receive, answer.send)
         return None if answer.status == _UPGRADE else answer
 
-    def _is_own_page(self, headers: Headers) -> bool:
-        origin = headers.get("origin")
-        if origin is None or origin in self._origins:
-            return True
-        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
-
 
 class _Connection:
     """One WebSocket: one turn after another."""
 
-    def __init__(self, app: ASGIApp, scope: Scope, state: dict[str, Any], receive: Receive, send: Send) -> None:
+    def __init__(
+        self, app: ASGIApp, aside: Aside, scope: Scope, state: dict[str, Any], receive: Receive, send: Send
+    ) -> None:
         self._app = app
+        self._aside = aside
         self._scope = scope
         self._state = state
         self._receive = receive
@@ -114,15 +113,14 @@ class _Connection:
                 await self._tell_error("the response before is still running", "response_in_progress", None)
                 return
             await self._turn.ended()
+        text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
         try:
-            body = _body(message)
+            body, previous = await self._aside.do(lambda: _body(text), num_bytes=len(text))
         except RequestError as error:
             await self._tell_error(error.message, error.code, error.param)
             return
-        # What cannot be encoded becomes JSON's escapes.
-        text = json.dumps(body, ensure_ascii=False).encode(errors="backslashreplace")
-        scope = _http_scope(self._scope, "POST", text, self._state)
-        self._turn = _Turn(self._app, scope, text, self._send, body.get("previous_response_id"))
+        scope = _http_scope(self._scope, "POST", body, self._state)
+        self._turn = _Turn(self._app, scope, body, self._send, previous)
 
     async def _tell_error(self, message: str, code: str, param: str | None) -> None:
         error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
@@ -171,7 +169,7 @@ class _Turn:
         for event in events:
             data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
             if data:
-                await self._send_socket({"type": "websocket.send", "text": data.decode()})
+                await self._send({"type": "websocket.send", "text": data.decode()})
                 self.is_told = self.is_told or _is_last(event)
 
     async def _refused(self) -> None:
@@ -185,7 +183,13 @@ class _Turn:
         except (ValueError, KeyError, TypeError):
             error = {"message": "internal error", "type": "server_error", "param": None, "code": "server_error"}
         status = self._answer.status if self._answer.status >= 400 else 500
-        await _send_json(self._send_socket, {"type": "error", "status": status, "error": error})
+        await _send_json(self._send, {"type": "error", "status": status, "error": error})
+
+    async def _send(self, message: Message) -> None:
+        try:
+            await self._send_socket(message)
+        except OSError:  # which ASGI's servers raise once the client has left
+            self._request.has_left.set()
 
 
 class _Request:
@@ -221,9 +225,8 @@ class _Answer:
             self.body += message.get("body", b"")
 
 
-def _body(message: Message) -> JsonObject:
-    """The body of the POST that a message stands for. Raises RequestError."""
-    text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
+def _body(text: bytes) -> tuple[bytes, object]:
+    """The body of the POST that a message stands for, and its `previous_response_id`. Raises RequestError."""
     check_json(text)
     try:
         body = json.loads(text)
@@ -236,7 +239,9 @@ def _body(message: Message) -> JsonObject:
     for field in ("background", "stream_options"):
         if body.get(field):
             raise InvalidField(f"{field} cannot be given on a WebSocket", param=field)
-    return {**body, "stream": True}
+    # What cannot be encoded becomes JSON's escapes.
+    post = json.dumps({**body, "stream": True}, ensure_ascii=False).encode(errors="backslashreplace")
+    return post, body.get("previous_response_id")
 
 
 def _http_scope(scope: Scope, method: str, body: bytes, state: dict[str, Any]) -> Scope:

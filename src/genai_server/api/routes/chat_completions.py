@@ -7,8 +7,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from genai_server.api.generation.generate import generate
+from genai_server.api.generation.json_response import json_response
+from genai_server.api.generation.prompts import encode_chat
 from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import STREAMS
+from genai_server.api.leniency import TheLeniency
 from genai_server.api.middleware.body import lenient_route
 from genai_server.api.routes.choices import choices_response
 from genai_server.api.services import TheServices
@@ -17,6 +20,7 @@ from genai_server.openai_api.functions import outer_error, outer_name
 from genai_server.openai_api.lenient import leave_out_of_chat
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatCompletionRequest
+from genai_server.openai_api.schemas.tokens import RenderedPrompt
 
 router = APIRouter(
     route_class=lenient_route(leave_out_of_chat),
@@ -46,3 +50,10 @@ async def create_chat_completion(
         calls_functions=body.functions is not None,
     )
     return await choices_response(generation, build, body, context, is_long=bool(body.logprobs))
+
+
+@router.post("/v1/chat/completions/render", response_model=RenderedPrompt)
+async def render_chat_completion(body: ChatCompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
+    """The tokens of a chat's prompt, as routers that index prefixes ask vLLM for them; needs no engine."""
+    served = await services.served(body.model)
+    return json_response({"token_ids": await encode_chat(body, served.codec, leniency)})

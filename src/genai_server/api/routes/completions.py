@@ -6,14 +6,18 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from genai_server.api.generation.generate import generate
+from genai_server.api.generation.json_response import json_response
+from genai_server.api.generation.prompts import encode_prompts
 from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import STREAMS
+from genai_server.api.leniency import TheLeniency
 from genai_server.api.middleware.body import BodyRoute
 from genai_server.api.routes.choices import choices_response
 from genai_server.api.services import TheServices
 from genai_server.openai_api.completion import CompletionBuilder
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.completions import CompletionRequest
+from genai_server.openai_api.schemas.tokens import RenderedPrompt
 
 router = APIRouter(
     route_class=BodyRoute, tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
@@ -39,3 +43,11 @@ async def create_completion(
     )
     is_long = bool(body.echo) or body.logprobs is not None
     return await choices_response(generation, build, body, context, is_long=is_long)
+
+
+@router.post("/v1/completions/render", response_model=list[RenderedPrompt])
+async def render_completion(body: CompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
+    """The tokens of each prompt, as routers that index prefixes ask vLLM for them; needs no engine."""
+    served = await services.served(body.model)
+    prompts = await encode_prompts(body, served.codec, leniency)
+    return json_response([{"token_ids": tokens} for tokens in prompts])

@@ -13,6 +13,7 @@ from genai_server.api.services import Services, TheServices
 from genai_server.generation import Adapter
 from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
 from genai_server.openai_api.schemas.base import ErrorResponse
+from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 
 router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
@@ -68,9 +69,13 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
         "root": about.name,
         "state": state,
     }
-    if served is not None and served.is_readable:
+    if about.task is not Task.GENERATE:
+        entry |= {"chat": False, "capabilities": [about.task.value]}
+    elif served is not None and served.is_readable:
         entry["chat"] = served.codec.has_chat_template
         entry["capabilities"] = _capabilities(served.codec)
+    if served is not None and served.is_readable and (pooling := served.codec.pooling) is not None:
+        entry |= {"dimensions": pooling.dimensions} if pooling.dimensions else {}
     if served is not None and (length := services.max_model_len(served)) is not None:
         entry |= {"max_model_len": length, "context_length": length}
     errors = [engine.error for engine in engines if engine.error is not None]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -17,27 +17,25 @@ from genai_server.api.middleware.auth import require_admin
 from genai_server.api.middleware.body import BodyRoute, lenient_route
 from genai_server.api.routes.ollama_models import find_model
 from genai_server.api.services import Services, TheServices
-from genai_server.errors import AdminForbidden, InvalidField, UnsupportedEndpoint
+from genai_server.errors import AdminForbidden, UnsupportedEndpoint
 from genai_server.messages.commands import KeepModel
 from genai_server.messages.status_file import ModelState, ModelStatus
 from genai_server.ollama_api.answer import AnswerBuilder, Ending
 from genai_server.ollama_api.lenient import leave_out
 from genai_server.ollama_api.schemas import (
     ChatRequest,
-    EmbeddingsRequest,
-    EmbedRequest,
     ErrorResponse,
     GenerateRequest,
+    KeptFields,
 )
 from genai_server.ollama_api.translate import Translation
 from genai_server.openai_api.schemas.base import JsonObject
-from genai_server.quoted_values import quoted
 
 # Seconds; whoever says more means always.
 _LONGEST_KEPT = 10 * 365 * 86400.0
-_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (400, 403, 404, 500, 503)}
+ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (400, 403, 404, 500, 503)}
 router = APIRouter(
-    route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=_ERRORS
+    route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=ERRORS
 )
 unsupported = APIRouter(route_class=BodyRoute, include_in_schema=False)
 
@@ -54,18 +52,6 @@ async def generate_text(
 ) -> Response:
     """Ollama's answer to a prompt, in one piece or as lines."""
     return await _response(body, request, services, context, is_empty=not body.prompt)
-
-
-@router.post("/api/embed")
-async def embed(body: EmbedRequest, services: TheServices) -> JSONResponse:
-    """Ollama's embeddings of texts."""
-    _refuse_embeddings(services, body.model)
-
-
-@router.post("/api/embeddings")
-async def embed_one(body: EmbeddingsRequest, services: TheServices) -> JSONResponse:
-    """The older form of /api/embed, for one text."""
-    _refuse_embeddings(services, body.model)
 
 
 @unsupported.post("/api/create")
@@ -92,20 +78,20 @@ async def _response(
 ) -> Response:
     chosen = find_model(services.models, body.model)
     build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, ChatRequest))
-    kept = await _seconds_to_keep(body, request, services, context, is_all=is_empty and body.seconds_to_keep == 0)
+    kept = await seconds_to_keep(body, request, services, context, is_all=is_empty and body.seconds_to_keep == 0)
     if is_empty:
         services.drain.require_open()
         context.record.model = chosen.id
         if kept != 0:
             await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
-        await _keep(services, chosen.about, kept)
+        await keep(services, chosen.about, kept)
         return JSONResponse(build.nothing("unload" if kept == 0 else "load"))
     is_streamed = body.stream is not False
     translation = await asyncio.to_thread(Translation, body, chosen.id)
     with context.leniency.in_words(translation.outer_name, translation.outer):
         generation = await generate(services, translation.body, context, is_streamed=is_streamed)
     # Only now: a model that is not to be kept would be unloaded before the request is in it.
-    await _keep(services, chosen.about, kept)
+    await keep(services, chosen.about, kept)
     if is_streamed:
         return LineStream(generation, _lines(generation, build, services, context))
     (whole,) = await context.waits_for(generation.whole())
@@ -134,8 +120,8 @@ def _ending(generation: Generation, services: Services, context: RequestContext)
     return Ending(answer.reason, answer.usage, total, before + phases.queue, phases.prefill, phases.decode)
 
 
-async def _seconds_to_keep(
-    body: ChatRequest | GenerateRequest, request: Request, services: Services, context: RequestContext, *, is_all: bool
+async def seconds_to_keep(
+    body: KeptFields, request: Request, services: Services, context: RequestContext, *, is_all: bool
 ) -> float | None:
     """How long the request has its model stay loaded, infinite for always; None if it says nothing, or may not.
 
@@ -152,15 +138,10 @@ async def _seconds_to_keep(
     return body.seconds_to_keep
 
 
-async def _keep(services: Services, about: ModelStatus, seconds: float | None) -> None:
+async def keep(services: Services, about: ModelStatus, seconds: float | None) -> None:
     """Have a model stay loaded for so long without a request, unless nothing is said or it does already."""
     if seconds is None:
         return
     kept = None if seconds > _LONGEST_KEPT else seconds
     if about.idle_unload != kept or about.state in (ModelState.UNLOADED, ModelState.UNLOADING):
         await services.models.command(KeepModel(about.name, kept))
-
-
-def _refuse_embeddings(services: Services, name: str | None) -> NoReturn:
-    chosen = find_model(services.models, name)
-    raise InvalidField(f"model {quoted(chosen.id)} makes no embeddings", param="model")

@@ -3,12 +3,14 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.api.generation.ndjson import LINES, LineStream
+from genai_server.api.generation.request_context import while_connected
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.pulling import PullProgress
 from genai_server.api.routes.ollama_models import plain_name
@@ -24,7 +26,7 @@ _SUCCESS = {"status": "success"}
 
 
 @router.post("/api/pull", responses=LINES)
-async def pull_model(body: PullRequest, services: TheServices) -> Response:
+async def pull_model(body: PullRequest, request: Request, services: TheServices) -> Response:
     """Fetch a model, and serve it by the repository's name; it is loaded with the first request for it."""
     name = plain_name(body.model or body.name or "")
     if not name:
@@ -32,8 +34,10 @@ async def pull_model(body: PullRequest, services: TheServices) -> Response:
     pull = _Pull(services, name)
     if body.stream is not False:
         return LineStream(pull, pull.lines())
-    async for _ in pull.lines():
-        pass
+    try:
+        await while_connected(pull.whole(), request.receive)
+    finally:
+        pull.close()
     return JSONResponse(_SUCCESS)
 
 
@@ -52,6 +56,11 @@ class _Pull:
         """End it at its next bytes."""
         self._is_left.set()
 
+    async def whole(self) -> None:
+        """Run it to its end. Raises as `lines` does."""
+        async for _ in self.lines():
+            pass
+
     async def lines(self) -> AsyncGenerator[JsonObject]:
         """Its progress in Ollama's form. Raises PullFailed, and what the supervisor refuses the model with."""
         yield {"status": "pulling manifest"}
@@ -63,7 +72,10 @@ class _Pull:
                 raise PullFailed("stopped; the same pull continues from here")
             loop.call_soon_threadsafe(arrived.put_nowait, progress)
 
-        working = loop.run_in_executor(None, self._services.pull, self._name, self._folder, tell)
+        # A thread of its own: it may take hours, and every request needs one of asyncio's.
+        thread = ThreadPoolExecutor(1, "pull")
+        working = loop.run_in_executor(thread, self._services.pull, self._name, self._folder, tell)
+        thread.shutdown(wait=False)
 
         def ended(done: "asyncio.Future[Any]") -> None:
             if not done.cancelled():

@@ -1,5 +1,11 @@
-"""Prometheus metrics of the engines and their supervisor; every API process gives the same."""
+"""Prometheus metrics of the engines and their supervisor; every API process gives the same.
 
+They follow the Gateway API Inference Extension's protocol for model servers
+(https://gateway-api-inference-extension.sigs.k8s.io), which routers read: what is queued and running, the use of the KV
+cache, its size, and the adapters.
+"""
+
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
@@ -10,9 +16,19 @@ from genai_server.api.catalog import Catalog
 from genai_server.config import Settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.messages.figures import Histogram
+from genai_server.messages.kv_events import BLOCK_TOKENS
 from genai_server.messages.status_file import EngineState
 
 _LABELS = ("model_name", "device")
+# The prefix with which other programs expect the names of vLLM.
+VLLM_PREFIX = "vllm:"
+# What vLLM called some metrics before. Routers and dashboards still ask for them; only VLLM_PREFIX has them.
+_OLD_NAMES = {
+    "kv_cache_usage_perc": "gpu_cache_usage_perc",
+    "prefix_cache_queries": "gpu_prefix_cache_queries",
+    "prefix_cache_hits": "gpu_prefix_cache_hits",
+    "inter_token_latency_seconds": "time_per_output_token_seconds",
+}
 # Their values.
 Labels = tuple[str, str]
 
@@ -26,6 +42,7 @@ class EngineMetrics(Collector):
     def __init__(self, settings: Settings, models: Catalog) -> None:
         self._settings = settings
         self._models = models
+        self._prefix = settings.metrics_prefix
 
     @property
     def _engines(self) -> dict[Labels, EngineClient]:
@@ -33,9 +50,12 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of the engines."""
-        yield from self._of_all()
-        yield from self._of_connected()
-        yield from self._of_counting()
+        for metrics in (self._of_all(), self._of_connected(), self._of_counting(), self._of_server()):
+            for metric in metrics:
+                yield metric
+                old = _OLD_NAMES.get(metric.name.removeprefix(self._prefix))
+                if old is not None and self._prefix == VLLM_PREFIX:
+                    yield _renamed(metric, self._prefix + old)
 
     def _of_all(self) -> Iterator[Metric]:
         statuses = {labels: engine.status() for labels, engine in self._engines.items()}
@@ -72,6 +92,44 @@ class EngineMetrics(Collector):
             "Whether an admin has ended the device's session.",
             {labels: load.terminated for labels, load in loads.items()},
         )
+        info = GaugeMetricFamily(
+            self._prefix + "cache_config_info",
+            "The size of the KV cache in blocks, as vLLM counts them; always 1.",
+            labels=(*_LABELS, "block_size", "num_gpu_blocks"),
+        )
+        for labels in engines:
+            info.add_metric([*labels, str(BLOCK_TOKENS), str(self._capacity(labels) // BLOCK_TOKENS)], 1)
+        yield info
+
+    def _of_server(self) -> Iterator[Metric]:
+        """What a router must know of the whole server, as one series each."""
+        engines = {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
+        loads = [engine.load for engine in engines.values()]
+        used = sum(engine.figures.kv_tokens for engine in engines.values() if engine.figures is not None)
+        capacity = sum(map(self._capacity, engines))
+        for name, text, value in (
+            ("server_num_requests_running", "Sequences that run, on all devices.", sum(load.running for load in loads)),
+            (
+                "server_num_requests_waiting",
+                "Sequences that wait, on all devices.",
+                sum(load.waiting for load in loads),
+            ),
+            (
+                "server_kv_cache_usage_perc",
+                "As kv_cache_usage_perc, of all devices together.",
+                used / capacity if capacity else 0.0,
+            ),
+        ):
+            yield GaugeMetricFamily(self._prefix + name, text, value)
+        adapters = self._models.adapter_ids()
+        info = GaugeMetricFamily(
+            self._prefix + "lora_requests_info",
+            "The adapters that are loaded, by their ids in requests; the value is the time, in seconds since 1970.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        # An adapter is loaded on all devices, or a request for it is refused: none has to wait, or to make room.
+        info.add_metric([str(len(adapters)), ",".join(adapters), ""], time.time())
+        yield info
 
     def _of_counting(self) -> Iterator[Metric]:
         figures = {name: one.figures for name, one in self._engines.items() if one.figures is not None}
@@ -88,7 +146,7 @@ class EngineMetrics(Collector):
         for name, text, field in _COUNTERS:
             yield self._counter(name, text, {labels: getattr(each, field) for labels, each in figures.items()})
         for name, text, field in _HISTOGRAMS:
-            family = HistogramMetricFamily(f"genai:{name}", text, labels=_LABELS)
+            family = HistogramMetricFamily(self._prefix + name, text, labels=_LABELS)
             for labels, each in figures.items():
                 _add(family, labels, getattr(each, field))
             yield family
@@ -104,10 +162,10 @@ class EngineMetrics(Collector):
         return self._num_slots(engine) * (min(most, engine.model.context_length) if engine.model else most)
 
     def _gauge(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
-        return self._filled(GaugeMetricFamily(f"genai:{name}", text, labels=_LABELS), values)
+        return self._filled(GaugeMetricFamily(self._prefix + name, text, labels=_LABELS), values)
 
     def _counter(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
-        return self._filled(CounterMetricFamily(f"genai:{name}", text, labels=_LABELS), values)
+        return self._filled(CounterMetricFamily(self._prefix + name, text, labels=_LABELS), values)
 
     def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Labels, float]) -> Metric:
         for labels, value in values.items():
@@ -131,6 +189,13 @@ _HISTOGRAMS = (
     ("decode_step_time_seconds", "A forward pass that takes answers one token further.", "decode_passes"),
     ("decode_batch_size", "Answers that such a pass takes further.", "decode_rows"),
 )
+
+
+def _renamed(metric: Metric, name: str) -> Metric:
+    """The same metric by another name."""
+    copy = Metric(name, metric.documentation, metric.type)
+    copy.samples = [sample._replace(name=name + sample.name.removeprefix(metric.name)) for sample in metric.samples]
+    return copy
 
 
 def _add(family: HistogramMetricFamily, labels: Labels, values: Histogram) -> None:

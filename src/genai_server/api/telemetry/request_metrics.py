@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from genai_server.api.generation.answers import ABORT, RunningAnswer
+from genai_server.api.generation.answers import ABORT, AnswerFigures
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.generation import FinishReason
 from genai_server.grammar_checker.pool import RESULTS
@@ -24,40 +24,40 @@ _NUMBER = tuple(digit * 10**zeros for zeros in range(6) for digit in (1, 2, 5))
 _REASONS = {*FinishReason, ABORT}
 
 
-def request_metrics(shared: Path | None) -> "tuple[CollectorRegistry, Instruments]":
-    """The registry to scrape, and the instruments that count into it.
+def request_metrics(shared: Path | None, prefix: str) -> "tuple[CollectorRegistry, Instruments]":
+    """The registry to scrape, and the instruments that count into it. All names begin with `prefix`.
 
     With a folder that the API processes share, the registry adds up what all of them have counted, those that have
     ended included. prometheus-client must have been imported with that folder in its environment.
     """
     registry = CollectorRegistry()
     if shared is None:
-        return registry, Instruments(registry)
+        return registry, Instruments(registry, prefix)
     MultiProcessCollector(registry, str(shared))  # type: ignore[no-untyped-call]
-    return registry, Instruments(CollectorRegistry())
+    return registry, Instruments(CollectorRegistry(), prefix)
 
 
 class Instruments:
     """Counts each ended answer and each refused request."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"genai:{name}", text, _LABELS, buckets=buckets, registry=registry)
+            return Histogram(prefix + name, text, _LABELS, buckets=buckets, registry=registry)
 
         self._ended = Counter(
-            "genai:request_success",
+            prefix + "request_success",
             "Answers that have ended, by their reason.",
             (*_LABELS, "finished_reason"),
             registry=registry,
         )
         self._rejected = Counter(
-            "genai:request_rejected",
+            prefix + "request_rejected",
             "Requests that were refused, by the code of their error.",
             (*_LABELS, "reason"),
             registry=registry,
         )
         self._checks = Counter(
-            "genai:grammar_checks",
+            prefix + "grammar_checks",
             "Grammars that were checked, by how that ended.",
             ("result",),
             registry=registry,
@@ -92,7 +92,7 @@ class Instruments:
         """Count a check of a grammar."""
         self._checks.labels(result).inc()
 
-    def _observe_answer(self, answer: RunningAnswer, labels: tuple[str, str]) -> None:
+    def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str]) -> None:
         outcome = answer.outcome
         self._ended.labels(*labels, outcome if outcome in _REASONS else "error").inc()
         timings, phases = answer.timings(), answer.phases

@@ -9,7 +9,7 @@ from functools import partial
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.api.generation.answers import RunningAnswer, usage_of
+from genai_server.api.generation.answers import AnswerFigures, usage_of
 from genai_server.generation import GenerationRequest, Sampling
 from genai_server.openai_api.usage import Usage
 from genai_server.timing import Clock
@@ -38,7 +38,7 @@ class RequestRecord:
     # "" until one is chosen.
     device: str = ""
     # Answers to the same prompt stand side by side.
-    answers: Sequence[RunningAnswer] = ()
+    answers: Sequence[AnswerFigures] = ()
     num_per_prompt: int = 1
     is_streamed: bool = False
     # How tokens are chosen; None until an engine has accepted the request.
@@ -50,10 +50,14 @@ class RequestRecord:
     # Passes it to the observers.
     end: Callable[[], None] = lambda: None
 
-    def answered(self, answers: Sequence[RunningAnswer], num_per_prompt: int, request: GenerationRequest) -> None:
+    def answered(self, answers: Sequence[AnswerFigures], num_per_prompt: int, request: GenerationRequest) -> None:
         """Note the answers that an engine has accepted; `request` is the engine request of any of them."""
         self.answers, self.num_per_prompt = answers, num_per_prompt
         self.asked, self.max_tokens = request.sampling, request.max_tokens
+
+    def pooled(self, answer: AnswerFigures) -> None:
+        """Note a request for vectors or scores that an engine has accepted."""
+        self.answers = [answer]
 
     @property
     def request_id(self) -> str:
@@ -145,7 +149,7 @@ class RequestRecords:
                 log.exception("an observer of request %s failed", record.request_id)
 
 
-def server_timing(answer: RunningAnswer, total: float) -> str:
+def server_timing(answer: AnswerFigures, total: float) -> str:
     """The `Server-Timing` header of an answer (https://www.w3.org/TR/server-timing/); `total` is in seconds."""
     phases = answer.phases
     times = {"queue": phases.queue, "prefill": phases.prefill, "decode": phases.decode, "total": total}

@@ -12,11 +12,21 @@ from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers
 
 from genai_server import __version__
-from genai_server.api.generation.answers import RunningAnswer
+from genai_server.api.generation.answers import AnswerFigures
 from genai_server.api.telemetry.request_record import RequestRecord
 
 _NANO = 1_000_000_000
-_OPERATIONS = {"/v1/completions": "text_completion", "/completions": "text_completion"}
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/rerank": "rerank",
+    "/v1/score": "score",
+    "/score": "score",
+}
 
 
 class Traces:
@@ -58,7 +68,7 @@ class Traces:
         """Send the remaining spans."""
         self._provider.shutdown()
 
-    def _tell_phases(self, record: RequestRecord, answer: RunningAnswer, span: Span) -> None:
+    def _tell_phases(self, record: RequestRecord, answer: AnswerFigures, span: Span) -> None:
         """A child span for each phase, of the engine's lengths; prefill ends with the first token."""
         phases = answer.phases
         first = answer.first_token

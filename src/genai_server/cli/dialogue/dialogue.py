@@ -34,11 +34,13 @@ class _Command:
 
 
 def choose_model(client: ChatClient, name: str | None) -> str:
-    """The model to chat with: the server's first one if none is named. Raises ChatFailed."""
+    """The model to chat with: the server's first one that generates if none is named. Raises ChatFailed."""
     models = client.models()
-    model = name or next(iter(models), "")
+    model = name or client.first_model()
     if model not in models:
         raise ChatFailed(f"{client.url} has no model {quoted(model)}; it has: {', '.join(models) or 'none'}")
+    if endpoint := client.endpoint(model):
+        raise ChatFailed(f"{model} does not chat; it serves {client.url.rstrip('/')}{endpoint}")
     if not client.takes_messages(model):
         raise ChatFailed(f"{model} {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}, for the server")
     return model

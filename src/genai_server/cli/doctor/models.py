@@ -19,6 +19,7 @@ from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.model.inventory import inventory
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
 from genai_server.messages.status_file import EngineState
+from genai_server.pooling_model import Task, task_of
 from genai_server.supervisor.supervisor import Supervisor
 from genai_server.text.codec import TextCodec
 
@@ -93,6 +94,9 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
         return
     size, length = weight_bytes(directory) / MIB, f"{info.context_length} tokens of context"
     yield Finding(OK, subject, f"{directory}: {length}, a vocabulary of {info.vocab_size}, {size:.0f} MiB of weights")
+    if (task := task_of(directory)) is not Task.GENERATE:
+        yield Finding(OK, f"batching of {name}" if settings.models else "batching", f"{task}: texts are read together")
+        return
     if not all(codec.has_chat_template for codec in codecs.values()):
         yield Finding(WARN, subject, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
     yield _batching(f"batching of {name}" if settings.models else "batching", directory)

@@ -107,7 +107,7 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     give_back_large_blocks()
     share_heaps()
     raise_file_limit()
-    registry, instruments = request_metrics(shared_metrics())
+    registry, instruments = request_metrics(shared_metrics(), settings.metrics_prefix)
     telemetry = Telemetry(registry, [log_request, instruments.observe], count_check=instruments.count_check)
     if (traces := load_traces(settings)) is not None:
         telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)

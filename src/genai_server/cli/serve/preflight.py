@@ -3,6 +3,7 @@
 Every way of starting engines runs these checks. What they load is loaded again by its users.
 """
 
+import importlib.util
 import logging
 import ssl
 from pathlib import Path
@@ -13,6 +14,7 @@ from genai_server.config import Settings, device_options
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError
+from genai_server.installation import this_installation
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ GET_A_MODEL = (
 def check_server(settings: Settings) -> None:
     """Check that the server may be opened and its models served. Raises ConfigurationError."""
     check_access(settings)
+    check_kv_events(settings)
     if (traces := load_traces(settings)) is not None:
         traces.close()
     check_models(settings)
@@ -50,7 +53,7 @@ def check_models(settings: Settings) -> None:
             raise ConfigurationError(f"{setting}: {error}{remedy}") from None
         except ChatTemplateError as error:
             raise ConfigurationError(f"--chat-template or GENAI_CHAT_TEMPLATE: {error}") from None
-        if not all(codec.has_chat_template for codec in codecs.values()):
+        if not all(codec.has_chat_template or codec.pooling for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
 
 
@@ -61,6 +64,16 @@ def check_runners(settings: Settings, name: str) -> None:
     """
     for device, options in device_options(settings, name).items():
         check_runner(device, Path(settings.served[name]), settings.scheduler, settings.kv_cache_bytes, options)
+
+
+def check_kv_events(settings: Settings) -> None:
+    """Check that events of the prefix cache can be published, if they are wanted. Raises ConfigurationError."""
+    missing = [name for name in ("zmq", "cbor2") if importlib.util.find_spec(name) is None]
+    if settings.kv_events and missing:
+        raise ConfigurationError(
+            f"GENAI_KV_EVENTS={settings.kv_events}: {' and '.join(missing)} missing; install what it needs: "
+            f"{this_installation().extra_command('kv-events')}"
+        )
 
 
 def lone_reloader(settings: Settings) -> str:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 _PATIENCE = 5.0
-_PREFIX = "genai:"
 
 
 class ServerUnreachable(Exception):
@@ -32,7 +31,7 @@ class Snapshot:
     # Seconds of `time.monotonic`.
     at: float
     health: Mapping[str, Any]
-    # Values by metric and place, summed over all other labels.
+    # Values by metric, without the prefix of all names, and place; summed over all other labels.
     samples: Mapping[tuple[str, Place], float]
     requests: list[dict[str, Any]] = field(default_factory=list)
     # Why the server does not list its requests; None if it does.
@@ -40,7 +39,7 @@ class Snapshot:
 
     def value(self, name: str, place: Place) -> float | None:
         """The value of a metric at a place; None if there is none."""
-        return self.samples.get((_PREFIX + name, place))
+        return self.samples.get((name, place))
 
     def places(self) -> dict[Place, Mapping[str, Any]]:
         """The status of each model on each of its devices."""
@@ -112,13 +111,13 @@ class Poller:
 
 
 def _samples(text: str) -> dict[tuple[str, Place], float]:
-    """Values by metric and place, summed over all other labels and over a model's adapters."""
+    """Values by metric, without the prefix of all names, and place; summed over all else, a model's adapters too."""
     found: dict[tuple[str, Place], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if not sample.name.endswith("_bucket"):
                 model = sample.labels.get("model_name", "").partition(":")[0]
-                key = (sample.name, Place(model, sample.labels.get("device", "")))
+                key = (sample.name.partition(":")[2], Place(model, sample.labels.get("device", "")))
                 found[key] = found.get(key, 0.0) + sample.value
     return found
 

@@ -30,6 +30,7 @@ from genai_server.options.config_file import DEFAULT_FILE
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import THREADS
 from genai_server.options.toml import with_settings
+from genai_server.pooling_model import Task, task_of
 
 if TYPE_CHECKING:
     from genai_server.engine.measuring.tuning import Tuned
@@ -111,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     target = target or Path(settings.config or DEFAULT_FILE)
     check_model_directory(Path(settings.model_dir))
+    if (task := task_of(Path(settings.model_dir))) is not Task.GENERATE:
+        raise ConfigurationError(f"{settings.model_dir} is a model for {task}: there is nothing to tune")
     original = Original(arguments.original, arguments.python) if arguments.original else None
     precision = original.check(Path(settings.model_dir)) if original is not None else ""
     text = _text_to_change(target, settings, writing=not arguments.dry_run)

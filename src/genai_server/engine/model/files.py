@@ -1,4 +1,4 @@
-"""The files of an onnxruntime-genai model directory, each checked before anything is loaded."""
+"""The files of a model directory, each checked before anything is loaded."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from typing import Any
 
 from genai_server.errors import ModelDirectoryError
 from genai_server.generation import ModelInfo, Sampling
+from genai_server.pooling_model import PoolingModel, Task, graph_of, read_pooling_model, task_of
 from genai_server.profile_plan import PREFIX
 from genai_server.quoted_values import quoted
 
@@ -14,6 +15,8 @@ CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+# Names of outputs that hold one vector for each text.
+VECTORS = ("sentence_embedding", "text_embeds", "pooled_embeddings")
 # The message about a model without a chat template.
 NO_CHAT_TEMPLATE = "has no chat template: it takes raw prompts (/v1/completions), and chats get a 400"
 GIVE_A_TEMPLATE = "give it one with GENAI_CHAT_TEMPLATE or --chat-template, a file or a name such as chatml"
@@ -42,6 +45,8 @@ def check_model_directory(directory: Path) -> ModelInfo:
     """
     if not directory.is_dir():
         raise ModelDirectoryError(f"model directory {directory} does not exist")
+    if (pooling := read_pooling_model(directory)) is not None:
+        return _checked_pooling_model(directory, pooling)
     config = read_config(directory)
     try:
         info = model_info(config)
@@ -55,10 +60,38 @@ def check_model_directory(directory: Path) -> ModelInfo:
     for name in external_files(directory / decoder):
         _check_inside(directory, name, decoder)
         _check_present(directory, name, f", which {decoder} names, is missing")
-    for path in (directory / CHAT_TEMPLATE, *directory.glob(_MORE_TEMPLATES)):
-        _check_inside(directory, str(path.relative_to(directory)), "chat template")
+    _check_templates(directory)
     _read_json(directory / TOKENIZER_CONFIG)
     return info
+
+
+def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
+    """Check the files of a model for embeddings or reranking. Raises ModelDirectoryError."""
+    if (directory / CONFIG).is_file():
+        _check_names(directory, read_config(directory))
+    for name in (model.graph, TOKENIZER, TOKENIZER_CONFIG):
+        _check_inside(directory, name, "model directory")
+        _check_present(directory, name, " is missing")
+    graph = directory / model.graph
+    if model.task is Task.EMBED and not model.modes:
+        data = graph.read_bytes()
+        if not any(name.encode() in data for name in VECTORS):
+            raise ModelDirectoryError(
+                f"{directory} does not say how a text's vectors become one, and {model.graph} has no output "
+                f"{VECTORS[0]}: copy modules.json and the folders that it names, such as 1_Pooling, from the original"
+            )
+    for name in external_files(graph):
+        inner = str(PurePosixPath(model.graph).parent / name)
+        _check_inside(directory, inner, model.graph)
+        _check_present(directory, inner, f", which {model.graph} names, is missing")
+    _check_templates(directory)
+    _read_json(directory / TOKENIZER_CONFIG)
+    return ModelInfo(model.max_tokens, model.vocab_size, [], Sampling())
+
+
+def _check_templates(directory: Path) -> None:
+    for path in (directory / CHAT_TEMPLATE, *directory.glob(_MORE_TEMPLATES)):
+        _check_inside(directory, str(path.relative_to(directory)), "chat template")
 
 
 def has_chat_template(directory: Path) -> bool:
@@ -148,6 +181,8 @@ def session_profile(directory: Path) -> str:
 
     Raises ModelDirectoryError.
     """
+    if task_of(directory) is not Task.GENERATE:
+        return ""
     options = read_config(directory)["model"]["decoder"].get("session_options") or {}
     return str(options.get(_PROFILING) or "")
 
@@ -195,9 +230,12 @@ def _length(match: re.Match[bytes]) -> int:
 
 
 def weight_bytes(directory: Path) -> int:
-    """Size of the decoder's graph and weights on disk. Raises ModelDirectoryError, OSError or KeyError."""
-    decoder = directory / str(read_config(directory)["model"]["decoder"]["filename"])
-    return sum(file.stat().st_size for file in (decoder, *(directory / name for name in external_files(decoder))))
+    """Size of the graph and weights on disk. Raises ModelDirectoryError, OSError or KeyError."""
+    if task_of(directory) is Task.GENERATE:
+        graph = directory / str(read_config(directory)["model"]["decoder"]["filename"])
+    else:
+        graph = directory / graph_of(directory)
+    return sum(file.stat().st_size for file in (graph, *(graph.parent / name for name in external_files(graph))))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from genai_server.engine.model.files import (
     remedy,
 )
 from genai_server.errors import ModelDirectoryError
+from genai_server.pooling_model import POOLING_FILES, Task, graph_of, task_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ def inventory(directory: Path) -> Iterator[Entry]:
 
 
 def _entries(directory: Path) -> Iterator[Entry]:
+    if task_of(directory) is not Task.GENERATE:
+        yield from _pooling_entries(directory)
+        return
     try:
         config = read_config(directory)
     except ModelDirectoryError as error:
@@ -61,6 +65,20 @@ def _entries(directory: Path) -> Iterator[Entry]:
     yield _json_entry(directory, TOKENIZER_CONFIG)
     if (directory / CHAT_TEMPLATE).exists():
         yield _entry(directory, CHAT_TEMPLATE)
+
+
+def _pooling_entries(directory: Path) -> Iterator[Entry]:
+    """The files of a model for embeddings or reranking."""
+    yield from (_json_entry(directory, name) for name in POOLING_FILES if (directory / name).exists())
+    try:
+        graph = graph_of(directory)
+    except ModelDirectoryError as error:
+        yield Entry("model.onnx", 0, error.message)
+    else:
+        yield _entry(directory, graph)
+        yield from _weights(directory, graph)
+    yield _json_entry(directory, TOKENIZER)
+    yield _json_entry(directory, TOKENIZER_CONFIG)
 
 
 def _entry(directory: Path, name: str, fault: str = "") -> Entry:
@@ -120,7 +138,7 @@ def _weights(directory: Path, graph: str) -> Iterator[Entry]:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             where = {entry.key: entry.value for entry in tensor.external_data}
             end = int(where.get("offset", 0)) + int(where.get("length", 0))
-            name = where.get("location", "")
+            name = (path.parent / where.get("location", "")).relative_to(directory).as_posix()
             needed[name] = max(needed.get(name, 0), end)
     for name, size in sorted(needed.items()):
         entry = _entry(directory, name)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx
 
 FIRST_POSITION = "genai_server.first_position"
+LAST_POSITIONS = "genai_server.last_positions"
 _STATES = "genai_server.read_states"
 _TO_THE_END = 2**63 - 1
 _POSITIONS = 1  # axis of states [rows, positions, hidden_size]
@@ -79,6 +80,22 @@ def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
         graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [1], [value]))
     graph.input.append(onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, [1]))
     graph.node.insert(index, onnx.helper.make_node("Slice", [head.states, FIRST_POSITION, ends, axes], [_STATES]))
+    return True
+
+
+def read_last(graph: onnx.GraphProto, logits: str) -> bool:
+    """Make the product for `logits` read one position of each row, which input LAST_POSITIONS, int64 [rows, 1, 2],
+    names by row and position. The logits are [rows, 1, vocab_size] then.
+
+    Returns False, with the graph as it was, where there is no such product.
+    """
+    head = find_head(graph, logits)
+    if head is None:
+        return False
+    index = next(index for index, node in enumerate(graph.node) if head.states in node.input)
+    head.read(_STATES)
+    graph.input.append(onnx.helper.make_tensor_value_info(LAST_POSITIONS, onnx.TensorProto.INT64, ["rows", 1, 2]))
+    graph.node.insert(index, onnx.helper.make_node("GatherND", [head.states, LAST_POSITIONS], [_STATES]))
     return True
 
 

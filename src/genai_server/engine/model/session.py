@@ -11,7 +11,7 @@ from genai_server.engine.model.session_options import open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
 # Locates the weights of a graph that was not read from a file.
-_EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
+EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 _ERRORS = 3  # ONNX Runtime's level of severity
 
 
@@ -42,7 +42,7 @@ def open_session(
         offer_best(model.graph, graph.logits)
     if not (is_changed or offers_best):
         return open_with(graph.path, found, options)
-    found.add_session_config_entry(_EXTERNAL_DATA, str(graph.path.parent))
+    found.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
     return open_with(model.SerializeToString(), found, options)
 
 
@@ -57,5 +57,5 @@ def open_mixed_session(
         return None
     found = session_options(options, threads, optimized=optimized)
     found.log_severity_level = _ERRORS
-    found.add_session_config_entry(_EXTERNAL_DATA, str(graph.path.parent))
+    found.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
     return open_with(model.SerializeToString(), found, options)

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from genai_server.engine.kv_memory import KvMemory
+from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.generation import GenerationRequest, ModelInfo
+from genai_server.generation import GenerationRequest, ModelInfo, PooledText
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Row:
     positions: bool = False
     # The next token is chosen among this many best ones; 0 means all.
     num_choices: int = 0
+    # What the tokens consist of, for a runner which pools.
+    texts: Sequence[PooledText] = ()
 
 
 class Terminated(Exception):
@@ -177,6 +180,11 @@ class Batch(Runner, Protocol):
     @property
     def memory(self) -> KvMemory:
         """The memory that its sequences share."""
+        ...
+
+    @property
+    def slots(self) -> KvSlots | None:
+        """The KV cache slots; None if the runner does not keep them itself."""
         ...
 
     @property

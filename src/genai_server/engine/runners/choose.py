@@ -17,12 +17,15 @@ from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
-from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.generation import ModelInfo
 from genai_server.messages.launch import EngineSpec
+from genai_server.options.check import on_providers
+from genai_server.options.device import reaching
 from genai_server.options.providers import CPU
 from genai_server.options.table import Reach
+from genai_server.pooling_model import Task, read_pooling_model, task_of
 
 if TYPE_CHECKING:
     from genai_server.engine.model.graph import DecoderGraph
@@ -38,6 +41,8 @@ LEAST_GAIN = 1.2
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
     if spec.device.startswith("scripted"):
+        if (pooling := read_pooling_model(Path(spec.model_dir))) is not None:
+            return RunnerPair(ScriptedPooledRunner(pooling), reason="it is scripted", pools=True)
         return RunnerPair(ScriptedRunner(max(4096, spec.settings.max_length)), reason="it is scripted")
     from genai_server.engine.model.session_options import use_global_pool, with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
@@ -50,6 +55,8 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     check_runner(spec.device, model_dir, settings.scheduler, settings.kv_cache_bytes, spec.options)
     spec = structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
     use_global_pool(spec.options, settings.threads)
+    if task_of(model_dir) is not Task.GENERATE:
+        return _pooled(spec, model_dir)
     if _on_cpu(spec):
         model_dir = prepacked_model(model_dir, Path(settings.cache_dir) if settings.cache_dir else None, spec.options)
     generator = OgGeneratorRunner(
@@ -73,6 +80,21 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     nodes = batched.nodes
     log.info("nodes of the graph: %s", ", ".join(f"{count} on {name}" for name, count in nodes.items()))
     return RunnerPair(generator, batched, nodes=nodes)
+
+
+def _pooled(spec: EngineSpec, model_dir: Path) -> RunnerPair:
+    from genai_server.engine.runners.pooled import PooledRunner
+
+    runner = PooledRunner(
+        model_dir,
+        spec.settings.threads,
+        reaching(on_providers(spec.options, spec.device), Reach.BATCHED),
+        profile_prefix=_session_profile(spec),
+    )
+    nodes = runner.nodes
+    log.info("nodes of the graph: %s", ", ".join(f"{count} on {name}" for name, count in nodes.items()))
+    runner.warm_up()
+    return RunnerPair(runner, reason="it gives vectors or scores of whole texts", nodes=nodes, pools=True)
 
 
 def _on_cpu(spec: EngineSpec) -> bool:

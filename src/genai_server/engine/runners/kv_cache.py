@@ -47,7 +47,7 @@ class Slot:
 
     # The row in the buffers.
     index: int
-    # The tokens whose keys and values lie in the slot.
+    # The tokens whose keys and values lie in the slot. A list is only appended to; every other change makes a new one.
     tokens: list[int] = field(default_factory=list)
     # How many of the first tokens came from prefill.
     num_prefilled: int = 0
@@ -287,7 +287,7 @@ class KvSlots:
             if slot.salt != salt:
                 continue
             usable = slot.tokens[: slot.num_prefilled] if exact else slot.tokens
-            length = min(most, _common_length(prompt, usable))
+            length = min(most, common_length(prompt, usable))
             if exact:
                 length = self._whole_groups(length)
             if length > best[1]:
@@ -350,7 +350,7 @@ def _begins_with(slot: Slot, other: Slot) -> bool:
     return same and slot.tokens[: len(other.tokens)] == other.tokens
 
 
-def _common_length(one: list[int], other: list[int]) -> int:
+def common_length(one: list[int], other: list[int]) -> int:
     """How many tokens two sequences begin with in common."""
     same, different = 0, min(len(one), len(other)) + 1
     while different - same > 1:

@@ -72,6 +72,7 @@ class OgEngineRunner:
     mixes = False  # the library does so by itself
     int8_from = None
     memory = UNSHARED
+    slots = None
     verifies = False
     present_names: tuple[str, ...] = ()
 

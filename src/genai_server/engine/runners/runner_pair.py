@@ -5,6 +5,7 @@ can move between them in the middle of its answer. A Generator cannot take over 
 sequence's tokens again. On the way back, its keys and values are copied into a KV cache slot.
 """
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from types import MappingProxyType
@@ -12,11 +13,16 @@ from types import MappingProxyType
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.base import Batch, ExportingRunner, Opening, Row, Runner
+from genai_server.engine.runners.kv_events import KvEventPublisher
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.next_token import num_choices
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
+from genai_server.errors import InvalidField
 from genai_server.generation import Batching, GenerationRequest, ModelInfo
+from genai_server.messages.kv_events import KvEventTarget
+
+log = logging.getLogger(__name__)
 
 NOT_EXACT = (
     "an exact request cannot be profiled with this model: profiled requests run alone, "
@@ -34,12 +40,16 @@ class RunnerPair:
         *,
         reason: str | None = None,
         nodes: Mapping[str, int | None] = MappingProxyType({}),
+        pools: bool = False,
     ) -> None:
+        self.pools = pools  # whether requests have texts to pool, rather than a prompt to continue
         self.generator = generator
         self.batched = batched
         self.adapters = Adapters(generator)  # sequences with an adapter stay on the generator's runner
         self._reason = reason  # why there is no batched runner
-        self._no_profile = ""  # why no sequence can be profiled; empty if sequences can
+        # Why no sequence can be profiled; empty if sequences can.
+        self._no_profile = "a model for embeddings or reranking cannot be profiled" if pools else ""
+        self._kv_events: KvEventPublisher | None = None
         self._nodes = dict(nodes)  # nodes of the graph by provider; None where the number is unknown
 
     @property
@@ -51,7 +61,7 @@ class RunnerPair:
     def batching(self) -> Batching:
         """How requests are batched, for the API processes."""
         if self.batched is None:
-            return Batching(reason=self._reason, nodes=self._nodes)
+            return Batching("pooled" if self.pools else "generator", self._reason, nodes=self._nodes)
         return Batching(
             self.batched.name,
             None,
@@ -71,6 +81,19 @@ class RunnerPair:
     def forget(self) -> int:
         """Drop all cached prefixes of ended sequences; returns how many slots had one."""
         return 0 if self.batched is None else self.batched.forget()
+
+    def publish_cache(self, target: KvEventTarget) -> None:
+        """Publish which blocks the prefix cache holds, if there is one. Raises ConfigurationError."""
+        slots = None if self.batched is None else self.batched.slots
+        if slots is None:
+            log.warning("GENAI_KV_EVENTS has no effect: this model has no prefix cache (%s)", self.batching.scheduler)
+            return
+        self._kv_events = KvEventPublisher(target, slots.slots)
+
+    def publish_cache_changes(self) -> None:
+        """Publish what the last step has changed in the prefix cache, if that is wanted."""
+        if self._kv_events is not None:
+            self._kv_events.publish()
 
     def open(self, sequence: Sequence) -> None:
         """Begin a sequence. Raises RunnerFailed."""
@@ -98,6 +121,9 @@ class RunnerPair:
 
     def check(self, request: GenerationRequest) -> None:
         """Raises InvalidField for a field of a request which its runner does not support."""
+        if self.pools != bool(request.texts):
+            wanted = "texts to pool" if self.pools else "a prompt to continue"
+            raise InvalidField(f"this model takes {wanted}", param="model")
         if self.batched is not None and request.adapter is None:
             self.batched.check(request)
 
@@ -133,6 +159,7 @@ class RunnerPair:
         scores = self._runner(step.reads[0].sequence).forward(rows)
         for read, row, found in zip(step.reads, rows, scores, strict=True):
             read.sequence.num_read += 0 if found.is_pending else len(row.tokens) - len(read.draft)
+            read.sequence.num_texts += len(read.texts)
         return scores
 
     def accept(self, sequence: Sequence, tokens: Several[int]) -> None:
@@ -212,4 +239,4 @@ def _row(read: Read) -> Row:
     sequence = read.sequence
     num_own = read.num_tokens - len(read.draft)
     tokens = [*sequence.tokens[sequence.num_read : sequence.num_read + num_own], *read.draft]
-    return Row(sequence.id, tokens, read.decodes, sequence.wants_positions, num_choices(sequence))
+    return Row(sequence.id, tokens, read.decodes, sequence.wants_positions, num_choices(sequence), read.texts)

@@ -16,7 +16,7 @@ def _no_logits() -> Logits:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a pass gives for one sequence. Without logits, choice and failure, it is pending."""
+    """What a pass gives for one sequence. Without logits, choice, failure and vectors, it is pending."""
 
     # Logits [positions, vocab_size] after the last tokens, or those of `tokens` [1, count].
     logits: Logits = field(default_factory=_no_logits)
@@ -26,11 +26,13 @@ class Scores:
     choice: int | None = None
     # Why such a runner failed for this sequence.
     failure: str = ""
+    # What a runner which pools gives for each text that was read, float32 [texts, numbers].
+    vectors: Logits | None = None
 
     @property
     def is_pending(self) -> bool:
         """Whether the runner has no result yet."""
-        return not self.logits.size and self.choice is None and not self.failure
+        return not self.logits.size and self.choice is None and not self.failure and self.vectors is None
 
     @property
     def last(self) -> Logits:

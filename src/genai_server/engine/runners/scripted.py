@@ -35,6 +35,7 @@ from genai_server.engine.runners.base import Opening, Row, Terminated
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 from genai_server.generation import ModelInfo, Sampling
+from genai_server.pooling_model import PoolingModel
 
 EOS = 256
 END_OF_PROMPT = 4
@@ -174,6 +175,28 @@ class ScriptedRunner:
 
     def end_session(self) -> None:
         """Does nothing: there is no session."""
+
+
+class ScriptedPooledRunner(ScriptedRunner):
+    """Gives vectors or scores that follow from how often a text has each byte."""
+
+    def __init__(self, pooling: PoolingModel) -> None:
+        super().__init__()
+        self._pooling = pooling
+
+    @property
+    def model(self) -> ModelInfo:
+        return ModelInfo(self._pooling.max_tokens, vocab_size=257, eos_token_ids=[], defaults=Sampling())
+
+    def forward(self, rows: Sequence[Row]) -> list[Scores]:
+        return [Scores(vectors=self._vectors(row)) for row in rows]
+
+    def _vectors(self, row: Row) -> Logits:
+        dimensions = self._pooling.dimensions or 1
+        ends = np.cumsum([text.num_tokens for text in row.texts])
+        parts = np.split(np.array(row.tokens, np.int64), ends[:-1])
+        counts = np.stack([np.bincount(part % dimensions, minlength=dimensions) for part in parts])
+        return np.asarray(counts / np.linalg.norm(counts, axis=1, keepdims=True), np.float32)
 
 
 def _commands(prompt: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.sequence import Sequence
+from genai_server.generation import PooledText
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class Read:
     num_tokens: int
     # Tokens that may follow those of the sequence.
     draft: Several[int] = ()
+    # The texts that these tokens are, where texts are pooled.
+    texts: Several[PooledText] = ()
     # Whether the sequence was decoding when the step was made. Kept here, because the pass changes the sequence.
     decodes: bool = field(init=False)
 

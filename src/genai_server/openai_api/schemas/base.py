@@ -1,8 +1,9 @@
 """What the bodies of all endpoints are made of: a field that is not listed is refused, never ignored."""
 
-from typing import Annotated, Any
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 JsonObject = dict[str, Any]
@@ -39,6 +40,19 @@ def members(most: int) -> BeforeValidator:
     return BeforeValidator(counted)
 
 
+def _writable(value: JsonObject) -> JsonObject:
+    """Python reads more than JSON has: NaN, and halves of characters."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise ValueError("must be valid JSON and valid Unicode") from None
+    return value
+
+
+# An object that becomes a text again.
+WritableObject = Annotated[JsonObject, AfterValidator(_writable)]
+
+
 class Wire(BaseModel):
     """Base of all bodies: unknown fields and values of another JSON type are errors."""
 
@@ -66,6 +80,23 @@ class WithoutEffect(Wire):
     safety_identifier: Any = Field(None, description="Has no effect here.")
     service_tier: Any = Field(None, description="Has no effect here.")
     user: Any = Field(None, description="Has no effect here.")
+
+
+class RouterFields(Wire):
+    """Fields of vLLM and SGLang, which routers add to every body: only the values that say what this server does."""
+
+    no_stop_trim: Literal[False] | None = Field(None, description="Nothing but vLLM's default.")
+    skip_special_tokens: Literal[True] | None = Field(None, description="Nothing but vLLM's default.")
+    return_hidden_states: Literal[False] | None = Field(None, description="Nothing but SGLang's default.")
+
+
+class ChatRouterFields(RouterFields):
+    """Those of chats."""
+
+    continue_final_message: Literal[False] | None = Field(None, description="Nothing but vLLM's default.")
+    include_reasoning: Literal[True] | None = Field(None, description="Nothing but vLLM's default.")
+    separate_reasoning: Literal[True] | None = Field(None, description="Nothing but SGLang's default.")
+    stream_reasoning: Literal[True] | None = Field(None, description="Nothing but SGLang's default.")
 
 
 class ErrorDetail(BaseModel):

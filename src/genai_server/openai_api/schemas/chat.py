@@ -4,7 +4,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from genai_server.openai_api.schemas.base import Metrics, NonEmptyText, Text, Wire, elements, field_error, missing_error
+from genai_server.openai_api.schemas.base import (
+    ChatRouterFields,
+    Metrics,
+    NonEmptyText,
+    Text,
+    Wire,
+    elements,
+    field_error,
+    missing_error,
+)
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
 from genai_server.quoted_values import quoted
 
@@ -243,7 +252,7 @@ class ChatRequest(ChatParameters):
     function_call: None = None
 
 
-class ChatCompletionRequest(ChatParameters, StreamFields):
+class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields):
     """Body of /v1/chat/completions."""
 
     functions: Annotated[list[Function], elements(MOST_TOOLS)] | None = Field(None, description="Older name of tools.")

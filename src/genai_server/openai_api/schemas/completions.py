@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from genai_server.openai_api.schemas.base import Text, elements, field_error
+from genai_server.openai_api.schemas.base import RouterFields, Text, elements, field_error
 from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
 from genai_server.openai_api.schemas.tokens import MOST_TOKENS
 
@@ -13,7 +13,7 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], elements(MOST_TOKENS, leas
 Texts = Annotated[list[Text], elements(MOST_PROMPTS, least=1)]
 
 
-def _form_of(given: Any) -> str | None:
+def form_of_texts(given: Any) -> str | None:
     """Which of its forms a prompt has, by its first element."""
     if isinstance(given, str):
         return "text"
@@ -29,14 +29,14 @@ Prompts = Annotated[
     | Annotated[Texts, Tag("texts")]
     | Annotated[list[Tokens], elements(MOST_PROMPTS, least=1), Tag("lists")],
     Discriminator(
-        _form_of,
+        form_of_texts,
         custom_error_type="prompt",
         custom_error_message="must be a text, a list of token ids, or a list of either",
     ),
 ]
 
 
-class CompletionRequest(GenerationFields, StreamFields):
+class CompletionRequest(GenerationFields, StreamFields, RouterFields):
     """Special tokens in a prompt are read as such: there is no turn that could be forged."""
 
     prompt: Prompts

@@ -66,7 +66,8 @@ class ModelEntry(BaseModel):
     `loading_seconds` says for how long it has been loading, `error` why it cannot be loaded. `chat` is false for one
     without a chat template, which takes raw prompts only. `max_model_len` and `context_length` are the most tokens of a
     request's prompt and answer together. `capabilities` are llama.cpp's and Ollama's words: `completion`,
-    `insert`, `tools`, `thinking`. These four are left out as long as they are not known.
+    `insert`, `tools`, `thinking`, or else `embedding` or `rerank`. `dimensions` are the numbers of an embedding. These
+    are left out as long as they are not known.
     """
 
     id: str
@@ -78,6 +79,7 @@ class ModelEntry(BaseModel):
     state: Literal["loading", "ready", "unloading", "unloaded", "failed"]
     chat: bool | None = None
     capabilities: list[str] | None = None
+    dimensions: int | None = None
     max_model_len: int | None = None
     context_length: int | None = None
     loading_seconds: float | None = None

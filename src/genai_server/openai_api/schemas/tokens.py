@@ -56,6 +56,12 @@ class TokenizeRequest(Wire):
         return self
 
 
+class RenderedPrompt(BaseModel):
+    """A prompt as /v1/chat/completions/render and /v1/completions/render give it."""
+
+    token_ids: list[int]
+
+
 class TokenizeResponse(BaseModel):
     """Answer of /tokenize; `pieces` only if asked for, bytes where a token's are no characters by themselves."""
 

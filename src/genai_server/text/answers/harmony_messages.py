@@ -4,7 +4,8 @@
 
 `analysis` is reasoning; `final` is for the user, and so is `commentary` that announces calls. Between two messages of a
 kind comes an empty line. Calls are messages for functions (tool_formats/harmony.py). A message for any other recipient
-stays as it was written, unless it is reasoning; so does a call that is none. Text without a header is for the user.
+stays as it was written, unless it is reasoning; so does a call that is none. Text without a header is for the user. A
+header within which the answer ends is dropped: of its message there is nothing yet.
 """
 
 import re
@@ -17,6 +18,10 @@ from genai_server.text.tool_formats.tool_format import Calls
 _PLAIN = re.compile(r"[^<]+")
 _BETWEEN = "\n\n"
 _ANALYSIS = "analysis"
+# The beginning of a header; with less than a marker it is text.
+_HALF_HEADER = re.compile(
+    r"(<\|start\|>(assistant)?( to(=\S*)?)?)?(<\|channel\|>\w*( to(=\S*)?)?( ?<\|constrain\|>\w*| \w*)?)?"
+)
 
 
 def read_messages(
@@ -76,6 +81,8 @@ class _Messages:
             text.at += 1
         if header is None or (header.recipient is not None and not is_reasoning):
             written = text.since(place)
+        if header is None and _HALF_HEADER.fullmatch(written) and not (yield from text.peek()):
+            return
         yield from self.read_content(is_reasoning=is_reasoning, written=written)
 
     def read_content(self, *, is_reasoning: bool, written: str = "", goes_on: bool = False) -> Reader[None]:

@@ -14,6 +14,7 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 # Templates that come with the package, for models without one.
 _KNOWN = {path.stem: path for path in sorted(Path(__file__).with_name("chat_templates").glob("*.jinja"))}
 NAMES = tuple(_KNOWN)
+_RERANK = Path(__file__).with_name("rerank_templates") / "qwen3-reranker.jinja"
 
 
 def load_chat_templates(
@@ -39,6 +40,17 @@ def load_chat_templates(
     return {
         name: ChatTemplate(source, special_tokens, max_characters=max_characters) for name, source in sources.items()
     }
+
+
+def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTERS) -> dict[str, ChatTemplate]:
+    """The template of a decoder that reranks: its own, if that knows queries and documents, or Qwen3-Reranker's.
+
+    Raises ModelDirectoryError.
+    """
+    own = load_chat_templates(model_dir, max_characters=max_characters)
+    if DEFAULT in own and all(own[DEFAULT].mentions(role) for role in ("query", "document")):
+        return own
+    return {DEFAULT: ChatTemplate(_read(_RERANK), max_characters=max_characters)}
 
 
 def _given(name: str) -> str:

@@ -6,6 +6,7 @@ A text stays one where the schema allows texts, unless it is JSON of another typ
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import reduce
 from typing import Any
 
@@ -18,7 +19,7 @@ from genai_server.text.tool_formats.tool_format import write_json
 TEXT = "string"
 _TYPES = frozenset({TEXT, "integer", "number", "boolean", "null", "object", "array"})
 _BY_BEGINNING = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null", '"': TEXT}
-# References within references, at most.
+# Schemas within schemas, at most.
 _DEPTH = 16
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment"}
 
@@ -37,26 +38,32 @@ def meant(text: str, schema: Any, whole: Mapping[str, Any]) -> str:
     return write_json(text)
 
 
-def types_of(schema: Any, whole: Mapping[str, Any], *, depth: int = _DEPTH) -> frozenset[str]:
+def types_of(schema: Any, whole: Mapping[str, Any]) -> frozenset[str]:
     """The types that the values of `schema`, a part of `whole`, may have as far as it says."""
+    return _types_of(schema, whole, {}, _DEPTH)
+
+
+def _types_of(schema: Any, whole: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int) -> frozenset[str]:
+    """See `types_of`. `known` has the types of each reference, so that each is followed once."""
     if not isinstance(schema, Mapping) or not depth:
         return _TYPES
     found = [_TYPES]
     if isinstance(reference := schema.get("$ref"), str):
-        try:
-            found.append(types_of(target(whole, reference), whole, depth=depth - 1))
-        except InvalidField:
-            found.append(_TYPES)
+        if reference not in known:
+            known[reference] = _TYPES  # within itself it says nothing
+            with suppress(InvalidField):
+                known[reference] = _types_of(target(whole, reference), whole, known, depth - 1)
+        found.append(known[reference])
     if (given := schema.get("type")) is not None:
-        found.append(frozenset(given if isinstance(given, list) else [given]) & _TYPES)
+        found.append(frozenset(kind for kind in _TYPES if kind in (given if isinstance(given, list) else [given])))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         found.append(frozenset(_type_of(json.dumps(value)) for value in values))
     for keyword in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(keyword), list):
-            found.append(_united(types_of(branch, whole, depth=depth - 1) for branch in branches))
+            found.append(_united(_types_of(branch, whole, known, depth - 1) for branch in branches))
     if isinstance(parts := schema.get("allOf"), list):
-        found += [types_of(part, whole, depth=depth - 1) for part in parts]
+        found += [_types_of(part, whole, known, depth - 1) for part in parts]
     return reduce(_joined, found) or _TYPES
 
 

@@ -57,7 +57,7 @@ class Harmony:
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         header = yield from read_header(text)
-        if header is None or header.function not in calls.names or (yield from text.skip_space()) != "{":
+        if header is None or header.function not in calls.names or (yield from text.skip_space()) not in ("{", ""):
             return False
         calls.start(str(header.function), text.at)
         if not (yield from pass_on(text, read_value(text), calls)):

@@ -27,7 +27,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("<｜tool▁sep｜>",), "deepseek_v31"),
     (("<|tool_call_argument_begin|>",), "kimi"),
     (("<minimax:tool_call>",), "minimax"),
-    (("<parameter=",), "qwen3_coder"),
+    (("<tool_call>", "<parameter="), "qwen3_coder"),
     (("<function=",), None),
     (("<arg_key>",), "glm"),
     (("[TOOL_CALLS]",), "mistral"),

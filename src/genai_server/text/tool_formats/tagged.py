@@ -167,7 +167,7 @@ class Tagged:
         )
         if not can_be_split(schema) or not all(map(_KEY.fullmatch, schema["properties"])):
             if tool.is_promised and schema != ANY_OBJECT:
-                raise _refused(tool, "are no list of properties with plain names")
+                raise _refused(tool, "its parameters are no list of properties with plain names")
             return f"any_{number}*", [f"any_{number}: {before} {_ANY_KEY} {after} value"]
         parts, rules = [], []
         for place, (key, part) in enumerate(schema["properties"].items()):
@@ -192,7 +192,7 @@ class Tagged:
         if (texts := texts_of(schema)) and not any(self.after_value.strip() in text for text in texts):
             return f"{any_of(map(quoted, texts))} {end}"
         if tool.is_promised and not is_any_text(schema):
-            raise _refused(tool, f"have a text, {shown(key)}, that must be more than a text or one of a list")
+            raise _refused(tool, f"{shown(key)} is a text with more than a type, enum or const")
         return "value"
 
     def lark_beginning(self, names: Sequence[str]) -> str:
@@ -220,8 +220,8 @@ class Tagged:
         return random_id()
 
 
-def _refused(tool: Tool, what: str) -> InvalidField:
+def _refused(tool: Tool, reason: str) -> InvalidField:
+    """The error for a tool that is strict, as one with a format is."""
     return InvalidField(
-        f"strict cannot be followed in this model's format of calls: the parameters of tool {tool.name} {what}",
-        param="tools",
+        f"tool {tool.name} must be one that this model's format of calls can follow strictly: {reason}", param="tools"
     )

@@ -1,6 +1,7 @@
 // The text of /metrics, and what happened between two of them.
 
-const LINE = /^genai:(\w+)(?:\{(.*)\})? (\S+)$/;
+// GENAI_METRICS_PREFIX exchanges what is before the colon.
+const LINE = /^\w+:(\w+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
 export class Metrics {

@@ -1,0 +1,223 @@
+"""Train the demo models for embeddings and reranking from scratch: small BERTs, on the sentences of topics.py."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch.nn import functional
+from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+
+from .topics import Topic, is_held_out
+
+VOCABULARY, LONGEST, MOST_TOKENS = 2400, 32, 256
+WIDTHS = (128, 64, 32)
+PAIRS, TEMPERATURE, RATE, WARM_UP = 64, 0.05, 2e-3, 0.1
+RERANKED, RERANK_RATE = 24, 1e-3
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Training ends with the steps or the minutes, whichever are over first."""
+
+    steps: int
+    minutes: float
+
+
+def make_tokenizer(topics: list[Topic]) -> Tokenizer:
+    """A WordPiece tokenizer as BERT's, without case."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    texts = [text for topic in topics for text in (*topic.queries, *topic.texts)]
+    trainer = trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=list(SPECIAL), min_frequency=1)
+    tokenizer.train_from_iterator(texts, trainer)
+    first, second = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", first), ("[SEP]", second)],
+    )
+    return tokenizer
+
+
+def make_config(tokenizer: Tokenizer, width: int, layers: int) -> BertConfig:
+    """A small BERT."""
+    return BertConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        intermediate_size=3 * width,
+        max_position_embeddings=MOST_TOKENS,
+        pad_token_id=0,
+        hidden_dropout_prob=0.05,
+        attention_probs_dropout_prob=0.05,
+    )
+
+
+def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, seed: int) -> BertModel:
+    """A model whose vectors of a topic's query and text are near each other, and far from those of other topics.
+
+    The loss is that of InfoNCE with all other texts of the batch, for the whole vector and for its beginnings.
+    """
+    model = BertModel(make_config(tokenizer, WIDTHS[0], 3), add_pooling_layer=False)
+    rng = random.Random(seed)
+    for step, optimizer in _steps(model, budget, RATE):
+        pairs = _pairs(topics, rng, PAIRS)
+        queries, texts = (_vectors(model, tokenizer, side) for side in zip(*pairs, strict=True))
+        wanted = torch.arange(len(pairs))
+        loss = torch.zeros(())
+        for width in WIDTHS:
+            near = functional.normalize(queries[:, :width]) @ functional.normalize(texts[:, :width]).T / TEMPERATURE
+            loss = loss + functional.cross_entropy(near, wanted) + functional.cross_entropy(near.T, wanted)
+        _learn(model, optimizer, loss, step)
+    return model.eval()
+
+
+def train_reranker(
+    tokenizer: Tokenizer, topics: list[Topic], budget: Budget, seed: int, first: BertModel
+) -> BertForSequenceClassification:
+    """A model that tells whether a text is about a query: of each pair with a text of the topic, and of two others.
+
+    It begins with the weights of the model for embeddings, which knows already what belongs together.
+    """
+    config = make_config(tokenizer, WIDTHS[0], 3)
+    config.num_labels = 1
+    model = BertForSequenceClassification(config)
+    model.bert.load_state_dict(first.state_dict(), strict=False)
+    rng = random.Random(seed)
+    for step, optimizer in _steps(model, budget, RERANK_RATE):
+        pairs = _pairs(topics, rng, RERANKED)
+        others = [text for _, text in pairs]
+        asked = [(query, text, 1.0) for query, text in pairs]
+        asked += [
+            (query, others[(n + turn) % len(others)], 0.0) for turn in (1, 7) for n, (query, _) in enumerate(pairs)
+        ]
+        encoded = tokenizer.encode_batch([(query, text) for query, text, _ in asked])
+        logits = model(**_batch(encoded, with_types=True)).logits[:, 0]
+        wanted = torch.tensor([label for _, _, label in asked])
+        _learn(model, optimizer, functional.binary_cross_entropy_with_logits(logits, wanted), step)
+    return model.eval()
+
+
+def embed(model: BertModel, tokenizer: Tokenizer, texts: list[str]) -> torch.Tensor:
+    """Vectors [texts, width] of length 1."""
+    with torch.no_grad():
+        return functional.normalize(_vectors(model, tokenizer, texts))
+
+
+def share_of_nearest(model: BertModel, tokenizer: Tokenizer, topics: list[Topic]) -> float:
+    """How many held-out queries have a text of their own topic as the nearest of all topics' held-out texts."""
+    texts = [(topic.name, text) for topic in topics for text in topic.texts if is_held_out(text)]
+    queries = [(topic.name, query) for topic in topics for query in topic.queries if is_held_out(query)]
+    queries = [pair for pair in queries if pair[0] in {name for name, _ in texts}]
+    near = embed(model, tokenizer, [query for _, query in queries]) @ embed(model, tokenizer, [t for _, t in texts]).T
+    best = near.argmax(dim=1).tolist()
+    right = sum(texts[int(number)][0] == name for number, (name, _) in zip(best, queries, strict=True))
+    return float(right / len(queries))
+
+
+def save(model: Any, tokenizer: Tokenizer, work: Path, *, reranks: bool) -> None:
+    """Write the directory as sentence-transformers has it."""
+    model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.activation.Sigmoid"} if reranks else {}
+    if not reranks:
+        model.config.matryoshka_dimensions = list(WIDTHS)
+        del model.config.sentence_transformers
+    model.save_pretrained(work)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        mask_token="[MASK]",
+        model_max_length=MOST_TOKENS,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **names,
+    ).save_pretrained(work)
+    tokenizer.save(str(work / "tokenizer.json"))
+    if reranks:
+        return
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": f"{number}_{kind}" if number else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for number, kind in enumerate(kinds)
+    ]
+    _write(work / "modules.json", modules)
+    _write(work / "sentence_bert_config.json", {"max_seq_length": MOST_TOKENS, "do_lower_case": False})
+    _write(
+        work / "1_Pooling" / "config.json", {"word_embedding_dimension": WIDTHS[0], "pooling_mode_mean_tokens": True}
+    )
+    (work / "2_Normalize").mkdir(exist_ok=True)
+
+
+def _write(path: Path, value: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _pairs(topics: list[Topic], rng: random.Random, count: int) -> list[tuple[str, str]]:
+    """A query, or a text, and a text of each of so many topics."""
+    found = []
+    for topic in rng.sample(topics, count):
+        known = [text for text in topic.texts if not is_held_out(text)] or list(topic.texts)
+        asked = [query for query in topic.queries if not is_held_out(query)] or list(topic.queries)
+        first = rng.choice(asked if rng.random() < 0.7 else known)
+        found.append((first, rng.choice(known)))
+    return found
+
+
+def _vectors(model: BertModel, tokenizer: Tokenizer, texts: Any) -> torch.Tensor:
+    given = _batch(tokenizer.encode_batch(list(texts)), with_types=False)
+    states = model(**given).last_hidden_state
+    weights = given["attention_mask"].unsqueeze(-1).float()
+    mean: torch.Tensor = (states * weights).sum(1) / weights.sum(1)
+    return mean
+
+
+def _batch(encoded: list[Any], *, with_types: bool) -> dict[str, torch.Tensor]:
+    length = min(2 * LONGEST, max(len(one.ids) for one in encoded))
+
+    def padded(rows: list[list[int]]) -> torch.Tensor:
+        return torch.tensor([row[:length] + [0] * (length - len(row)) for row in rows])
+
+    found = {
+        "input_ids": padded([one.ids for one in encoded]),
+        "attention_mask": padded([[1] * len(one.ids) for one in encoded]),
+    }
+    return found | ({"token_type_ids": padded([one.type_ids for one in encoded])} if with_types else {})
+
+
+def _steps(model: torch.nn.Module, budget: Budget, rate: float) -> Iterator[tuple[int, Any]]:
+    """Each step with its optimizer; the rate rises at first and falls to zero at the end."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
+    model.train()
+    started = time.monotonic()
+    for step in range(budget.steps):
+        used = max(step / budget.steps, (time.monotonic() - started) / (60 * budget.minutes))
+        if used >= 1:
+            return
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (used / WARM_UP if used < WARM_UP else (1 - used) / (1 - WARM_UP))
+        yield step, optimizer
+
+
+def _learn(model: torch.nn.Module, optimizer: Any, loss: torch.Tensor, step: int) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    if step % 100 == 0:
+        print(f"step {step}: loss {loss.item():.3f}", flush=True)

@@ -1,0 +1,85 @@
+"""Ollama's /api/embed and the older /api/embeddings."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from genai_server.api.generation.embed import Embeddings, PoolingOptions, embed
+from genai_server.api.generation.json_response import built_response
+from genai_server.api.generation.request_context import RequestContext, TheRequestContext
+from genai_server.api.middleware.body import lenient_route
+from genai_server.api.routes.embeddings import FEW_NUMBERS
+from genai_server.api.routes.ollama import ERRORS, keep, seconds_to_keep
+from genai_server.api.routes.ollama_models import find_model
+from genai_server.api.services import Services, TheServices
+from genai_server.ollama_api.duration import nanoseconds
+from genai_server.ollama_api.lenient import leave_out_of_embeddings
+from genai_server.ollama_api.schemas import EmbeddingsRequest, EmbedRequest, KeptFields
+from genai_server.pooling_model import Task
+
+router = APIRouter(
+    route_class=lenient_route(leave_out_of_embeddings, takes_undeclared=True), tags=["ollama"], responses=ERRORS
+)
+# Of texts that are cut: to the most that the model reads.
+_TO_THE_LIMIT = -1
+
+
+@router.post("/api/embed")
+async def embed_texts(
+    body: EmbedRequest, request: Request, services: TheServices, context: TheRequestContext
+) -> Response:
+    """Ollama's embeddings of texts. Without a text the model is loaded, or unloaded with a keep_alive of 0."""
+    options = PoolingOptions(cut_to=None if body.truncate is False else _TO_THE_LIMIT)
+    found = await _embeddings(body, body.texts, options, body.dimensions, request, services, context)
+    vectors = [] if found is None else found.vectors
+    total = services.clock() - context.record.began
+    answer = context.record.answers[0] if context.record.answers else None
+    read = 0.0 if answer is None else answer.phases.prefill
+    return await built_response(
+        lambda: {
+            "model": body.model or context.record.model,
+            "embeddings": [list(vector) for vector in vectors],
+            "total_duration": nanoseconds(total),
+            "load_duration": nanoseconds(max(0.0, total - read)),
+            "prompt_eval_count": 0 if found is None else found.num_tokens,
+        },
+        is_long=sum(map(len, vectors)) > FEW_NUMBERS,
+    )
+
+
+@router.post("/api/embeddings")
+async def embed_text(
+    body: EmbeddingsRequest, request: Request, services: TheServices, context: TheRequestContext
+) -> Response:
+    """The older form of /api/embed, for one text."""
+    texts = [body.prompt] if body.prompt else []
+    options = PoolingOptions(cut_to=_TO_THE_LIMIT)
+    found = await _embeddings(body, texts, options, None, request, services, context)
+    return await built_response(lambda: {"embedding": [] if found is None else list(found.vectors[0])}, is_long=False)
+
+
+async def _embeddings(
+    body: KeptFields,
+    texts: Sequence[str],
+    options: PoolingOptions,
+    dimensions: int | None,
+    request: Request,
+    services: Services,
+    context: RequestContext,
+) -> Embeddings | None:
+    """The vectors of the texts; None if there are no texts."""
+    name = None if body.model is None else find_model(services.models, body.model).id
+    chosen = services.models.choose_for(name, Task.EMBED)
+    kept = await seconds_to_keep(body, request, services, context, is_all=not texts and body.seconds_to_keep == 0)
+    found = None
+    if texts:
+        found = await embed(services, context, texts, replace(options, model=chosen.id), dimensions=dimensions or None)
+    else:
+        services.drain.require_open()
+        context.record.model = chosen.id
+        if kept != 0:
+            await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
+    await keep(services, chosen.about, kept)
+    return found

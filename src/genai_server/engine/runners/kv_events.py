@@ -1,0 +1,173 @@
+"""Publishes which blocks of tokens the KV cache slots hold, so that a router knows each replica's cached prefixes.
+
+A block's hash is that of vLLM with `--prefix-caching-hash-algo sha256_cbor` and PYTHONHASHSEED=0: SHA-256 over the CBOR
+form of the hash before it, its tokens and its salt. Events have its last 64 bits.
+"""
+
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from genai_server.engine.runners.kv_cache import Slot, common_length
+from genai_server.errors import ConfigurationError
+from genai_server.messages.kv_events import (
+    BLOCK_TOKENS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    KvEventBatch,
+    KvEventTarget,
+)
+
+log = logging.getLogger(__name__)
+# PYTHONHASHSEED of the vLLM whose hashes these are.
+_SEED = "0"
+# Batches that a subscriber may be behind before it loses some, as in vLLM.
+_HIGH_WATER_MARK = 100_000
+
+
+def first_parent() -> bytes:
+    """The hash before the first block of every prompt."""
+    return _digest(_SEED)
+
+
+def block_hash(parent: bytes, tokens: Sequence[int], salt: str | None) -> bytes:
+    """The hash of a block; only the first one of a prompt has the salt."""
+    return _digest((parent, tuple(tokens), None if salt is None else (salt,)))
+
+
+def external(digest: bytes) -> int:
+    """A hash as events have it."""
+    return int.from_bytes(digest[-8:], "big")
+
+
+def _digest(value: object) -> bytes:
+    import cbor2
+
+    return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
+
+
+@dataclass
+class _Chain:
+    """The full blocks of one slot when it was last looked at."""
+
+    # The slot's list itself. Slots only append to a list; whatever else they change, they have another list.
+    tokens: list[int] = field(default_factory=list)
+    salt: str | None = None
+    hashes: list[bytes] = field(default_factory=list)
+
+
+class CachedBlocks:
+    """Follows the blocks of some slots. Several slots may hold the same block, which counts once."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._chains = [(slot, _Chain()) for slot in slots]
+        self._first_parent = first_parent()
+        self._holders: Counter[bytes] = Counter()
+
+    def changes(self) -> list[KvEvent]:
+        """What was stored and removed since the last call."""
+        events: list[KvEvent] = []
+        dropped: list[bytes] = []
+        for slot, chain in self._chains:
+            num_blocks = len(slot.tokens) // BLOCK_TOKENS
+            if slot.tokens is chain.tokens and num_blocks == len(chain.hashes):
+                continue
+            kept = self._num_kept(slot, chain)
+            dropped += chain.hashes[kept:]
+            chain.hashes = chain.hashes[:kept]
+            chain.tokens, chain.salt = slot.tokens, slot.salt
+            events += self._add(chain, num_blocks)
+        removed = [digest for digest in dropped if self._release(digest)]
+        if removed:
+            events.append(BlockRemoved([external(digest) for digest in removed]))
+            if not self._holders:
+                events.append(AllBlocksCleared())
+        return events
+
+    def _num_kept(self, slot: Slot, chain: _Chain) -> int:
+        if slot.tokens is chain.tokens:
+            return len(chain.hashes)
+        if slot.salt != chain.salt:
+            return 0
+        return min(len(chain.hashes), common_length(slot.tokens, chain.tokens) // BLOCK_TOKENS)
+
+    def _add(self, chain: _Chain, num_blocks: int) -> list[KvEvent]:
+        """Hash the blocks that a chain lacks; returns the event for those that no slot had.
+
+        Whoever has a block has all before it, so those are the last ones.
+        """
+        parent = chain.hashes[-1] if chain.hashes else self._first_parent
+        stored: list[bytes] = []
+        before: bytes | None = None
+        for index in range(len(chain.hashes), num_blocks):
+            tokens = chain.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+            digest = block_hash(parent, tokens, None if index else chain.salt)
+            if not self._holders[digest]:
+                if not stored and index:
+                    before = parent
+                stored.append(digest)
+            self._holders[digest] += 1
+            chain.hashes.append(digest)
+            parent = digest
+        if not stored:
+            return []
+        first = num_blocks - len(stored)
+        return [
+            BlockStored(
+                [external(digest) for digest in stored],
+                None if before is None else external(before),
+                chain.tokens[first * BLOCK_TOKENS : num_blocks * BLOCK_TOKENS],
+            )
+        ]
+
+    def _release(self, digest: bytes) -> bool:
+        """Count one slot less with a block; returns whether it was the last."""
+        self._holders[digest] -= 1
+        if self._holders[digest]:
+            return False
+        del self._holders[digest]
+        return True
+
+
+class KvEventPublisher:
+    """Publishes the changes of some slots. Owned by the thread that makes it. Raises ConfigurationError."""
+
+    def __init__(self, target: KvEventTarget, slots: Sequence[Slot], clock: Callable[[], float] = time.time) -> None:
+        import zmq
+
+        self._blocks = CachedBlocks(slots)
+        self._topic = target.topic.encode()
+        self._rank = target.rank
+        self._clock = clock
+        self._numbers = count()
+        self._socket: Any = zmq.Context.instance().socket(zmq.PUB)
+        self._socket.set_hwm(_HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        try:
+            if "*" in target.address:
+                self._socket.bind(target.address)
+            else:
+                self._socket.connect(target.address)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise ConfigurationError(f"GENAI_KV_EVENTS={target.address}: {error}") from None
+        log.info("changes of the prefix cache are published at %s, topic %r", target.address, target.topic)
+
+    def close(self) -> None:
+        """Publish no more."""
+        self._socket.close()
+
+    def publish(self) -> None:
+        """Send what has changed, if anything has. A subscriber that does not keep up loses events."""
+        if events := self._blocks.changes():
+            payload = msgspec.msgpack.encode(KvEventBatch(self._clock(), events, self._rank))
+            self._socket.send_multipart([self._topic, next(self._numbers).to_bytes(8, "big"), payload])

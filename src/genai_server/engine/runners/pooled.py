@@ -1,0 +1,268 @@
+"""The runner of models that give a vector or a score for each text: encoders and decoders, on plain ONNX Runtime.
+
+A text is read in one pass, in a batch of texts of similar lengths. A decoder's graph has its caches as inputs, which
+are empty, and as outputs, which are not asked for.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from genai_server.engine.model.files import VECTORS, check_model_directory
+from genai_server.engine.model.output_head import LAST_POSITIONS, read_last
+from genai_server.engine.model.session import EXTERNAL_DATA
+from genai_server.engine.model.session_options import node_shares, open_with, session_options
+from genai_server.engine.runners.base import Interrupted, Opening, Row
+from genai_server.engine.runners.pooling import normalized, pool
+from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.errors import AdapterLoadFailed, ModelDirectoryError, RunnerFailed
+from genai_server.generation import ModelInfo, PooledText
+from genai_server.options.device import DeviceOptions
+from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
+
+log = logging.getLogger(__name__)
+Ids = NDArray[np.int64]
+# Names of outputs, by priority: a vector for each text, for each token, or the logits.
+_STATES = ("token_embeddings", "last_hidden_state", "hidden_states")
+_LOGITS = "logits"
+_IDS, _MASK, _TYPES, _POSITIONS, _PAST = "input_ids", "attention_mask", "token_type_ids", "position_ids", "past_"
+# A pass has at most so many tokens with its padding, unless it is of a single text: larger ones are not faster, and
+# take more memory.
+_PASS_TOKENS = 2048
+# A text is in a pass with a shorter one if that is filled up by at most this share of it, or by so few tokens.
+_FILLED, _FEW = 0.125, 8
+_INTERRUPTED_MESSAGE = "terminate flag"
+_TRIED = (2, 7)
+
+
+class PooledRunner:
+    """Loads a directory of a pooling model on a device.
+
+    Raises ModelDirectoryError, ConfigurationError, and ONNX Runtime's own errors.
+    """
+
+    def __init__(self, model_dir: Path, threads: int, options: DeviceOptions, *, profile_prefix: str = "") -> None:
+        import onnxruntime
+
+        self._library: Any = onnxruntime
+        self._info = check_model_directory(model_dir)
+        model = read_pooling_model(model_dir)
+        assert model is not None, "the engine has chosen this runner by the directory"
+        self._model: PoolingModel = model
+        self._session = _open(model_dir / model.graph, model, threads, options, profile_prefix)
+        self._inputs = {value.name: value for value in self._session.get_inputs()}
+        self._output = _output_of([value.name for value in self._session.get_outputs()], model, model_dir / model.graph)
+        _check_inputs(self._inputs, model_dir / model.graph)
+        # Where logits are of the last position only, that must be a row's own.
+        self._fills = model.true_token is None or LAST_POSITIONS in self._inputs
+        self._entries = dict(options.run)
+        # The run options of the pass in progress.
+        self._running: Any = None
+        self._may_interrupt = True
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def max_rows(self) -> int:
+        return 1
+
+    @property
+    def nodes(self) -> dict[str, int | None]:
+        """The nodes of the graph on each provider."""
+        return dict(node_shares(self._session))
+
+    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
+        return 0
+
+    def close(self, sequence: int) -> None:
+        """Does nothing: nothing is kept of a text."""
+
+    def forward(self, rows: Sequence[Row]) -> list[Scores]:
+        """Read all texts of the rows; the scores of each row are the vectors of its texts, in their order."""
+        tokens = np.concatenate([np.array(row.tokens, np.int64) for row in rows])
+        texts = [text for row in rows for text in row.texts]
+        ends = np.cumsum([text.num_tokens for text in texts])
+        found: dict[int, Logits] = {}
+        for batch in _batches(texts, are_filled=self._fills):
+            ids = [tokens[ends[number] - texts[number].num_tokens : ends[number]] for number in batch]
+            vectors = self._read(ids, [texts[number] for number in batch], alone=len(rows) == 1)
+            found.update(zip(batch, vectors, strict=True))
+        numbers = iter(range(len(texts)))
+        return [Scores(vectors=np.stack([found[next(numbers)] for _ in row.texts])) for row in rows]
+
+    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+        raise RunnerFailed("this model gives vectors or scores of whole texts")
+
+    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        raise RunnerFailed("this model gives vectors or scores of whole texts")
+
+    def warm_up(self) -> None:
+        """Read a short text alone and two together. Raises RunnerFailed, and ModelDirectoryError for wrong vectors."""
+        for lengths in (_TRIED[:1], _TRIED if self._fills else _TRIED[:1] * 2):
+            texts = [PooledText(min(length, self._model.max_tokens)) for length in lengths]
+            ids = [np.full(text.num_tokens, 1 % self._model.vocab_size, np.int64) for text in texts]
+            vectors = self._read(ids, texts, alone=False)
+        expected = self._model.dimensions if self._model.task is Task.EMBED else 1
+        if vectors.shape != (len(_TRIED), expected):
+            raise ModelDirectoryError(
+                f"the graph {self._model.graph} gives {vectors.shape[1:]} numbers for a text, and the directory's "
+                f"configuration says {expected}"
+            )
+
+    def load_adapter(self, path: Path) -> object:
+        raise AdapterLoadFailed("a model for embeddings or reranking takes no adapters")
+
+    def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def interrupt(self) -> None:
+        """End the pass in progress. Any thread may call this."""
+        if (running := self._running) is not None:
+            running.terminate = True
+
+    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
+        """Does nothing: no sequence is profiled, and the loop itself ends terminated ones."""
+
+    def end_session(self) -> None:
+        del self._session
+
+    def _read(self, ids: Sequence[Ids], texts: Sequence[PooledText], *, alone: bool) -> Logits:
+        """The vectors [texts, numbers] of some texts, in one pass. `alone`: all are of one sequence."""
+        lengths = np.array([text.num_tokens for text in texts])
+        places = np.arange(lengths.max())
+        mask = (places < lengths[:, np.newaxis]).astype(np.int64)
+        filled = np.full(mask.shape, self._model.pad_token, np.int64)
+        filled[mask == 1] = np.concatenate(ids)
+        result = self._run(self._feed(filled, mask, texts, places), alone=alone)
+        if self._model.task is Task.RERANK:
+            scores = self._scores(result)
+            return _sigmoid(scores) if self._model.has_sigmoid else scores
+        if result.ndim == 3:
+            left_out = np.array([0 if self._model.includes_prompt else text.num_left_out for text in texts])
+            result = pool(result, mask * (places >= left_out[:, np.newaxis]), self._model.modes)
+        return normalized(result) if self._model.normalizes else result
+
+    def _feed(self, ids: Ids, mask: Ids, texts: Sequence[PooledText], places: Ids) -> dict[str, NDArray[Any]]:
+        """The graph's inputs."""
+        feed: dict[str, NDArray[Any]] = {}
+        for name, value in self._inputs.items():
+            if name == _TYPES:
+                # A single text, and what fills a row up, are of the first type.
+                seconds = np.array([text.second or len(places) for text in texts])
+                feed[name] = mask * (places >= seconds[:, np.newaxis])
+            elif name.startswith(_PAST):
+                _, heads, _, width = value.shape
+                width = width if isinstance(width, int) else self._model.head_size
+                feed[name] = np.zeros((len(ids), heads, 0, width), _KINDS[value.type])
+            elif name == LAST_POSITIONS:
+                lasts = mask.sum(axis=1) - 1
+                feed[name] = np.stack([np.arange(len(ids)), lasts], axis=1)[:, np.newaxis]
+            else:
+                found = {_IDS: ids, _MASK: mask, _POSITIONS: np.broadcast_to(places, ids.shape)}[name]
+                feed[name] = np.ascontiguousarray(found, _KINDS[value.type])
+        return feed
+
+    def _scores(self, logits: Logits) -> Logits:
+        """The scores [texts, 1] before the sigmoid: logits [texts, 1], or of tokens [texts, 1, vocab_size]."""
+        model = self._model
+        if model.true_token is None:
+            return logits.reshape(len(logits), -1)
+        last = logits[:, -1]
+        found = last[:, model.true_token]
+        if model.false_token is not None:
+            found = found - last[:, model.false_token]
+        return found[:, np.newaxis]
+
+    def _run(self, feed: dict[str, NDArray[Any]], *, alone: bool) -> Logits:
+        options = self._library.RunOptions()
+        for name, value in self._entries.items():
+            options.add_run_config_entry(name, value)
+        if alone and self._may_interrupt:
+            self._running = options
+        try:
+            (result,) = self._session.run([self._output], feed, options)
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
+            if _INTERRUPTED_MESSAGE in str(error):
+                # Frequent interrupts would otherwise keep a text from ever being read.
+                self._may_interrupt = False
+                raise Interrupted from None
+            raise RunnerFailed(f"onnxruntime: {error}") from error
+        finally:
+            self._running = None
+        self._may_interrupt = True
+        found: Logits = np.asarray(result, np.float32)
+        return found
+
+
+_KINDS = {
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
+
+
+def _open(graph: Path, model: PoolingModel, threads: int, options: DeviceOptions, profile_prefix: str) -> Any:
+    found = session_options(options, threads)
+    if profile_prefix:
+        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
+    if model.true_token is None:
+        return open_with(graph, found, options)
+    loaded = onnx.load(str(graph), load_external_data=False)
+    (logits,) = (value for value in loaded.graph.output if value.name == _LOGITS)
+    if logits.type.tensor_type.shape.dim[1].dim_value == 1 or not read_last(loaded.graph, _LOGITS):
+        return open_with(graph, found, options)
+    found.add_session_config_entry(EXTERNAL_DATA, str(graph.parent))
+    return open_with(loaded.SerializeToString(), found, options)
+
+
+def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> str:
+    """The output to read. Raises ModelDirectoryError if the graph does not have it."""
+    if model.task is Task.RERANK:
+        wanted: tuple[str, ...] = (_LOGITS,)
+    else:
+        wanted = _STATES if model.modes else VECTORS
+    for name in wanted:
+        if name in outputs:
+            return name
+    raise ModelDirectoryError(f"{graph} has no output {' or '.join(wanted)}; it has {', '.join(outputs)}")
+
+
+def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
+    """Raises ModelDirectoryError for an input that this runner does not know, or a type that it cannot give."""
+    known = {_IDS, _MASK, _TYPES, _POSITIONS, LAST_POSITIONS}
+    for name, value in inputs.items():
+        if name not in known and not name.startswith(_PAST):
+            raise ModelDirectoryError(f"{graph} has an input that this server does not know: {name}")
+        if value.type not in _KINDS:
+            raise ModelDirectoryError(f"{graph} has an input of a type that this server does not give: {value.type}")
+
+
+def _batches(texts: Sequence[PooledText], *, are_filled: bool) -> Iterator[list[int]]:
+    """The numbers of the texts of each pass: texts of similar lengths, or of one length if none may be filled up."""
+    batch: list[int] = []
+    longest = 0
+    for number in sorted(range(len(texts)), key=lambda number: -texts[number].num_tokens):
+        length = texts[number].num_tokens
+        filling = longest - length
+        fits = filling <= max(_FEW, _FILLED * longest) if are_filled else not filling
+        if batch and (not fits or longest * (len(batch) + 1) > _PASS_TOKENS):
+            yield batch
+            batch = []
+        if not batch:
+            longest = length
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def _sigmoid(logits: Logits) -> Logits:
+    # Without overflow for very negative logits.
+    return np.asarray(np.exp(-np.logaddexp(0.0, -logits)), np.float32)

@@ -1,0 +1,44 @@
+"""Chooses the texts of the next pass of a model that gives vectors or scores.
+
+A step has whole texts up to a budget of tokens, of all running requests: first of the one with the fewest tokens left,
+where waiting counts like reading. The budget follows from the measured times of passes, so that a new request waits
+for a fraction of a second, unless a single text takes longer.
+"""
+
+from collections.abc import Iterator
+
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import Read, Step
+from genai_server.engine.sequence import Sequence
+from genai_server.generation import PooledText
+
+# A pass should take so many seconds, within these numbers of tokens. Fewer would leave the cores idle at its edges;
+# more would not be faster.
+_SECONDS = 0.25
+_LEAST_TOKENS, _MOST_TOKENS = 512, 8192
+
+
+class PoolingScheduler(Scheduler):
+    """A scheduler of requests whose texts are pooled."""
+
+    def _passes(self) -> Iterator[Step]:
+        room = int(min(_MOST_TOKENS, max(_LEAST_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
+        reads: list[Read] = []
+        for sequence in sorted(self.running, key=self._urgency):
+            if (read := _next_texts(sequence, room, is_first=not reads)) is not None:
+                reads.append(read)
+                room -= read.num_tokens
+        if reads:
+            yield Step(reads)
+
+
+def _next_texts(sequence: Sequence, room: int, *, is_first: bool) -> Read | None:
+    """The next texts of a request, at most `room` tokens; the first one of a step may have more."""
+    texts: list[PooledText] = []
+    num_tokens = 0
+    for text in sequence.request.texts[sequence.num_texts :]:
+        if num_tokens + text.num_tokens > room and (texts or not is_first):
+            break
+        texts.append(text)
+        num_tokens += text.num_tokens
+    return Read(sequence, num_tokens, texts=texts) if texts else None

@@ -1,0 +1,172 @@
+"""Builds model.onnx of an encoder: a program for the Python that `genai-server export` names, with PyTorch.
+
+    python export_encoder.py SOURCE TARGET PRECISION
+
+SOURCE is a directory in Hugging Face's format, PRECISION is fp32 or int8. It imports nothing of this package, because
+that environment need not have it.
+"""
+
+import inspect
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_COPIED = ("*.json", "*.txt", "*.model", "*/config.json")
+_LEFT_OUT = ("model.safetensors.index.json",)
+_OPSET = 18
+
+
+def main() -> None:
+    """Build what the command line says."""
+    source, target, precision = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    target.mkdir(parents=True, exist_ok=True)
+    print("Reading configuration", flush=True)
+    model, output = load(source)
+    names = [name for name in _INPUTS if name in inspect.signature(model.inner.forward).parameters]
+    if getattr(model.inner.config, "type_vocab_size", 0) < 2 and "token_type_ids" in names:
+        names.remove("token_type_ids")
+    with tempfile.TemporaryDirectory(dir=target) as folder:
+        exact = Path(folder) / "model.onnx" if precision == "int8" else target / "model.onnx"
+        export(model, exact, names, output)
+        print("Saving ONNX model", flush=True)
+        if precision == "int8":
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
+            quantize_dynamic(str(exact), str(target / "model.onnx"), weight_type=QuantType.QInt8, per_channel=True)
+    print("Saving processing files", flush=True)
+    copy(source, target)
+
+
+class Wrapper(torch.nn.Module):
+    """A model that returns one tensor, with the names of its inputs in a fixed order."""
+
+    def __init__(self, inner: Any, output: str, layers: list[Any]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.output = output
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+        """The output of the last layer."""
+        given = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        found = self.inner(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **given)
+        result = found.logits if self.output == "logits" else found.last_hidden_state
+        for layer in self.layers:
+            result = layer(result, attention_mask)
+        return result
+
+
+class Mean(torch.nn.Module):
+    """The mean of the tokens' vectors."""
+
+    def forward(self, states: Any, mask: Any) -> Any:
+        """Vectors [texts, width]."""
+        weights = mask.unsqueeze(-1).to(states.dtype)
+        return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+class First(torch.nn.Module):
+    """The vector of the first token."""
+
+    def forward(self, states: Any, mask: Any) -> Any:
+        """Vectors [texts, width]."""
+        return states[:, 0]
+
+
+class Dense(torch.nn.Module):
+    """A linear layer with its activation, as sentence-transformers has it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        from safetensors.torch import load_file
+
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self.linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
+        weights = load_file(str(folder / "model.safetensors"))
+        self.linear.load_state_dict({name.removeprefix("linear."): value for name, value in weights.items()})
+        kind = config.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
+        self.activation = getattr(torch.nn, kind)()
+
+    def forward(self, vectors: Any, mask: Any) -> Any:
+        """Vectors [texts, out_features]."""
+        return self.activation(self.linear(vectors))
+
+
+def load(source: Path) -> tuple[Any, str]:
+    """The model in one precision, and the name of its output."""
+    config = AutoConfig.from_pretrained(source)
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith("ForSequenceClassification"):
+        inner = AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32)
+        return Wrapper(inner.eval(), "logits", []).eval(), "logits"
+    inner = AutoModel.from_pretrained(source, dtype=torch.float32).eval()
+    layers = layers_behind(source)
+    return Wrapper(inner, "last_hidden_state", layers).eval(), "sentence_embedding" if layers else "last_hidden_state"
+
+
+def layers_behind(source: Path) -> list[Any]:
+    """The layers that the graph must have behind the encoder: with a dense layer, all up to the last one."""
+    path = source / "modules.json"
+    modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
+    if "Dense" not in kinds:
+        return []
+    found: list[Any] = []
+    for module, kind in zip(modules, kinds, strict=True):
+        folder = source / module["path"]
+        if kind == "Pooling":
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            mode = config.get("pooling_mode")
+            is_first = mode == "cls" or config.get("pooling_mode_cls_token")
+            if not is_first and mode != "mean" and not config.get("pooling_mode_mean_tokens"):
+                raise SystemExit(f"{folder}: a dense layer behind this pooling cannot be built")
+            found.append(First() if is_first else Mean())
+        elif kind == "Dense":
+            found.append(Dense(folder))
+        elif kind not in ("Transformer", "Normalize"):
+            raise SystemExit(f"{path}: a module {kind} cannot be built")
+    return found
+
+
+def export(model: Any, path: Path, names: list[str], output: str) -> None:
+    """Write the graph, for any number of texts of any length."""
+    shape = (2, 8)
+    given = {name: torch.ones(shape, dtype=torch.int64) for name in names}
+    if "token_type_ids" in given:
+        given["token_type_ids"] = torch.zeros(shape, dtype=torch.int64)
+    rows, places = torch.export.Dim("rows", min=1, max=4096), torch.export.Dim("tokens", min=2, max=32768)
+    torch.onnx.export(
+        model,
+        (),
+        str(path),
+        kwargs=given,
+        input_names=names,
+        output_names=[output],
+        dynamic_shapes={name: {0: rows, 1: places} for name in names},
+        opset_version=_OPSET,
+        dynamo=True,
+        external_data=sum(p.numel() for p in model.parameters()) > 400_000_000,
+    )
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy what says how texts become tokens, and vectors one vector."""
+    for pattern in _COPIED:
+        for path in source.glob(pattern):
+            if path.name not in _LEFT_OUT and path.is_file():
+                place = target / path.relative_to(source)
+                place.parent.mkdir(exist_ok=True)
+                shutil.copy(path, place)
+    if not (target / "tokenizer.json").is_file():
+        AutoTokenizer.from_pretrained(source).save_pretrained(target)
+
+
+if __name__ == "__main__":
+    main()

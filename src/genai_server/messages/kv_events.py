@@ -1,0 +1,58 @@
+"""What engines publish about their prefix caches, in the form of vLLM's events, which routers read.
+
+Names and tags are the format: a batch is a MessagePack array, and each event a map whose `type` is its name.
+"""
+
+from msgspec import Struct
+
+# Tokens of a block, as in vLLM.
+BLOCK_TOKENS = 16
+
+
+class BlockStored(Struct, frozen=True, tag=True):
+    """Consecutive blocks of one prefix that the cache has now and had nowhere before."""
+
+    block_hashes: list[int]
+    # The block before the first one; None at the beginning of a prompt.
+    parent_block_hash: int | None
+    # Of all these blocks.
+    token_ids: list[int]
+    block_size: int = BLOCK_TOKENS
+    # Number and name of an adapter; sequences with an adapter have no cached prefixes here.
+    lora_id: None = None
+    # Where the blocks lie. Routers read another value as a slower place that vLLM moves blocks to.
+    medium: str = "GPU"
+    lora_name: None = None
+
+
+class BlockRemoved(Struct, frozen=True, tag=True):
+    """Blocks that the cache has nowhere any more."""
+
+    block_hashes: list[int]
+    medium: str = "GPU"
+
+
+class AllBlocksCleared(Struct, frozen=True, tag=True):
+    """The cache has no block any more."""
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KvEventBatch(Struct, frozen=True, array_like=True):
+    """The events of one step."""
+
+    # Seconds since 1970.
+    ts: float
+    events: list[KvEvent]
+    # Which engine of the server it is.
+    data_parallel_rank: int = 0
+
+
+class KvEventTarget(Struct, frozen=True):
+    """Where an engine publishes its events."""
+
+    # Of ZeroMQ: one with `*` is listened on, another is connected to.
+    address: str
+    topic: str
+    rank: int = 0

@@ -1,0 +1,180 @@
+"""The token ids of texts that a model makes vectors of, or of pairs that it scores, within its limits."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from genai_server.errors import InvalidField, PromptTooLong
+from genai_server.generation import PooledText
+from genai_server.pooling_model import PoolingModel
+from genai_server.quoted_values import quoted
+from genai_server.text.prompts.prompt import PromptWriter
+from genai_server.text.prompts.special_tokens import SpecialTokenGuard, blaming
+from genai_server.text.tokenizer import Tokenizer
+
+_TRUNCATE = "truncate_prompt_tokens"
+# No text has it: it stands for a document, to see what comes after one.
+_DOCUMENT = "\U0010fffd"
+
+
+class TextLimit(Struct, frozen=True):
+    """How long a text may be, with all special tokens around it."""
+
+    num_tokens: int
+    # What sets this limit.
+    source: str
+    # Longer texts are cut to so many tokens; None refuses those beyond `num_tokens`.
+    cut_to: int | None = None
+    # Most tokens of a document beside a query; the rest is cut off.
+    document: int | None = None
+
+    @property
+    def most(self) -> int | None:
+        """Where texts are cut; None where they are not."""
+        return None if self.cut_to is None else min(self.cut_to, self.num_tokens)
+
+
+class EncodedText(NamedTuple):
+    """A text for the engine."""
+
+    tokens: list[int]
+    about: PooledText
+
+
+class PooledTexts:
+    """Encodes texts and pairs for one model. Each method takes long: for a thread."""
+
+    def __init__(self, tokenizer: Tokenizer, writer: PromptWriter, model: PoolingModel) -> None:
+        self._tokenizer = tokenizer
+        # Of rerankers that are decoders.
+        self._writer = writer
+        self._model = model
+        self._guard = SpecialTokenGuard(tokenizer.special_tokens)
+
+    def encode(
+        self, inputs: Sequence[str | list[int]], limit: TextLimit, *, prompt: str = "", param: str = "input"
+    ) -> list[EncodedText]:
+        """Texts, each after `prompt`, and token ids, which are taken as they are.
+
+        Special tokens in a text are read as such. Raises InvalidField and PromptTooLong, naming `param`.
+        """
+        with blaming(param):
+            texts = [[prompt + given] for given in inputs if isinstance(given, str)]
+            for (text,) in texts:
+                text.encode()
+        encoded = iter(self._tokenizer.encode_each(texts))
+        before, after = self._tokenizer.frame
+        num_left_out = len(before) + len(self._tokenizer.encode(prompt)) if prompt else 0
+        found = []
+        for number, given in enumerate(inputs):
+            place = param if len(inputs) == 1 else f"{param}[{number}]"
+            if isinstance(given, str):
+                tokens = [*before, *_cut(next(encoded), limit.most, len(before) + len(after)), *after]
+            else:
+                tokens = _cut(given, limit.most, 0)
+            _check_length(len(tokens), limit, place)
+            found.append(EncodedText(tokens, PooledText(len(tokens), 0, min(num_left_out, len(tokens) - 1))))
+        return found
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], limit: TextLimit, *, instruction: str | None, places: Sequence[str]
+    ) -> list[EncodedText]:
+        """Pairs of a query and a document. Special tokens in them are plain text.
+
+        `places` names each pair's document in errors. Raises InvalidField and PromptTooLong.
+        """
+        for pair, place in zip(pairs, places, strict=True):
+            with blaming(place):
+                "".join(pair).encode()
+        if self._model.true_token is not None:
+            return self._written(pairs, limit, instruction, places)
+        if instruction is not None:
+            raise InvalidField("instruction cannot be given: this model reads none", param="instruction")
+        queries = list(dict.fromkeys(query for query, _ in pairs))
+        pieces = [self._guard.plain(text).pieces for text in (*queries, *(document for _, document in pairs))]
+        encoded = self._tokenizer.encode_each(pieces)
+        of_query = dict(zip(queries, encoded, strict=False))
+        found = []
+        for (query, _), document, place in zip(pairs, encoded[len(queries) :], places, strict=True):
+            first, last = of_query[query], document[: limit.document]
+            if limit.most is not None:
+                num_around = len(self._tokenizer.framed_pair([], [])[0])
+                first, last = _cut_pair(first, last, limit.most - num_around)
+            tokens, begins = self._tokenizer.framed_pair(first, last)
+            _check_length(len(tokens), limit, place)
+            second = begins if self._model.has_types else 0
+            found.append(EncodedText(tokens, PooledText(len(tokens), second)))
+        return found
+
+    def _written(
+        self, pairs: Sequence[tuple[str, str]], limit: TextLimit, instruction: str | None, places: Sequence[str]
+    ) -> list[EncodedText]:
+        """Pairs as prompts of a decoder. What comes after the document is never cut off."""
+        write = self._template(instruction)
+        if limit.document is not None:
+            pairs = [(query, self._shortened(document, limit.document)) for query, document in pairs]
+        encoded = self._tokenizer.encode_each([write(query, document) for query, document in pairs])
+        end = self._tokenizer.encode("".join(write("", _DOCUMENT)).rpartition(_DOCUMENT)[2])
+        found = []
+        for tokens, place in zip(encoded, places, strict=True):
+            if limit.most is not None and len(tokens) > limit.most:
+                tokens = [*_cut(tokens, limit.most, len(end)), *end]
+            _check_length(len(tokens), limit, place)
+            found.append(EncodedText(tokens, PooledText(len(tokens))))
+        return found
+
+    def _template(self, instruction: str | None) -> Callable[[str, str], list[str]]:
+        """Gives the pieces of a pair's prompt."""
+        system = [] if instruction is None else [{"role": "system", "content": instruction}]
+
+        def write(query: str, document: str) -> list[str]:
+            pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+            return self._writer.write([*system, *pair], None, None).pieces
+
+        return write
+
+    def _shortened(self, document: str, most: int) -> str:
+        """The beginning of a document that has at most so many tokens."""
+        tokens = self._tokenizer.encode(*self._guard.plain(document).pieces)
+        return document if len(tokens) <= most else self._tokenizer.decode(tokens[:most]).rstrip("\ufffd")
+
+
+def named_prompt(model: PoolingModel, name: str | None) -> str:
+    """The text before a text by its name, or the model's default one. Raises InvalidField."""
+    name = model.default_prompt if name is None else name
+    if name is None:
+        return ""
+    if name not in model.prompts:
+        known = ", ".join(map(quoted, model.prompts)) or "none"
+        raise InvalidField(
+            f"prompt_name must be the name of one of the model's prompts: {known}; given {quoted(name)}",
+            param="prompt_name",
+        )
+    return model.prompts[name]
+
+
+def _cut(tokens: list[int], most: int | None, num_around: int) -> list[int]:
+    return tokens if most is None else tokens[: max(0, most - num_around)]
+
+
+def _cut_pair(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
+    """Both texts, of which the longer one is cut first, as Hugging Face's tokenizers do."""
+    shorter = min(len(first), len(second))
+    longer = max(shorter, most - shorter)
+    if shorter + longer > most:
+        shorter, longer = most // 2, most - most // 2
+    if len(first) > len(second):
+        return first[:longer], second[:shorter]
+    return first[:shorter], second[:longer]
+
+
+def _check_length(num_tokens: int, limit: TextLimit, place: str) -> None:
+    if not num_tokens:
+        raise InvalidField(f"{place} makes no tokens with this model", param=place)
+    if num_tokens > limit.num_tokens:
+        raise PromptTooLong(
+            f"{place} makes {num_tokens} tokens, but this model reads at most {limit.num_tokens} ({limit.source}); "
+            f"{_TRUNCATE}: -1 cuts texts to this length",
+            param=place,
+        )

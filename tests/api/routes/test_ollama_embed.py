@@ -1,0 +1,69 @@
+"""Ollama's embeddings, of the demo model on a real engine, against OpenAI's."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.running_server import DEMO, ROOT, RunningServer, wait_until
+from tests.server_here import run_here
+
+TEXTS = ["Paris is the capital of France.", "It will rain all afternoon."]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    settings = {"GENAI_MODELS": f"chat={DEMO},vectors={ROOT / 'models' / 'demo-embeddings'}"}
+    with run_here(tmp_path_factory.mktemp("pooled"), "--device", "cpu", settings=settings) as running:
+        wait_until(lambda: all(m["state"] == "ready" for m in running.client.get("/v1/models").json()["data"]))
+        yield running
+
+
+def embed(server: RunningServer, **body: Any) -> httpx.Response:
+    return server.client.post("/api/embed", json=body)
+
+
+def openais(server: RunningServer, **body: Any) -> list[list[float]]:
+    return [one["embedding"] for one in server.client.post("/v1/embeddings", json=body).json()["data"]]
+
+
+def test_vectors_are_those_of_openais_api_with_ollamas_figures(server: RunningServer) -> None:
+    told = embed(server, model="vectors:latest", input=TEXTS).json()
+    assert told["embeddings"] == openais(server, input=TEXTS)
+    assert told["model"] == "vectors:latest"
+    assert told["total_duration"] >= told["load_duration"] > 0
+    assert told["prompt_eval_count"] > 0
+
+
+def test_without_a_model_the_first_that_makes_embeddings_is_taken(server: RunningServer) -> None:
+    assert embed(server, input=TEXTS[0]).json()["embeddings"] == openais(server, input=TEXTS[:1])
+    told = server.client.post("/api/embeddings", json={"prompt": TEXTS[0]}).json()
+    assert told == {"embedding": openais(server, input=TEXTS[0])[0]}
+
+
+def test_long_texts_are_cut_unless_the_request_says_that_they_must_not_be(server: RunningServer) -> None:
+    long = "Rome " * 2000
+    assert len(embed(server, input=long).json()["embeddings"]) == 1
+    assert embed(server, input=long, truncate=True).headers.get("x-genai-ignored") is None
+    refused = embed(server, input=long, truncate=False)
+    assert (refused.status_code, list(refused.json())) == (400, ["error"])
+
+
+def test_dimensions_and_what_has_no_effect(server: RunningServer) -> None:
+    refused = embed(server, input="x", dimensions=5)
+    assert (refused.status_code, "dimensions" in refused.json()["error"]) == (400, True)
+    taken = embed(server, input="x", dimensions=0, options={"num_ctx": 99, "temperature": 1})
+    assert (taken.status_code, "options" in taken.headers["x-genai-ignored"]) == (200, True)
+
+
+def test_without_a_text_the_model_is_loaded(server: RunningServer) -> None:
+    assert embed(server, model="vectors").json()["embeddings"] == []
+    assert server.client.post("/api/embeddings", json={"model": "vectors"}).json() == {"embedding": []}
+    assert embed(server, model="vectors", input=[]).json()["embeddings"] == []
+
+
+def test_a_model_for_embeddings_answers_no_chat_and_says_what_it_can(server: RunningServer) -> None:
+    refused = server.client.post("/api/chat", json={"model": "vectors", "messages": [{"role": "user", "content": "x"}]})
+    assert (refused.status_code, "vectors" in refused.json()["error"]) == (400, True)
+    assert server.client.post("/api/show", json={"model": "vectors"}).json()["capabilities"] == ["embedding"]

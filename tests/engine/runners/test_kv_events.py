@@ -1,0 +1,221 @@
+"""What engines publish about their prefix caches is what lies in the slots, in vLLM's form and with vLLM's hashes."""
+
+import hashlib
+import random
+import struct
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from genai_server.engine.kv_memory import KvMemory
+from genai_server.engine.runners.kv_cache import KvSlots
+from genai_server.errors import ConfigurationError, RunnerFailed
+from genai_server.messages.kv_events import (
+    BLOCK_TOKENS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    KvEventBatch,
+    KvEventTarget,
+)
+from tests.running_server import free_port
+
+pytest.importorskip("cbor2")
+zmq = pytest.importorskip("zmq")
+
+from genai_server.engine.runners.kv_events import CachedBlocks, KvEventPublisher, block_hash, first_parent  # noqa: E402
+
+LONG = list(range(1, 5 * BLOCK_TOKENS))
+
+
+class NoBuffers:
+    """Moves nothing: only the bookkeeping counts here."""
+
+    fails = False
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copies nothing."""
+
+    def swap(self, one: int, other: int, length: int) -> None:
+        if self.fails:
+            raise RunnerFailed("no memory")
+
+    def give_back(self, slot: int, first: int) -> None:
+        """Gives nothing back."""
+
+
+class Subscriber:
+    """What a router knows of one replica from its events."""
+
+    def __init__(self) -> None:
+        # The whole prefix that each block ends, by the block's hash.
+        self.prefixes: dict[int, tuple[int, ...]] = {}
+
+    def receive(self, events: Sequence[KvEvent]) -> None:
+        for event in events:
+            match event:
+                case BlockStored(hashes, parent, tokens, size):
+                    prefix = () if parent is None else self.prefixes[parent]
+                    assert len(tokens) == size * len(hashes)
+                    for index, known in enumerate(hashes):
+                        assert known not in self.prefixes
+                        prefix += tuple(tokens[index * size : (index + 1) * size])
+                        self.prefixes[known] = prefix
+                case BlockRemoved(hashes):
+                    for known in hashes:
+                        del self.prefixes[known]
+                case AllBlocksCleared():
+                    assert not self.prefixes
+
+
+def cached(slots: KvSlots) -> set[tuple[int, ...]]:
+    """The prefixes of whole blocks that lie in the slots."""
+    return {
+        tuple(slot.tokens[:end])
+        for slot in slots.slots
+        for end in range(BLOCK_TOKENS, len(slot.tokens) + 1, BLOCK_TOKENS)
+    }
+
+
+def test_hashes_are_vllms_over_cbor() -> None:
+    first = hashlib.sha256(b"\x61\x30").digest()  # the text "0"
+    assert first_parent() == first
+    tokens = b"\x90" + bytes(range(1, 17))  # an array of 16 small numbers
+    without_salt = hashlib.sha256(b"\x83\x58\x20" + first + tokens + b"\xf6").digest()
+    assert block_hash(first, list(range(1, 17)), None) == without_salt
+    with_salt = hashlib.sha256(b"\x83\x58\x20" + first + tokens + b"\x81\x61s").digest()
+    assert block_hash(first, list(range(1, 17)), "s") == with_salt
+
+
+def test_a_prompt_is_stored_block_by_block_and_removed_when_it_is_forgotten() -> None:
+    slots = KvSlots(2, NoBuffers())
+    blocks = CachedBlocks(slots.slots)
+    slots.acquire(1, LONG)
+    assert blocks.changes() == []
+    slots.append(1, LONG[:40], prefilled=True)
+    (first,) = blocks.changes()
+    assert isinstance(first, BlockStored)
+    assert (first.parent_block_hash, first.token_ids, len(first.block_hashes)) == (None, LONG[:32], 2)
+    assert blocks.changes() == []
+    slots.append(1, LONG[40:50], prefilled=True)
+    (second,) = blocks.changes()
+    assert isinstance(second, BlockStored)
+    assert (second.parent_block_hash, second.token_ids) == (first.block_hashes[-1], LONG[32:48])
+    slots.release(1)
+    assert blocks.changes() == []
+    slots.forget()
+    assert blocks.changes() == [BlockRemoved(first.block_hashes + second.block_hashes), AllBlocksCleared()]
+
+
+def test_a_block_in_several_slots_is_stored_and_removed_once() -> None:
+    slots = KvSlots(3, NoBuffers())
+    blocks, router = CachedBlocks(slots.slots), Subscriber()
+    for sequence, end in ((1, 1000), (2, 2000)):
+        slots.acquire(sequence, [*LONG, end])
+        slots.append(sequence, [*LONG, end][len(slots.slots[slots.index(sequence)].tokens) :], prefilled=True)
+        router.receive(blocks.changes())
+    assert set(router.prefixes.values()) == cached(slots)
+    slots.release(1)
+    slots.forget()
+    router.receive(blocks.changes())
+    assert set(router.prefixes.values()) == cached(slots)
+
+
+def test_the_same_tokens_of_other_salts_are_other_blocks() -> None:
+    slots = KvSlots(2, NoBuffers())
+    blocks = CachedBlocks(slots.slots)
+    for sequence, salt in ((1, "a"), (2, "b")):
+        slots.acquire(sequence, LONG, salt=salt)
+        slots.append(sequence, LONG, prefilled=True)
+    one, other = blocks.changes()
+    assert isinstance(one, BlockStored)
+    assert isinstance(other, BlockStored)
+    assert set(one.block_hashes).isdisjoint(other.block_hashes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_router_knows_what_lies_in_the_slots_whatever_happens(seed: int) -> None:
+    chance = random.Random(seed)
+    buffers = NoBuffers()
+    slots = KvSlots(4, buffers, memory=KvMemory(16, 12))
+    blocks, router = CachedBlocks(slots.slots), Subscriber()
+    prefixes = [[chance.randrange(9) for _ in range(chance.randrange(20, 60))] for _ in range(3)]
+    running: dict[int, list[int]] = {}
+    for number in range(300):
+        if len(running) < 2 and chance.random() < 0.5:
+            prompt = [*chance.choice(prefixes), number]
+            slots.acquire(number, prompt)
+            running[number] = prompt
+        elif running:
+            sequence = chance.choice(list(running))
+            have = slots.slots[slots.index(sequence)].tokens
+            if len(have) >= 64 or chance.random() < 0.2:
+                slots.release(sequence)
+                del running[sequence]
+            else:
+                more = running[sequence][len(have) :][: chance.randrange(1, 30)] or [chance.randrange(9)]
+                slots.reserve(sequence, len(more))
+                slots.append(sequence, more, prefilled=len(more) > 1)
+        if chance.random() < 0.02:
+            slots.forget()
+        if chance.random() < 0.7:
+            router.receive(blocks.changes())
+            assert set(router.prefixes.values()) == cached(slots)
+
+
+def test_events_are_published_as_vllm_does() -> None:
+    port = free_port()
+    slots = KvSlots(1, NoBuffers())
+    publisher = KvEventPublisher(KvEventTarget(f"tcp://*:{port}", "kv@pod@m", 3), slots.slots, clock=lambda: 7.0)
+    subscriber = zmq.Context.instance().socket(zmq.SUB)
+    subscriber.setsockopt_string(zmq.SUBSCRIBE, "kv@")
+    subscriber.connect(f"tcp://127.0.0.1:{port}")
+    subscriber.rcvtimeo = 100
+    parts: list[bytes] = []
+    for number in range(100):  # whoever has just connected misses what is sent before it is known
+        slots.acquire(number, [number] * (BLOCK_TOKENS + 2))
+        slots.append(number, [number] * BLOCK_TOKENS, prefilled=True)
+        publisher.publish()
+        slots.release(number)
+        try:
+            parts = subscriber.recv_multipart()
+            break
+        except zmq.Again:
+            continue
+    topic, number_of_batch, payload = parts
+    assert topic == b"kv@pod@m"
+    assert len(number_of_batch) == struct.calcsize(">Q")
+    time, events, rank = msgspec.msgpack.decode(payload)
+    assert (time, rank) == (7.0, 3)
+    assert events[0]["type"] == "BlockStored"
+    msgspec.msgpack.decode(payload, type=KvEventBatch)
+    subscriber.close()
+    publisher.close()
+
+
+def test_an_event_is_a_map_with_its_name_as_type() -> None:
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(BlockStored([1, 2], None, [5] * 32)))
+    assert stored == {
+        "type": "BlockStored",
+        "block_hashes": [1, 2],
+        "parent_block_hash": None,
+        "token_ids": [5] * 32,
+        "block_size": 16,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
+    removed = msgspec.msgpack.decode(msgspec.msgpack.encode(BlockRemoved([1])))
+    assert removed == {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(AllBlocksCleared())) == {"type": "AllBlocksCleared"}
+
+
+def test_an_address_that_is_in_use_is_named() -> None:
+    port = free_port()
+    target = KvEventTarget(f"tcp://*:{port}", "")
+    kept = KvEventPublisher(target, KvSlots(1, NoBuffers()).slots)
+    with pytest.raises(ConfigurationError, match=rf"GENAI_KV_EVENTS=tcp://\*:{port}: .*in use"):
+        KvEventPublisher(target, KvSlots(1, NoBuffers()).slots)
+    kept.close()

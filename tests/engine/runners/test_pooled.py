@@ -1,0 +1,144 @@
+"""Vectors and scores of whole texts, on the demo models."""
+
+import json
+import math
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.runners.base import Interrupted, Opening, Row
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.pooled import PooledRunner, _batches
+from genai_server.engine.runners.scores import Logits
+from genai_server.errors import ModelDirectoryError, RunnerFailed
+from genai_server.generation import PooledText
+from genai_server.options.device import DEFAULT_OPTIONS
+from tests.running_server import DEMO, ROOT
+
+VECTORS, SCORES = ROOT / "models" / "demo-embeddings", ROOT / "models" / "demo-reranker"
+TRUE, FALSE = 300, 400
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Iterator[PooledRunner]:
+    yield PooledRunner(VECTORS, 1, DEFAULT_OPTIONS)
+
+
+def row(*texts: Sequence[int], second: int = 0) -> Row:
+    about = [PooledText(len(text), second) for text in texts]
+    return Row(0, [token for text in texts for token in text], False, texts=about)
+
+
+def text(length: int, first: int = 5) -> list[int]:
+    return [2, *(first + number % 7 for number in range(length - 2)), 3]
+
+
+def read(runner: PooledRunner, *rows: Row) -> list[Logits]:
+    found = [scores.vectors for scores in runner.forward(rows)]
+    assert all(vectors is not None for vectors in found)
+    return [vectors for vectors in found if vectors is not None]
+
+
+def test_a_text_has_the_same_vector_wherever_it_is_read(vectors: PooledRunner) -> None:
+    lengths = [3, 200, 4, 60, 58, 3]
+    texts = [text(length, length) for length in lengths]
+    (together,) = read(vectors, row(*texts))
+    for alone, among in zip(texts, together, strict=True):
+        np.testing.assert_allclose(read(vectors, row(alone))[0][0], among, atol=1e-5)
+    first, second = read(vectors, row(*texts[:2]), row(*texts[2:]))
+    np.testing.assert_allclose(np.concatenate([first, second]), together, atol=1e-5)
+
+
+def test_vectors_have_length_1_where_the_directory_says_so(vectors: PooledRunner) -> None:
+    ((vector,),) = read(vectors, row(text(9)))
+    assert vector.dtype == np.float32
+    assert math.isclose(float(np.linalg.norm(vector)), 1.0, abs_tol=1e-5)
+
+
+def test_the_second_text_of_a_pair_has_another_type() -> None:
+    runner = PooledRunner(SCORES, 1, DEFAULT_OPTIONS)
+    pair = text(20)
+    (early,), (late,) = (read(runner, row(pair, second=second))[0] for second in (5, 15))
+    assert early.shape == (1,)
+    assert 0 < early[0] < 1
+    assert early[0] != late[0]
+
+
+def test_texts_of_similar_lengths_are_read_together() -> None:
+    texts = [PooledText(length) for length in (100, 10, 95, 12, 40)]
+    assert list(_batches(texts, are_filled=True)) == [[0, 2], [4], [3, 1]]
+    assert list(_batches(texts, are_filled=False)) == [[0], [2], [4], [3], [1]]
+    assert [len(batch) for batch in _batches([PooledText(512)] * 9, are_filled=True)] == [4, 4, 1]
+    assert list(_batches([PooledText(5000)], are_filled=True)) == [[0]]
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> Path:
+    """The demo model for chats as a reranker."""
+    for name in ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": "1_LogitScore", "type": "x.LogitScore"}]))
+    (tmp_path / "1_LogitScore").mkdir()
+    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": TRUE, "false_token_id": FALSE}))
+    return tmp_path
+
+
+def test_a_decoder_scores_by_the_logits_after_its_last_token(decoder: Path) -> None:
+    runner = PooledRunner(decoder, 1, DEFAULT_OPTIONS)
+    runner.warm_up()
+    library = OgGeneratorRunner(DEMO, "cpu", 1)
+    texts = [[number * 7 % 900 + 10 for number in range(length)] for length in (30, 5, 28, 100)]
+    (found,) = read(runner, row(*texts))
+    for number, tokens in enumerate(texts):
+        library.open(number, tokens, Opening(len(tokens) + 1))
+        logits = library.prefill(number, tokens)
+        expected = 1 / (1 + math.exp(float(logits[FALSE] - logits[TRUE])))
+        assert math.isclose(float(found[number][0]), expected, abs_tol=1e-4)
+
+
+def test_what_the_configuration_says_of_the_vectors_is_tried_at_the_start(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS, tmp_path / "wrong")
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
+    (tmp_path / "wrong" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    runner = PooledRunner(tmp_path / "wrong", 1, DEFAULT_OPTIONS)
+    with pytest.raises(ModelDirectoryError, match=r"gives \(128,\) numbers for a text, .* says 64"):
+        runner.warm_up()
+
+
+def test_a_graph_without_the_output_that_is_needed_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(SCORES, tmp_path / "wrong")
+    config = json.loads((SCORES / "config.json").read_bytes()) | {"architectures": ["BertModel"]}
+    (tmp_path / "wrong" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelDirectoryError, match="does not say how a text's vectors become one"):
+        check_model_directory(tmp_path / "wrong")
+    shutil.copytree(VECTORS / "1_Pooling", tmp_path / "wrong" / "1_Pooling")
+    shutil.copy(VECTORS / "modules.json", tmp_path / "wrong")
+    with pytest.raises(ModelDirectoryError, match=r"has no output token_embeddings or .*; it has logits"):
+        PooledRunner(tmp_path / "wrong", 1, DEFAULT_OPTIONS)
+
+
+def test_a_pass_of_one_request_can_be_ended_but_not_two_in_a_row(vectors: PooledRunner) -> None:
+    long = row(*[text(256)] * 60)
+    ended = threading.Event()
+
+    def interrupt() -> None:
+        while not ended.wait(0.001):
+            vectors.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Interrupted):
+        vectors.forward([long])
+    ended.set()
+    thread.join()
+    assert len(read(vectors, long)[0]) == 60
+
+
+def test_it_continues_no_prompt(vectors: PooledRunner) -> None:
+    with pytest.raises(RunnerFailed, match="whole texts"):
+        vectors.prefill(0, [1])

@@ -1,0 +1,239 @@
+"""What lies in deploy/ for several servers fits the server: the Helm chart, llm-d's values, compose, the systemd unit.
+
+The chart is rendered by helm, or by Helm's library for Python, and checked against Kubernetes' schemas; both come with
+the extra `chart`, and without them these tests are skipped.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from genai_server.api.catalog import Catalog
+from genai_server.api.telemetry.engine_metrics import EngineMetrics
+from genai_server.config import Settings, load_settings, unknown_variables
+from tests.running_server import ROOT
+
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm" / "genai-server"
+KEYS = {"keys": {"apiKeys": "router:secret"}}
+OLDEST, NEWEST = "1.27.0", "1.34.0"
+# Kinds that extensions bring, whose schemas are not Kubernetes' own.
+FOREIGN = ("ServiceMonitor", "ScaledObject")
+
+Manifest = dict[str, Any]
+
+
+class Refused(Exception):
+    """The chart refuses its values."""
+
+
+def _with_library(values: Mapping[str, Any]) -> str:
+    helm = pytest.importorskip("helm_python", reason="neither helm nor helm-python-sdk is installed (extra chart)")
+    try:
+        with helm.Chart.load(str(CHART)) as chart:
+            found: Mapping[str, str] = chart.render(dict(values), name="r", namespace="prod")
+    except helm.HelmError as error:
+        raise Refused(str(error)) from None
+    return "\n---\n".join(text for name, text in found.items() if name.endswith(".yaml"))
+
+
+def _with_program(values: Mapping[str, Any], folder: Path) -> str:
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump(dict(values)), encoding="utf-8")
+    command = ["helm", "template", "r", str(CHART), "--namespace", "prod", "--values", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Refused(done.stderr)
+    return done.stdout
+
+
+@pytest.fixture
+def render(tmp_path: Path) -> Callable[..., dict[str, Manifest]]:
+    """Renders the chart with values beside an API key; gives the manifests by their kinds."""
+
+    def rendered(**values: Any) -> dict[str, Manifest]:
+        values = KEYS | values
+        text = _with_program(values, tmp_path) if shutil.which("helm") else _with_library(values)
+        return {found["kind"]: found for found in yaml.safe_load_all(text) if found}
+
+    return rendered
+
+
+def _server(manifests: Mapping[str, Manifest]) -> Manifest:
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return cast(Manifest, container)
+
+
+def _variables(container: Manifest) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in container["env"] if "value" in one}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "without keys": {"keys": {"insecure": True}},
+    "a secret that exists": {"keys": {"existingSecret": "mine"}},
+    "gpu": yaml.safe_load((CHART / "values-gpu.yaml").read_text(encoding="utf-8")),
+    "hpa": {"autoscaling": {"kind": "hpa"}},
+    "keda": {"autoscaling": {"kind": "keda"}, "metrics": {"serviceMonitor": {"enabled": True, "labels": {"a": "b"}}}},
+    "events and a model": {
+        "kvEvents": {"enabled": True},
+        "model": {"dir": "/models/phi", "volume": {"persistentVolumeClaim": {"claimName": "models"}}},
+        "settings": {"GENAI_EXACT": True, "GENAI_MAX_LENGTH": 4096},
+        "podLabels": {"team": "a"},
+        "podAnnotations": {"note": "b"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "nodeSelector": {"disk": "ssd"},
+    },
+}
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_what_the_chart_makes_fits_kubernetes_schemas(
+    values: dict[str, Any], version: str, render: Callable[..., dict[str, Manifest]]
+) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed (extra chart)")
+    manifests = render(**values)
+    assert {"Deployment", "Service", "PodDisruptionBudget"} <= manifests.keys()
+    for kind, manifest in manifests.items():
+        if kind not in FOREIGN:
+            validator.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_the_chart_sets_what_the_server_knows_and_takes(
+    values: dict[str, Any], render: Callable[..., dict[str, Manifest]]
+) -> None:
+    variables = _variables(_server(render(**values)))
+    assert unknown_variables(variables, dotenv=None) == {}
+    settings = load_settings(environ=variables, dotenv=None)
+    assert settings.host == "0.0.0.0"
+    assert settings.metrics_prefix == "genai:"
+    if values.get("kvEvents"):
+        assert settings.kv_events == "tcp://*:5557"
+        assert settings.kv_events_topic == "kv@$(POD_IP):8002@{model}"
+        assert settings.exact
+
+
+def test_the_chart_gives_the_drain_its_time(render: Callable[..., dict[str, Manifest]]) -> None:
+    manifests = render(drain={"preStopSeconds": 7, "seconds": 100})
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 7 + 100 + 15
+    assert _server(manifests)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
+    assert _variables(_server(manifests))["GENAI_DRAIN_TIMEOUT"] == "100"
+
+
+def test_the_chart_waits_as_long_for_the_model_as_the_server_does(render: Callable[..., dict[str, Manifest]]) -> None:
+    server = _server(render(loadSeconds=301))
+    for probe in (server["startupProbe"], server["livenessProbe"]):
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 301
+    assert _variables(server)["GENAI_LOAD_TIMEOUT"] == "301"
+
+
+def test_the_chart_keeps_keys_in_a_secret(render: Callable[..., dict[str, Manifest]]) -> None:
+    manifests = render()
+    assert manifests["Secret"]["stringData"] == {"api-keys": "router:secret"}
+    assert "router:secret" not in yaml.safe_dump(manifests["Deployment"])
+    existing = render(keys={"existingSecret": "mine"})
+    assert "Secret" not in existing
+    (key, admin) = (one["valueFrom"]["secretKeyRef"] for one in _server(existing)["env"] if "KEY" in one["name"])
+    assert (key["name"], admin["name"], admin["optional"]) == ("mine", "mine", True)
+
+
+def test_the_chart_gives_a_replica_its_gpu(render: Callable[..., dict[str, Manifest]]) -> None:
+    server = _server(render(**VARIANTS["gpu"]))
+    assert server["resources"]["limits"] == {"memory": "16Gi", "nvidia.com/gpu": 1}
+    assert _variables(server)["GENAI_DEVICE"] == "cuda"
+
+
+def test_the_chart_scales_by_waiting_sequences(render: Callable[..., dict[str, Manifest]]) -> None:
+    keda = render(**VARIANTS["keda"])
+    assert "replicas" not in keda["Deployment"]["spec"]
+    (trigger,) = keda["ScaledObject"]["spec"]["triggers"]
+    assert set(re.findall(r"genai:\w+", trigger["metadata"]["query"])) <= _metrics()
+    (metric,) = render(**VARIANTS["hpa"])["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"].replace("_", ":", 1) in _metrics()
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [({"keys": {}}, "keys.existingSecret or keys.apiKeys"), ({"autoscaling": {"kind": "vpa"}}, "vpa is none of")],
+)
+def test_the_chart_refuses_what_cannot_work(
+    values: dict[str, Any], reason: str, render: Callable[..., dict[str, Manifest]]
+) -> None:
+    with pytest.raises(Refused, match=reason):
+        render(**values)
+
+
+def test_the_chart_is_of_this_version_and_its_values_are_the_images() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    image = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    deployment = (CHART / "templates" / "deployment.yaml").read_text(encoding="utf-8")
+    assert f"--uid {re.findall(r'runAsUser: (.*)', deployment)[0]} " in image
+    for path in re.findall(r"mountPath: (/\S+[^}\s])", deployment)[:2]:
+        assert f'"{path}"' in image
+
+
+def _metrics() -> set[str]:
+    """The names of all metrics of the engines."""
+    models: Any = SimpleNamespace(attached_engines=list, adapter_ids=list)
+    return {found.name for found in EngineMetrics(Settings.model_validate({}), cast(Catalog, models)).collect()}
+
+
+def test_llm_ds_router_asks_for_metrics_that_there_are() -> None:
+    values = yaml.safe_load((DEPLOY / "llm-d" / "router-values.yaml").read_text(encoding="utf-8"))
+    epp = values["router"]["epp"]
+    config = yaml.safe_load(epp["pluginsCustomConfig"][epp["pluginsConfigFile"]])
+    plugins = {plugin["type"]: plugin for plugin in config["plugins"]}
+    parameters = plugins["core-metrics-extractor"]["parameters"]
+    (engine,) = parameters["engineConfigs"]
+    assert engine["name"] == parameters["defaultEngine"]
+    assert {spec for name, spec in engine.items() if name.endswith("Spec")} <= _metrics()
+    (profile,) = config["schedulingProfiles"]
+    assert {one["pluginRef"] for one in profile["plugins"]} <= plugins.keys()
+
+
+def test_compose_starts_replicas_with_known_settings_and_files_that_are_there() -> None:
+    folder = DEPLOY / "compose"
+    compose = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))
+    replicas = {name: one for name, one in compose["services"].items() if name.startswith("replica-")}
+    urls = [word for word in compose["services"]["router"]["command"] if word.startswith("http")]
+    assert urls == [f"http://{name}:8002" for name in replicas]
+    for replica in replicas.values():
+        assert unknown_variables(replica["environment"], dotenv=None) == {}
+        settings = load_settings(environ=replica["environment"], dotenv=None)
+        assert replica["stop_grace_period"] == f"{settings.drain_timeout + 15}s"
+    for service in compose["services"].values():
+        for volume in service.get("volumes", []):
+            assert (folder / volume.partition(":")[0]).is_file(), volume
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    prometheus = yaml.safe_load((folder / "prometheus.yaml").read_text(encoding="utf-8"))
+    (ours, _) = prometheus["scrape_configs"]
+    assert ours["static_configs"] == [{"targets": [f"{name}:8002" for name in replicas]}]
+
+
+def test_the_systemd_unit_gives_the_drain_its_time_and_knows_the_exit_statuses(tmp_path: Path) -> None:
+    source = DEPLOY / "systemd" / "genai-server.service"
+    text = source.read_text(encoding="utf-8")
+    variables = dict(line.split("=", 1) for line in re.findall(r"^Environment=(.*)", text, re.MULTILINE))
+    assert unknown_variables(variables, dotenv=None) == {}
+    settings = load_settings(environ=variables, dotenv=None)
+    assert f"TimeoutStopSec={settings.drain_timeout + 15}\n" in text
+    assert "SuccessExitStatus=3\n" in text
+    assert "RestartPreventExitStatus=2\n" in text
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / source.name
+    unit.write_text(text.replace("/opt/genai-server/bin/genai-server", "/bin/true"), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    told = [line for line in done.stderr.splitlines() if source.name in line]
+    assert (done.returncode, told) == (0, []), done.stderr

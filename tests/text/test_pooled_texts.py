@@ -1,0 +1,140 @@
+"""The token ids of texts to pool, and their limits."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from genai_server.errors import InvalidField, PromptTooLong
+from genai_server.generation import PooledText
+from genai_server.pooling_model import PoolingModel, Task
+from genai_server.text.codec import TextCodec, load_text_codec
+from genai_server.text.pooled_texts import EncodedText, PooledTexts, TextLimit, named_prompt
+from genai_server.text.prompts.chat_template import ChatTemplate
+from genai_server.text.prompts.prompt import PromptWriter
+from genai_server.text.prompts.template_files import DEFAULT
+from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
+from tests.running_server import ROOT
+from tests.text import small_tokenizers
+
+LIMIT = TextLimit(6, "the model's limit")
+CUT = TextLimit(6, "the model's limit", cut_to=6)
+EMBEDDER = PoolingModel(Task.EMBED, "model.onnx", 6, 10, prompts={"query": "one "}, default_prompt="query")
+RERANKER = PoolingModel(Task.RERANK, "model.onnx", 6, 10)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> PooledTexts:
+    """[UNK] [CLS] [SEP] one two ##s are 0 to 5."""
+    return PooledTexts(ModelTokenizer(small_tokenizers.words(tmp_path)), PromptWriter({}), RERANKER)
+
+
+def lengths(encoded: list[EncodedText]) -> list[list[int]]:
+    for tokens, about in encoded:
+        assert about.num_tokens == len(tokens)
+    return [tokens for tokens, _ in encoded]
+
+
+def test_a_text_gets_the_tokens_around_it_and_ids_stay_as_they_are(words: PooledTexts) -> None:
+    assert lengths(words.encode(["one two", [3, 3]], LIMIT)) == [[1, 3, 4, 2], [3, 3]]
+
+
+def test_special_tokens_of_a_text_are_read_as_such(words: PooledTexts) -> None:
+    assert lengths(words.encode(["one [SEP]"], LIMIT)) == [[1, 3, 2, 2]]
+
+
+def test_a_prompt_comes_before_each_text_and_its_tokens_are_known(words: PooledTexts) -> None:
+    assert words.encode(["two"], LIMIT, prompt="one ") == [EncodedText([1, 3, 4, 2], PooledText(4, 0, 2))]
+
+
+def test_a_long_text_is_refused_with_the_limit(words: PooledTexts) -> None:
+    with pytest.raises(PromptTooLong) as refused:
+        words.encode(["one", "one two one two one"], LIMIT)
+    assert refused.value.param == "input[1]"
+    assert refused.value.message == (
+        "input[1] makes 7 tokens, but this model reads at most 6 (the model's limit); "
+        "truncate_prompt_tokens: -1 cuts texts to this length"
+    )
+
+
+def test_a_long_text_is_cut_inside_the_tokens_around_it(words: PooledTexts) -> None:
+    assert lengths(words.encode(["one two one two one", [3] * 9], CUT)) == [[1, 3, 4, 3, 4, 2], [3] * 6]
+
+
+def test_a_text_that_is_no_unicode_is_refused(words: PooledTexts) -> None:
+    with pytest.raises(InvalidField) as refused:
+        words.encode(["\ud800"], LIMIT)
+    assert refused.value.param == "input"
+
+
+def test_special_tokens_of_a_pair_are_text(words: PooledTexts) -> None:
+    (pair,) = words.encode_pairs([("one", "[SEP]")], TextLimit(20, ""), instruction=None, places=["documents[0]"])
+    assert 2 not in pair.tokens[3:-1]
+
+
+def test_the_longer_text_of_a_pair_is_cut_first() -> None:
+    codec = load_text_codec(ROOT / "models" / "demo-reranker", "cpu")
+
+    def cut(query: str, document: str, most: int) -> tuple[int, int]:
+        """How many tokens of both are left."""
+        texts = codec._pooled_texts
+        assert texts is not None
+        limit = TextLimit(256, "", cut_to=most)
+        (pair,) = texts.encode_pairs([(query, document)], limit, instruction=None, places=["documents[0]"])
+        return pair.about.second - 2, pair.about.num_tokens - pair.about.second - 1
+
+    assert cut("rain rain", "rain rain rain", 256) == (2, 3)
+    assert cut("rain rain", "rain " * 50, 13) == (2, 8)
+    assert cut("rain " * 50, "rain rain", 13) == (8, 2)
+    assert cut("rain " * 50, "rain " * 60, 14) == (5, 6)
+    codec.close()
+
+
+def test_an_instruction_is_refused_where_none_is_read(words: PooledTexts) -> None:
+    with pytest.raises(InvalidField, match="instruction cannot be given: this model reads none"):
+        words.encode_pairs([("one", "two")], LIMIT, instruction="x", places=["documents[0]"])
+
+
+def decoder_texts() -> PooledTexts:
+    template = "S:{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}END"
+    model = PoolingModel(Task.RERANK, "model.onnx", 100, 257, true_token=1)
+    return PooledTexts(ByteTokenizer(), PromptWriter({DEFAULT: ChatTemplate(template)}), model)
+
+
+def test_a_decoder_reads_a_pair_as_its_template_writes_it() -> None:
+    texts = decoder_texts()
+    (pair,) = texts.encode_pairs([("q", "d")], TextLimit(100, ""), instruction="I", places=["documents[0]"])
+    assert bytes(pair.tokens) == b"S:sI;qq;dd;END"
+
+
+def test_what_follows_the_document_is_never_cut_off() -> None:
+    limit = TextLimit(100, "", cut_to=12)
+    (pair,) = decoder_texts().encode_pairs([("q", "0123456789")], limit, instruction=None, places=["documents[0]"])
+    assert bytes(pair.tokens) == b"S:qq;d01;END"
+
+
+def test_documents_are_cut_to_their_own_limit() -> None:
+    limit = TextLimit(100, "", document=3)
+    (pair,) = decoder_texts().encode_pairs([("q", "0123456789")], limit, instruction=None, places=["documents[0]"])
+    assert bytes(pair.tokens) == b"S:qq;d012;END"
+
+
+def test_prompts_are_chosen_by_name() -> None:
+    assert named_prompt(EMBEDDER, None) == named_prompt(EMBEDDER, "query") == "one "
+    with pytest.raises(InvalidField, match='one of the model\'s prompts: "query"; given "other"'):
+        named_prompt(EMBEDDER, "other")
+    assert named_prompt(RERANKER, None) == ""
+
+
+def test_a_codec_of_a_model_that_pools_takes_no_messages() -> None:
+    codec = load_text_codec(ROOT / "models" / "demo-embeddings", "cpu")
+    assert (codec.task, codec.has_chat_template) == (Task.EMBED, False)
+    found = asyncio.run(codec.encode_pooled(lambda texts: texts.encode(["rain"], TextLimit(9, ""))))
+    assert len(found) == 1
+    codec.close()
+
+
+def test_a_codec_generates_unless_its_files_say_otherwise() -> None:
+    codec = TextCodec({}, ByteTokenizer())
+    assert codec.task is Task.GENERATE
+    codec.close()
