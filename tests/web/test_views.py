@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, opened, picture, say
+from tests.web.browser import answer, answered, charted, opened, picture, say
 
 VIEWS = ["talk", "options", "look", "watch", "profiles", "models", "runtime-options"]
 # What is seen once a view has all that it shows.
@@ -62,9 +62,10 @@ def show(page: Page, view: str) -> None:
         expect(page.locator(".tokens")).to_be_visible()
     elif view != "talk":
         page.get_by_role("link", name="Watch").click()
-        page.clock.run_for(5000)  # of the page's own clock; charts begin with the second of its questions
         name = {"watch": "Overview", "runtime-options": "Runtime options"}.get(view, view.capitalize())
         page.get_by_role("navigation", name="Watch").get_by_role("link", name=name).click()
+        if view == "watch":
+            charted(page)
         expect(page.locator(SHOWN[view]).first).to_be_visible(timeout=15_000)
 
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import opened
+from tests.web.browser import charted, opened
 
 
 @pytest.fixture
@@ -52,12 +52,15 @@ def test_a_running_request_is_shown_and_cancelled(page: Page, own_scripted: Runn
         expect(row).to_have_count(0)
 
 
-def test_charts_follow_the_metrics(page: Page, own_scripted: RunningServer) -> None:
-    with streaming(own_scripted, "count 90; delay 0.02"):
+def test_charts_follow_the_metrics(browser: Browser, own_scripted: RunningServer) -> None:
+    with opened(browser, own_scripted) as page, streaming(own_scripted, "count 90; delay 0.01"):
+        page.clock.install()
+        page.get_by_role("link", name="Watch").click()
+        charted(page)
         charts = page.locator(".chart")
-        expect(charts).to_have_count(5, timeout=15_000)
+        expect(charts).to_have_count(5)
         expect(charts.first.locator("canvas")).to_be_visible()
-        expect(charts.first).not_to_contain_text("answers 0.0", timeout=10_000)
+        expect(charts.first).not_to_contain_text("answers 0.0")
 
 
 def test_the_effect_of_an_option_is_told_before_it_is_set(page: Page, own_scripted: RunningServer) -> None:
@@ -141,7 +144,7 @@ def test_nothing_is_asked_while_another_view_is_shown_or_the_tab_is_hidden(
     """The page's own clock runs ahead of the real one."""
     asked: list[str] = []
 
-    def asked_within(seconds: int) -> list[str]:
+    def asked_within(page: Page, seconds: int) -> list[str]:
         page.evaluate("1")  # what was asked before is told
         asked.clear()
         page.clock.run_for(1000 * seconds)
@@ -153,17 +156,17 @@ def test_nothing_is_asked_while_another_view_is_shown_or_the_tab_is_hidden(
         page.on("request", lambda request: asked.append(request.url))
         page.get_by_role("link", name="Watch").click()
         expect(page.locator("section[aria-label=Devices]").locator(".card")).to_have_count(2)
-        assert asked_within(10)
+        assert asked_within(page, 10)
         page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.isHidden, configurable: true})")
         page.evaluate("window.isHidden = true")
-        asked_within(10)  # a round that has begun is still finished
-        assert asked_within(60) == []
+        asked_within(page, 10)  # a round that has begun is still finished
+        assert asked_within(page, 60) == []
         page.evaluate("window.isHidden = false")
-        assert asked_within(10)
+        assert asked_within(page, 10)
         page.get_by_role("link", name="Talk").click()
         expect(page.get_by_label("Message", exact=True)).to_be_visible()
-        asked_within(10)
-        assert asked_within(60) == []
+        asked_within(page, 10)
+        assert asked_within(page, 60) == []
 
 
 def test_the_description_of_the_api_needs_no_other_host(browser: Browser, scripted: RunningServer) -> None:
