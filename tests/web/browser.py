@@ -16,8 +16,11 @@ PICTURES = os.environ.get("PICTURES", "")
 
 
 @contextmanager
-def opened(browser: Browser, server: RunningServer, at: str = "", **context: Any) -> Iterator[Page]:
-    """The page in a browser without a history. Fails afterwards if it asked another host or met an error."""
+def opened(browser: Browser, server: RunningServer, at: str = "", *, other: str = "", **context: Any) -> Iterator[Page]:
+    """The page in a browser without a history. Fails afterwards if it asked another host or met an error.
+
+    `other` is a host that it may ask.
+    """
     made = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
     with_page = made.new_page()
     asked: list[str] = []
@@ -29,7 +32,7 @@ def opened(browser: Browser, server: RunningServer, at: str = "", **context: Any
         with_page.goto(f"{server.url}/{at}")
         expect(with_page.locator("header")).to_be_visible()
         yield with_page
-        own = {urlsplit(server.url).netloc, ""}  # blob: and data: have no host
+        own = {urlsplit(server.url).netloc, other, ""}  # blob: and data: have no host
         strange = [url for url in asked if urlsplit(url).netloc not in own]
         assert not strange, strange
         # A refused key is told to the console by the browser itself.
@@ -42,6 +45,15 @@ def opened(browser: Browser, server: RunningServer, at: str = "", **context: Any
 def picture(page: Page, name: str, folder: Path) -> None:
     """Take a picture of what is seen, into the folder of pictures or else this one."""
     page.screenshot(path=Path(PICTURES or folder) / f"{name}.png")
+
+
+def charted(page: Page) -> None:
+    """Let the charts of “Watch” begin at once, with the second of its questions. The page has a clock of its own."""
+    for _ in range(20):
+        if page.locator(".chart").count():
+            return
+        page.clock.run_for(1000)
+        page.wait_for_timeout(50)  # for the answers
 
 
 def say(page: Page, text: str) -> None:

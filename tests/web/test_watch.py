@@ -1,5 +1,6 @@
 """Watching a server on the page, in a real browser over a real server."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import opened
+from tests.web.browser import charted, opened
 
 
 @pytest.fixture
@@ -51,12 +52,15 @@ def test_a_running_request_is_shown_and_cancelled(page: Page, own_scripted: Runn
         expect(row).to_have_count(0)
 
 
-def test_charts_follow_the_metrics(page: Page, own_scripted: RunningServer) -> None:
-    with streaming(own_scripted, "count 90; delay 0.02"):
+def test_charts_follow_the_metrics(browser: Browser, own_scripted: RunningServer) -> None:
+    with opened(browser, own_scripted) as page, streaming(own_scripted, "count 90; delay 0.01"):
+        page.clock.install()
+        page.get_by_role("link", name="Watch").click()
+        charted(page)
         charts = page.locator(".chart")
-        expect(charts).to_have_count(5, timeout=15_000)
+        expect(charts).to_have_count(5)
         expect(charts.first.locator("canvas")).to_be_visible()
-        expect(charts.first).not_to_contain_text("answers 0.0", timeout=10_000)
+        expect(charts.first).not_to_contain_text("answers 0.0")
 
 
 def test_the_effect_of_an_option_is_told_before_it_is_set(page: Page, own_scripted: RunningServer) -> None:
@@ -72,25 +76,18 @@ def test_the_effect_of_an_option_is_told_before_it_is_set(page: Page, own_script
     own_scripted.recover()
 
 
-def test_a_model_is_given_another_name_which_is_removed_again(page: Page, own_scripted: RunningServer) -> None:
-    page.get_by_role("link", name="Models").click()
-    form = page.get_by_role("form", name="Give a model one more name")
-    form.get_by_label("New name").fill("gpt-4o")
-    form.get_by_label("Model").select_option("onnx-genai")
-    form.get_by_role("button", name="Give").click()
-    expect(page.locator(".tag")).to_contain_text("gpt-4o")
-    page.get_by_role("button", name="Remove the name gpt-4o").click()
-    expect(page.locator(".tag")).to_have_count(0)
-    load = page.get_by_role("form", name="Load a model")
-    load.get_by_label("Name").fill("more")
-    load.get_by_label("Directory").fill("/nowhere")
-    load.get_by_label("Devices").fill("cpu")
-    load.get_by_role("button", name="Load").click()
-    expect(load.get_by_role("alert")).to_contain_text("/nowhere")
+# Takes a trace as Perfetto's page does: it answers PING once it is ready, and is then sent the file.
+PERFETTO = """<h1>no trace</h1><script>
+addEventListener("message", ({data, source, origin}) => {
+    if (data === "PING") return source.postMessage("PONG", origin);
+    window.trace = new TextDecoder().decode(data.perfetto.buffer);
+    document.querySelector("h1").textContent = data.perfetto.title;
+});
+</script>"""
 
 
 def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, demo: RunningServer) -> None:
-    with opened(browser, demo, "#watch/profiles") as page:
+    with opened(browser, demo, "#watch/profiles", other="ui.perfetto.dev") as page:
         page.get_by_role("combobox", name="Tokens", exact=True).select_option("first_tokens")
         page.get_by_role("spinbutton", name="First tokens").fill("3")
         page.get_by_role("spinbutton", name="Ends after tokens").fill("3")
@@ -108,18 +105,68 @@ def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, de
         with page.expect_download() as trace:
             row.get_by_role("button", name="Trace").click()
         assert trace.value.suggested_filename.endswith(".trace.json")
+        page.context.route(
+            "https://ui.perfetto.dev/**", lambda route: route.fulfill(content_type="text/html", body=PERFETTO)
+        )
+        with page.context.expect_page() as tab:
+            row.get_by_role("button", name="Perfetto").click()
+        expect(tab.value.locator("h1")).to_contain_text("page")
+        assert json.loads(tab.value.evaluate("window.trace"))["traceEvents"]
         page.on("dialog", lambda dialog: dialog.accept())
         row.get_by_role("button", name="Delete").click()
         expect(row).to_have_count(0)
 
 
-def test_nothing_is_asked_while_another_view_is_shown(page: Page) -> None:
+def test_the_session_begun_from_a_slow_token_catches_the_next_one(browser: Browser, demo: RunningServer) -> None:
+    """With the address that the button of a slow token leads to, and any token slow enough."""
+    with opened(browser, demo, "#watch/profiles?slow_token_ratio=3.0") as page:
+        expect(page.get_by_label("Times the median")).to_have_value("3.0")
+        page.get_by_role("combobox", name="Begin").select_option("slow_token_ms")
+        page.get_by_label("Milliseconds").fill("0.001")
+        page.get_by_role("spinbutton", name="Ends after tokens").fill("3")
+        page.get_by_label("Name begins with").fill("slow")
+        page.get_by_role("button", name="Begin", exact=True).click()
+        row = page.locator("section[aria-label=Sessions] tbody tr").filter(has_text="slow")
+        expect(row).to_contain_text("waiting")
+        demo.chat("What is the capital of France?")
+        expect(row).to_contain_text("ended")
+        row.get_by_role("button", name="Report").click()
+        expect(page.frame_locator("iframe.report").locator("#passes rect")).not_to_have_count(0)
+        page.get_by_role("button", name="Close").click()
+        page.on("dialog", lambda dialog: dialog.accept())
+        row.get_by_role("button", name="Delete").click()
+        expect(row).to_have_count(0)
+
+
+def test_nothing_is_asked_while_another_view_is_shown_or_the_tab_is_hidden(
+    browser: Browser, own_scripted: RunningServer
+) -> None:
+    """The page's own clock runs ahead of the real one."""
     asked: list[str] = []
-    expect(page.locator("section[aria-label=Devices]").locator(".card")).to_have_count(2)
-    page.get_by_role("link", name="Talk").click()
-    page.on("request", lambda request: asked.append(request.url))
-    page.wait_for_timeout(3000)
-    assert asked == []
+
+    def asked_within(page: Page, seconds: int) -> list[str]:
+        page.evaluate("1")  # what was asked before is told
+        asked.clear()
+        page.clock.run_for(1000 * seconds)
+        page.evaluate("1")
+        return [*asked]
+
+    with opened(browser, own_scripted) as page:
+        page.clock.install()
+        page.on("request", lambda request: asked.append(request.url))
+        page.get_by_role("link", name="Watch").click()
+        expect(page.locator("section[aria-label=Devices]").locator(".card")).to_have_count(2)
+        assert asked_within(page, 10)
+        page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.isHidden, configurable: true})")
+        page.evaluate("window.isHidden = true")
+        asked_within(page, 10)  # a round that has begun is still finished
+        assert asked_within(page, 60) == []
+        page.evaluate("window.isHidden = false")
+        assert asked_within(page, 10)
+        page.get_by_role("link", name="Talk").click()
+        expect(page.get_by_label("Message", exact=True)).to_be_visible()
+        asked_within(page, 10)
+        assert asked_within(page, 60) == []
 
 
 def test_the_description_of_the_api_needs_no_other_host(browser: Browser, scripted: RunningServer) -> None:

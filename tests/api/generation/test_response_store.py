@@ -177,6 +177,27 @@ def test_a_disk_that_hangs_costs_no_answer(file: RecordFile, monkeypatch: pytest
     assert "the disk takes longer" in str(run(job()))
 
 
+def test_what_came_into_the_file_after_all_is_not_read_as_it_was(
+    file: RecordFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = file.put
+
+    def slow(record: Record) -> bool:
+        time.sleep(0.3)
+        return put(record)
+
+    async def job() -> None:
+        store = ResponseStore(9, 9000, file)
+        with monkeypatch.context() as patched:
+            patched.setattr(response_store, "_PATIENCE", 0.05)
+            patched.setattr(file, "put", slow)
+            assert await store.put(_conversation()) is not None
+        changed = await store.change("conv", None, lambda old: replace(old, items=[{"id": "new"}]))
+        assert await store.conversation("conv", None) == changed
+
+    run(job())
+
+
 def test_a_response_of_a_server_that_was_killed_has_failed(file: RecordFile) -> None:
     async def job() -> None:
         running = replace(record("a", "in_progress"), run="the first")

@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,13 @@ def test_a_client_that_leaves_ends_its_pull(server: RunningServer, hub: LocalHub
     assert pull(server, model="org/large", stream=False).json() == {"status": "success"}
 
 
+def _waiting(event: threading.Event, seconds: float) -> Callable[[str], None]:
+    def wait(path: str) -> None:
+        event.wait(seconds)
+
+    return wait
+
+
 def test_a_client_that_waits_for_no_lines_ends_its_pull_too(
     server: RunningServer, hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +105,7 @@ def test_a_client_that_waits_for_no_lines_ends_its_pull_too(
 
     monkeypatch.setattr(ollama_pull._Pull, "close", noted)
     hub.repositories["org/large"] = HubRepository({**FILES, "model.onnx.data": b"x" * 40_000_000})
-    hub.before_sending = lambda path: closed.wait(5)
+    hub.before_sending = _waiting(closed, 5)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/api/pull", json={"model": "org/large", "stream": False}, timeout=0.5)
     assert closed.wait(5)
@@ -108,7 +115,7 @@ def test_a_client_that_waits_for_no_lines_ends_its_pull_too(
 
 def test_many_pulls_hold_up_no_request(server: RunningServer, hub: LocalHub) -> None:
     go_on = threading.Event()
-    hub.before_sending = lambda path: go_on.wait(30)
+    hub.before_sending = _waiting(go_on, 30)
     with ExitStack() as left, httpx.Client(base_url=server.url, timeout=30) as client:
         left.callback(go_on.set)
         for number in range(min(32, (os.cpu_count() or 1) + 4)):

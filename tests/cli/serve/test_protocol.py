@@ -16,6 +16,7 @@ import httpx
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from websockets.sync.client import connect as connect_websocket
 
 from genai_server.cli.serve.protocol import GuardedProtocol
 from tests.raw_http import answers, connect, read_to_end
@@ -200,6 +201,18 @@ def test_a_client_that_reads_nothing_is_cut_off_and_its_request_cancelled(hasty:
         wait_until(lambda: "cut off a client that has taken nothing for 1 s" in hasty.log(), 40)
         wait_until(lambda: hasty.idle("scripted"))
         assert b"[DONE]" not in read_to_end(sock)
+
+
+def test_a_websocket_that_reads_nothing_is_cut_off_too(hasty: RunningServer) -> None:
+    said = "cut off a client that has taken nothing for 1 s"
+    before = hasty.log().count(said)
+    wanted = {"input": "count 9999", "include": ["message.output_text.logprobs"], "top_logprobs": 20}
+    with connect(hasty, receive_buffer=4096) as sock:
+        connection = connect_websocket(f"ws{hasty.url.removeprefix('http')}/v1/responses", sock=sock, max_queue=1)
+        connection.send(json.dumps({"type": "response.create", "model": "onnx-genai", **wanted}))
+        wait_until(lambda: hasty.log().count(said) > before, 40)
+        wait_until(lambda: "path=/v1/responses" in hasty.log() and hasty.idle("scripted"))
+    connection.close_socket()
 
 
 MIB = 1024 * 1024

@@ -153,6 +153,7 @@ class ResponseStore:
             except StoreUnavailable as error:
                 self._memory.put(record)
                 return error.message
+            self._memory.delete(record.id, record.owner)
         else:
             is_within = self._memory.put(record)
         return None if is_within else "it is larger than GENAI_RESPONSE_STORE_BYTES"
@@ -174,7 +175,10 @@ class ResponseStore:
         changed = None
         if self._file is not None:
             changed = await self._on_file(lambda file: file.change(id, owner, change))
-        changed = self._memory.change(id, owner, change) if changed is None else changed
+        if changed is None:
+            changed = self._memory.change(id, owner, change)
+        else:  # the file may have it although the disk took too long for it
+            self._memory.delete(id, owner)
         if changed is None:
             raise ConversationNotFound(f"no conversation {quoted(id)} is kept here", param="conversation_id")
         return changed

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connections with limits for slow, idle and endless clients.
+"""uvicorn's connections with limits for slow, idle and endless clients.
 
 uvicorn's own parser takes heads of any size. It waits without limit for the first head, and for a client that reads
 nothing.
@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from genai_server.api.errors import FOR_BROWSERS, error_body, http_status
 from genai_server.api.middleware.connection_limit import SURPLUS
@@ -35,20 +36,64 @@ class _HeadTooLarge(Exception):
     """Stops the parser."""
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class _ReaderGuard(asyncio.Protocol):
+    """Ends a connection whose client reads nothing of its answer for `stall_timeout` seconds.
+
+    At most 64 KiB of an answer wait for the client, since asyncio pauses the writer there.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+    def __init__(self, *args: Any, stall_timeout: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._stall_timeout = stall_timeout
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_watching()
+
+    def _watch_reader(self) -> None:
+        untaken = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self._stall_timeout, self._check_reader, untaken)
+
+    def _stop_watching(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    def _check_reader(self, untaken: int) -> None:
+        if self.transport.get_write_buffer_size() < untaken:
+            self._watch_reader()
+        else:
+            log.info("cut off a client that has taken nothing for %g s (GENAI_STALL_TIMEOUT)", self._stall_timeout)
+            self.transport.abort()
+
+
+class GuardedWebSocket(_ReaderGuard, WebSocketsSansIOProtocol):
+    """A WebSocket, with the limit for clients which read nothing."""
+
+
+class GuardedProtocol(_ReaderGuard, HttpToolsProtocol):
     """Closes a connection if a head is too large or too late, or if the client stops reading its answer.
 
     A head may have `h11_max_incomplete_event_size` bytes, a setting of uvicorn. It must arrive within
-    `timeout_keep_alive` seconds of the connection's opening or its last answer. At most 64 KiB of an answer wait for
-    the client, since asyncio pauses the writer there. The client must read some of it every `stall_timeout` seconds.
+    `timeout_keep_alive` seconds of the connection's opening or its last answer.
 
     Malformed HTTP is refused with the reason, after the answers to the requests before it. When few open files are
     left, a new connection is surplus: its request is refused and it is closed.
     """
 
-    def __init__(self, *args: Any, stall_timeout: float, **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._stall_timeout = stall_timeout
         self._most_head = self.config.h11_max_incomplete_event_size or _DEFAULT_HEAD
         self._head_size = 0
         # Bytes received of the current request: of its body, and of everything else.
@@ -59,7 +104,6 @@ class GuardedProtocol(HttpToolsProtocol):
         # Set by the first refusal; all later input is dropped.
         self._refusal: GenaiServerError | None = None
         self._head_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -68,9 +112,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._head_timer, self._stall_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._head_timer is not None:
+            self._head_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -177,15 +220,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_size = self._other_bytes
             self.send_400_response("")
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_reader()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-
     def _wait_for_head(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -197,14 +231,3 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self.transport.close()
-
-    def _watch_reader(self) -> None:
-        untaken = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(self._stall_timeout, self._check_reader, untaken)
-
-    def _check_reader(self, untaken: int) -> None:
-        if self.transport.get_write_buffer_size() < untaken:
-            self._watch_reader()
-        else:
-            log.info("cut off a client that has taken nothing for %g s (GENAI_STALL_TIMEOUT)", self._stall_timeout)
-            self.transport.abort()

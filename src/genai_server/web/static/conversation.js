@@ -61,6 +61,7 @@ export function canSend() {
   } catch (error) {
     running.problem = error.message;
   }
+  if (models.list.length && !models.chosen) running.problem = "This server has no model for chats.";
   running.changed();
   return !running.problem;
 }
@@ -97,4 +98,6 @@ function answerTo(chat, parent) {
   const turn = addTurn(chat, parent, emptyAnswer());
   chats.save(chat);
   running.answer(chat, turn, body);
+  // The request may load the model, or wait until that is loaded.
+  if (models.chosen?.state !== "ready") models.follow();
 }

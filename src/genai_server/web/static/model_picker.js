@@ -1,24 +1,29 @@
 // Chooses the model, or the adapter of one, for the next requests.
 import { useChanges } from "./emitter.js";
 import { html } from "./html.js";
-import { models } from "./models.js";
+import { models, purpose } from "./models.js";
 
 const IN_WORDS = { ready: "", loading: "loading", unloading: "unloading", unloaded: "loaded on request", failed: "failed" };
 
 export function ModelPicker() {
   useChanges(models);
-  const chosen = models.chosen;
-  if (!chosen) return html`<span class="soft">${models.error || "no model"}</span>`;
+  const { chosen, talking } = models;
+  const others = models.list.filter((model) => !talking.includes(model));
+  if (!chosen) return html`<span class="soft">${models.error || ["No model for chats", ...others.map(inWords)].join(", ")}</span>`;
   const seconds = chosen.loading_seconds ? ` for ${Math.round(chosen.loading_seconds)} s` : "";
   return html`<span class="picker">
     <span class=${`dot ${chosen.state}`} aria-hidden="true"></span>
     <select aria-label="Model" value=${chosen.id} onChange=${(event) => models.choose(event.target.value)}
       onFocus=${() => models.load()} title=${chosen.error ?? ""}>
-      ${models.list.map((model) => html`<option key=${model.id} value=${model.id}>${named(model)}</option>`)}
+      ${talking.map((model) => html`<option key=${model.id} value=${model.id}>${named(model)}</option>`)}
+      ${others.length > 0 && html`<optgroup label="Not for chats">
+        ${others.map((model) => html`<option key=${model.id} disabled>${inWords(model)}</option>`)}</optgroup>`}
     </select>
     ${chosen.state !== "ready" && html`<span class="soft" role="status">${IN_WORDS[chosen.state]}${seconds}</span>`}
   </span>`;
 }
+
+const inWords = (model) => `${model.id} (${purpose(model)})`;
 
 function named(model) {
   const of = model.parent ? " (adapter)" : model.id === model.root ? "" : ` (${model.root})`;

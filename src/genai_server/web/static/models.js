@@ -5,11 +5,21 @@ import { Emitter } from "./emitter.js";
 const KEY = "model";
 // Milliseconds until the list is asked for again.
 const WHILE_LOADING = 1000;
+const LOOKS = 3;
+// What a model is for, by its only capability; the others continue texts.
+const PURPOSES = { embedding: "embeddings", rerank: "reranking" };
+
+// What a model is for, in words; "" while that is not known.
+export function purpose({ chat, capabilities = [] }) {
+  if (chat) return "chats";
+  return PURPOSES[capabilities[0]] ?? (chat === false ? "raw prompts" : "");
+}
 
 class Models extends Emitter {
   list = [];
   error = "";
   #timer = 0;
+  #looks = 0;
 
   async load() {
     clearTimeout(this.#timer);
@@ -19,16 +29,33 @@ class Models extends Emitter {
     } catch (error) {
       this.error = error.message;
     }
-    if (this.list.some((model) => ["loading", "unloading"].includes(model.state))) {
-      this.#timer = setTimeout(() => this.load(), WHILE_LOADING);
-    }
+    if (this.#looks || this.list.some((model) => ["loading", "unloading"].includes(model.state))) this.#loadLater();
     this.changed();
   }
 
-  // The chosen model; the first one if none was chosen, or if that is gone.
+  // Load the list, and look again for some seconds: a model is loading only some time after it was asked for.
+  async follow() {
+    this.#looks = LOOKS;
+    await this.load();
+  }
+
+  #loadLater() {
+    this.#timer = setTimeout(() => {
+      if (document.hidden) return this.#loadLater();
+      this.#looks = Math.max(0, this.#looks - 1);
+      return this.load();
+    }, WHILE_LOADING);
+  }
+
+  // The models for chats. One that is not loaded yet may turn out to be for raw prompts only.
+  get talking() {
+    return this.list.filter((model) => ["chats", ""].includes(purpose(model)));
+  }
+
+  // The chosen model; the first one for chats if none was chosen, or if that is gone.
   get chosen() {
     const id = localStorage.getItem(KEY);
-    return this.list.find((model) => model.id === id) ?? this.list[0];
+    return this.talking.find((model) => model.id === id) ?? this.talking[0];
   }
 
   choose(id) {

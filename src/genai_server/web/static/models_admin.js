@@ -2,12 +2,12 @@
 import { ask } from "./api.js";
 import { useChanges } from "./emitter.js";
 import { html, useState } from "./html.js";
-import { models } from "./models.js";
+import { models, purpose } from "./models.js";
 import { ActionButton, Field } from "./parts.js";
 
 const post = async (path, body) => {
   await ask(`v1/admin/${path}`, { method: "POST", body, admin: true });
-  await models.load();
+  await models.follow();
 };
 
 export function ModelsAdmin() {
@@ -17,7 +17,7 @@ export function ModelsAdmin() {
   const adapters = models.list.filter((model) => model.parent);
   const names = own.map((model) => model.id);
   return html`<section aria-label="Models"><h2>Models</h2><div class="table" tabindex="0" role="region" aria-label="Table of models"><table>
-      <thead><tr><th>name</th><th>state</th><th>also known as</th><th>adapters</th><th class="figure">context</th><th><span class="unseen">actions</span></th></tr></thead>
+      <thead><tr><th>name</th><th>for</th><th>state</th><th>also known as</th><th>adapters</th><th class="figure">context</th><th><span class="unseen">actions</span></th></tr></thead>
       <tbody>${own.map((model) => html`<${Model} key=${model.id} model=${model}
         aliases=${aliases.filter((each) => each.root === model.id)} adapters=${adapters.filter((each) => each.parent === model.id)} />`)}</tbody>
     </table></div></section>
@@ -40,7 +40,7 @@ function Model({ model, aliases, adapters }) {
   };
   const removeAlias = (alias) => post("models/alias", { alias, name: null });
   const removeAdapter = (adapter) => post("adapters/unload", { model: model.id, name: adapter.id.slice(model.id.length + 1) });
-  return html`<tr><td>${model.id}</td>
+  return html`<tr><td>${model.id}</td><td>${purpose(model) || "–"}</td>
     <td><span class=${`dot ${model.state}`} aria-hidden="true"></span> ${model.state}${model.error ? html`<p class="error">${model.error}</p>` : ""}</td>
     <td>${aliases.map((each) => html`<span class="tag" key=${each.id}>${each.id}<${ActionButton} class="quiet"
       aria-label=${`Remove the name ${each.id}`} action=${() => removeAlias(each.id)}>✕<//></span>`)}</td>

@@ -1,0 +1,143 @@
+"""Models and adapters on the page, in a real browser over a real server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Route, expect
+
+from tests.running_server import RunningServer
+from tests.web.browser import answer, answered, opened, picture, say
+
+
+@pytest.fixture
+def page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
+    with opened(browser, own_scripted, "#watch/models") as page:
+        page.on("dialog", lambda dialog: dialog.accept())
+        yield page
+
+
+def submit(page: Page, title: str, button: str, **values: str) -> Locator:
+    """Fill in a form and send it; returns the form. An underscore stands for a space."""
+    form = page.get_by_role("form", name=title)
+    for label, value in values.items():
+        field = form.get_by_label(label.replace("_", " "))
+        if field.evaluate("field => field.tagName") == "SELECT":
+            field.select_option(value)
+        else:
+            field.fill(value)
+    form.get_by_role("button", name=button).click()
+    return form
+
+
+def row(page: Page, name: str) -> Locator:
+    """A model's row of the table."""
+    return page.locator("section[aria-label=Models] tbody tr").filter(
+        has=page.get_by_role("cell", name=name, exact=True)
+    )
+
+
+def talk(page: Page, model: str, text: str) -> None:
+    """Have a new chat with a model."""
+    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("button", name="New chat").click()
+    page.get_by_label("Model", exact=True).select_option(model)
+    say(page, text)
+    answered(page)
+
+
+def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) -> None:
+    submit(page, "Load a model", "Load", Name="more", Directory="/more", Devices="scripted:7")
+    expect(row(page, "more")).to_contain_text("ready")
+    picture(page, "models-loaded", tmp_path)
+    talk(page, "more", "say hello")
+    expect(answer(page)).to_contain_text("hello")
+    page.get_by_role("link", name="Watch").click()
+    page.get_by_role("link", name="Models").click()
+    row(page, "more").get_by_role("button", name="Unload").click()
+    expect(row(page, "more")).to_have_count(0)
+    page.get_by_role("link", name="Talk").click()
+    expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+
+
+def test_a_model_that_cannot_be_loaded_is_told_with_the_reason(page: Page) -> None:
+    form = submit(page, "Load a model", "Load", Name="more", Directory="/nowhere", Devices="cpu")
+    expect(form.get_by_role("alert")).to_contain_text("/nowhere")
+    expect(row(page, "onnx-genai")).to_have_count(1)
+    expect(row(page, "more")).to_have_count(0)
+
+
+def test_a_model_is_given_another_name_which_is_removed_again(page: Page) -> None:
+    submit(page, "Give a model one more name", "Give", New_name="gpt-4o", Model="onnx-genai")
+    expect(row(page, "onnx-genai").locator(".tag")).to_contain_text("gpt-4o")
+    page.get_by_role("button", name="Remove the name gpt-4o").click()
+    expect(page.locator(".tag")).to_have_count(0)
+
+
+def test_an_adapter_is_loaded_chosen_and_unloaded(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "sir.txt"
+    file.write_text("Sir, ")
+    form = submit(page, "Load an adapter", "Load", Name="sir", File="/nowhere", Model="onnx-genai")
+    expect(form.get_by_role("alert")).to_contain_text("/nowhere")
+    submit(page, "Load an adapter", "Load", Name="sir", File=str(file), Model="onnx-genai")
+    expect(row(page, "onnx-genai").locator(".tag")).to_contain_text("sir")
+    picture(page, "models-adapter", tmp_path)
+    talk(page, "onnx-genai:sir", "say hello")
+    expect(answer(page)).to_contain_text("Sir, hello")
+    page.get_by_role("link", name="Watch").click()
+    page.get_by_role("link", name="Models").click()
+    page.get_by_role("button", name="Unload the adapter onnx-genai:sir").click()
+    expect(page.locator(".tag")).to_have_count(0)
+
+
+def listed(page: Page, *models: dict[str, Any]) -> None:
+    """Let the page find these models, each with the fields that differ from a model which is ready for chats."""
+    common = {"object": "model", "created": 1, "owned_by": "genai-server", "state": "ready", "chat": True}
+    data = [{**common, "root": model["id"], **model} for model in models]
+    body = json.dumps({"object": "list", "data": data})
+
+    def fulfill(route: Route) -> None:
+        route.fulfill(content_type="application/json", body=body)
+
+    page.unroute("**/v1/models")
+    page.route("**/v1/models", fulfill)
+    page.evaluate("import('./ui/models.js').then(({models}) => models.load())")
+
+
+EMBEDS = {"id": "bert", "chat": False, "capabilities": ["embedding"]}
+RANKS = {"id": "judge", "chat": False, "capabilities": ["rerank"], "state": "unloaded"}
+BASE = {"id": "base", "chat": False, "capabilities": ["completion"]}
+
+
+def test_a_model_that_is_loading_can_be_chosen_and_says_so(page: Page, tmp_path: Path) -> None:
+    page.get_by_role("link", name="Talk").click()
+    listed(page, {"id": "big", "state": "loading", "chat": None, "loading_seconds": 12.4})
+    expect(page.locator(".picker")).to_contain_text("loading for 12 s")
+    picture(page, "picker-loading", tmp_path)
+    listed(page, {"id": "big"})
+    expect(page.locator(".picker [role=status]")).to_have_count(0)
+
+
+def test_only_models_for_chats_are_offered_and_the_others_say_what_they_are_for(page: Page, tmp_path: Path) -> None:
+    listed(page, EMBEDS, RANKS, BASE, {"id": "small"})
+    expect(row(page, "bert")).to_contain_text("embeddings")
+    expect(row(page, "judge")).to_contain_text("reranking")
+    expect(row(page, "base")).to_contain_text("raw prompts")
+    expect(row(page, "small")).to_contain_text("chats")
+    picture(page, "models-for", tmp_path)
+    page.get_by_role("link", name="Talk").click()
+    expect(page.get_by_label("Model", exact=True)).to_have_value("small")
+    others = page.locator(".picker option:disabled")
+    expect(others).to_have_text(["bert (embeddings)", "judge (reranking)", "base (raw prompts)"])
+
+
+def test_without_a_model_for_chats_nothing_is_sent(page: Page, tmp_path: Path) -> None:
+    page.get_by_role("link", name="Talk").click()
+    listed(page, EMBEDS)
+    expect(page.locator(".conversation .bar")).to_contain_text("No model for chats, bert (embeddings)")
+    page.get_by_label("Message", exact=True).fill("Hello!")
+    page.get_by_label("Message", exact=True).press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("This server has no model for chats.")
+    picture(page, "no-chats", tmp_path)
