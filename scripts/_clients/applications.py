@@ -127,9 +127,8 @@ def _checks_of_a_file(client: httpx.Client, place: Place) -> list[Check]:
             if (told := client.post(path, json=wanted)).is_error:
                 return [Check("its settings for files", f"{told.status_code}: {told.text[:200]}")]
         return [
-            _check("its list of two servers' models", lambda: _models(client, "chat")),
-            _check("finds what a question means in a file", lambda: _source(client)),
-            _check("puts it into the prompt", lambda: _read(client)),
+            _check("the right part of a file", lambda: _source(client)),
+            _check("that part in the prompt", lambda: _read(client)),
         ]
 
 
