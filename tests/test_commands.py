@@ -32,7 +32,10 @@ OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd)
 
 
 # Of docker and uvicorn.
-OTHERS_OPTIONS = ("--build-arg", "--gpus", "--stop-timeout", "--no-access-log")
+OTHERS_OPTIONS = (
+    *("--build-arg", "--from", "--gpus", "--no-access-log", "--policy", "--prefix-caching-hash-algo", "--spec"),
+    *("--stop-timeout", "--wheel"),
+)
 
 
 class Taken(Exception):

@@ -10,6 +10,7 @@ import pytest
 
 from genai_server.api.catalog import Catalog, ChosenModel
 from genai_server.grammar_checker.checker_process import CheckerProcess
+from genai_server.pooling_model import Task
 from tests.running_server import body
 from tests.server_here import run_here
 
@@ -63,12 +64,12 @@ def test_every_endpoint_chooses_its_model_once(
     here: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
 ) -> None:
     chosen = []
-    choose = Catalog.choose
+    choose = Catalog.choose_for
 
-    def counted(self: Catalog, id: str | None) -> ChosenModel:
+    def counted(self: Catalog, id: str | None, task: Task) -> ChosenModel:
         chosen.append(id)
-        return choose(self, id)
+        return choose(self, id, task)
 
-    monkeypatch.setattr(Catalog, "choose", counted)
+    monkeypatch.setattr(Catalog, "choose_for", counted)
     assert here.post(path, json=fields).status_code == 200
     assert len(chosen) == 1

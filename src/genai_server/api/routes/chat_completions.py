@@ -53,6 +53,7 @@ async def create_chat_completion(
 
 
 @router.post("/v1/chat/completions/render", response_model=RenderedPrompt)
+@router.post("/chat/completions/render", include_in_schema=False)
 async def render_chat_completion(body: ChatCompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The tokens of a chat's prompt, as routers that index prefixes ask vLLM for them; needs no engine."""
     served = await services.served(body.model)

@@ -46,6 +46,7 @@ async def create_completion(
 
 
 @router.post("/v1/completions/render", response_model=list[RenderedPrompt])
+@router.post("/completions/render", include_in_schema=False)
 async def render_completion(body: CompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The tokens of each prompt, as routers that index prefixes ask vLLM for them; needs no engine."""
     served = await services.served(body.model)
