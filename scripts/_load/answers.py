@@ -138,4 +138,4 @@ def _code(body: dict[str, Any]) -> str:
     if not isinstance(error, dict) or not error.get("message"):
         raise WrongAnswer(f"a refusal without a reason: {str(body)[:200]}")
     codes = ((error.get("details") or {}).get("error_code"), error.get("code"), error.get("type"))
-    return next(str(code) for code in codes if code and code != "server_error")
+    return next((str(code) for code in codes if code and code != "server_error"), "server_error")
