@@ -261,6 +261,20 @@ def test_the_router_takes_the_engine_with_the_least_work_and_a_terminated_one_la
     attach(engines, test)
 
 
+def test_a_connection_that_closes_takes_nothing_more(engines: Supervisor) -> None:
+    async def test(router: Router) -> None:
+        engine = router.engines["scripted:0"]
+        writer = engine._writer
+        assert writer is not None
+        writer.close()  # as when the engine has just died, before anything else has run
+        with pytest.raises(NoEngineReady):
+            await engine.in_flight.submit(request("say x"))
+        await until(lambda: engine.is_ready and engine._writer is not writer)
+        assert await read(engine, "say x") == "x"
+
+    attach(engines, test)
+
+
 def test_without_a_supervisor_nothing_is_ready(tmp_path: Any) -> None:
     router = Router(["cpu"], StatusFileReader(tmp_path))
     assert not router.is_ready

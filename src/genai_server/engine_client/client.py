@@ -153,7 +153,8 @@ class EngineClient:
                 self.in_flight.receive(message)
 
     def _send(self, message: ToEngine) -> None:
-        if self._writer is None:
+        # Between the loss of a connection and `_forget` it is closing; uvloop then raises an error of its own.
+        if self._writer is None or self._writer.is_closing():
             raise NoEngineReady(f"device {self.device} cannot take requests now: its engine is not running")
         self._writer.write(encode_frame([message]))
 
