@@ -173,19 +173,20 @@ def run_server(
     *options: str,
     settings: Mapping[str, str] | None = None,
     ready: bool = True,
-    program: Sequence[str] = (sys.executable, "-m", "genai_server"),
+    program: Sequence[str] = (sys.executable, "-m", "genai_server", "serve"),
     cwd: Path = ROOT,
     seconds: float = 40.0,
 ) -> Iterator[RunningServer]:
     """Start `genai-server serve` on a free port, wait until no device is loading any more, and end its processes.
 
-    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds.
+    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds, and
+    may take half of them to end.
     """
     port = free_port()
     log = folder / "server.log"
     folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     environment = clean_environment(**folders, **(settings or {}))
-    command = [*program, "serve", "--port", str(port), *options]
+    command = [*program, "--port", str(port), *options]
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
     server = RunningServer(process, port, log)
@@ -199,7 +200,7 @@ def run_server(
         children = family.children(recursive=True) if process.poll() is None else []
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(15)
+            process.wait(seconds / 2)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

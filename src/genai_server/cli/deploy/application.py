@@ -3,6 +3,7 @@
 Serve imports `build` by its name, from the configuration that `serve deploy` reads.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
+from genai_server import __version__
 from genai_server.api.middleware.drain import LAST_WORDS
 from genai_server.cli.deploy.ingress import Ingress
 from genai_server.cli.deploy.replica import Replica
@@ -88,7 +90,10 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
             request_router_kwargs={"imbalanced_threshold": max(1, settings.max_batch_size // 2), "do_eviction": True},
         ),
     )
-    return deployment.bind(settings_of(settings, model))
+    own = settings_of(settings, model)
+    # With the same version, deploying again changes the number of replicas and restarts none.
+    version = hashlib.blake2b(f"{__version__} {own.model_dump_json()}".encode(), digest_size=16).hexdigest()
+    return deployment.options(version=version, _internal=True).bind(own)
 
 
 def most_replicas(replicas: str) -> int:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genai_server.api.admin import adapters, profiles, requests, runtime_options
 from genai_server.api.admin import models as model_admin
 from genai_server.api.app import cors_options, open_paths
-from genai_server.api.errors import error_body, error_response, speaks_anthropic, speaks_ollama
+from genai_server.api.errors import error_body, error_response, internal_error, speaks_anthropic, speaks_ollama
 from genai_server.api.middleware.auth import Authentication
 from genai_server.api.middleware.body import BodyLimits
 from genai_server.api.middleware.keys import load_keys
@@ -155,6 +155,9 @@ class _IngressApp:
             await self._answer(scope, message.get("body", b""), send)
         except GenaiServerError as error:
             await error_response(error, scope)(scope, receive, send)
+        except Exception:
+            log.exception("a request met an internal error")
+            await error_response(internal_error(), scope)(scope, receive, send)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         request = _request(scope, body)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -65,15 +64,15 @@ def merged_metrics(answers: Sequence[ReplicaAnswer], accept: str) -> ReplicaAnsw
     return ReplicaAnswer("", "", HTTPStatus.OK, headers, encode(registry))
 
 
-@dataclass(frozen=True)
 class _Families(Collector):
     """The families of all replicas' metrics, from Prometheus's text form."""
 
-    answers: Sequence[ReplicaAnswer]
+    def __init__(self, answers: Sequence[ReplicaAnswer]) -> None:
+        self._answers = answers
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for one in self.answers:
+        for one in self._answers:
             for family in text_string_to_metric_families(one.body.decode()):
                 merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:

@@ -32,6 +32,9 @@ class Replica:
         configure_logging(settings.log_level, settings.log_format)
         await asyncio.to_thread(check_models, settings)
         context = serve.get_replica_context()
+        # Replicas of one machine write no sessions into each other's folders; a dead one's successor has its rank.
+        own = settings.profile_dir / context.deployment / f"replica-{context.rank.rank}"
+        settings = settings.model_copy(update={"profile_dir": own})
         self._id = context.replica_tag
         self._model = context.deployment
         # Requests that the app answers; those whose client has left may end a little later.
