@@ -24,6 +24,8 @@ IMPORT_PATH = "genai_server.cli.deploy.application:build"
 _ROUTER = "genai_server.cli.deploy.request_router.PrefixRouter"
 # Calls beside generations that a full replica still takes: admin calls, and reading.
 _SPARE_CALLS = 32
+# Requests that wait in the ingress for a replica. Each does for some milliseconds, even where replicas are idle.
+_MOST_QUEUED = 1_000
 _HEALTH_EVERY = 2.0
 # Most requests at once in the ingress, which refuses none itself.
 _MOST_IN_INGRESS = 100_000
@@ -80,7 +82,7 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
         **_scaling(replicas, settings.max_batch_size),
         # All that the replica itself does not refuse, so that its own queue is the limit.
         max_ongoing_requests=settings.max_batch_size + settings.max_queue + _SPARE_CALLS,
-        max_queued_requests=max(1, settings.max_queue),
+        max_queued_requests=_MOST_QUEUED,
         graceful_shutdown_timeout_s=_time_to_stop(settings),
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=_HEALTH_EVERY,

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from genai_server.cli.serve.preflight import check_access, check_models
-from genai_server.config import Settings, add_options, keep_ray_local, load_settings
+from genai_server.config import Settings, add_options, is_loopback, keep_ray_local, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 from genai_server.logs import configure_logging
@@ -31,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--address",
         metavar="ADDRESS",
-        help="Ray cluster, such as auto or ray://head:10001; without it, one starts here",
+        help="of a Ray cluster, such as auto or head:6379; without it, one starts here",
     )
     parser.add_argument(
         "--replicas", metavar="N|MIN:MAX", default="1", help="of each model, such as 2, or 1:4 to scale"
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     check_access(settings)
     check_models(settings)
-    if arguments.address is None:
+    if arguments.address is None or is_loopback(arguments.address.rpartition(":")[0]):
         keep_ray_local()
     return _deploy(settings, arguments.replicas, arguments.address)
 
@@ -115,7 +115,8 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
             serve.run(deployed, name=_NAME, route_prefix="/")
         except RuntimeError as error:
             raise ConfigurationError(f"{error} The log of Ray Serve has the reason.") from None
-        log.info("ready on http://%s:%d", settings.host, settings.port)
+        where = ray.get_runtime_context().gcs_address
+        log.info("ready on http://%s:%d; the address of the cluster is %s", settings.host, settings.port, where)
         if address is None:
             stop.wait()
             serve.shutdown()

@@ -8,7 +8,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -201,9 +202,10 @@ class _IngressApp:
         start: Message | None = None
         for is_last in (False, True):
             try:
-                async for message in self._messages(request, model):
-                    start = start or message
-                    await send(message)
+                async with aclosing(self._messages(request, model)) as messages:
+                    async for message in messages:
+                        start = start or message
+                        await send(message)
                 return
             except RayActorError:
                 log.warning("a replica of %s has died", model)
@@ -214,7 +216,7 @@ class _IngressApp:
                     await send(_last_words(start, error, scope))
                     return
 
-    async def _messages(self, request: ForwardedRequest, model: str) -> AsyncIterator[Message]:
+    async def _messages(self, request: ForwardedRequest, model: str) -> AsyncGenerator[Message]:
         """The messages of one replica's response. Raises QueueFull, NoEngineReady and RayActorError."""
         handle = self._streams[model]
         # By a keyword the request router does not look for a prompt, and refuses an empty one otherwise.
@@ -230,8 +232,9 @@ class _IngressApp:
             ) from None
         except DeploymentUnavailableError:
             raise NoEngineReady(f"no replica of {model} can be started; Serve's status has the reason") from None
-        finally:
-            answers.cancel()  # without effect once it has ended
+        except (asyncio.CancelledError, GeneratorExit):
+            answers.cancel()
+            raise
 
     async def _ask_one(self, request: ForwardedRequest, model: str) -> ReplicaAnswer:
         found = [message async for message in self._messages(request, model)]
