@@ -95,10 +95,11 @@ def limit_tokenizer_threads(environ: MutableMapping[str, str] | None = None) -> 
 
 
 def keep_ray_local(environ: MutableMapping[str, str] | None = None) -> None:
-    """Let a cluster that Ray starts here listen on loopback alone, and send no statistics of its use.
+    """Let a cluster that Ray starts here, or finds here, listen on loopback, want a token, and send no statistics.
 
     Has an effect only before Ray is imported. Ray reads the first variable on every system.
     """
     environ = os.environ if environ is None else environ
     environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    environ.setdefault("RAY_AUTH_MODE", "token")
     environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

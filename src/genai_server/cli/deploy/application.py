@@ -26,7 +26,9 @@ _ROUTER = "genai_server.cli.deploy.request_router.PrefixRouter"
 _SPARE_CALLS = 32
 # Requests that wait in the ingress for a replica. Each does for some milliseconds, even where replicas are idle.
 _MOST_QUEUED = 1_000
+# In seconds.
 _HEALTH_EVERY = 2.0
+_DRAIN_EVERY = 0.5
 # Most requests at once in the ingress, which refuses none itself.
 _MOST_IN_INGRESS = 100_000
 _DEFAULT_CONFIG = "genai-server.toml"
@@ -47,14 +49,17 @@ def build(args: Mapping[str, Any]) -> Any:
 def application(settings: Settings, replicas: str) -> Any:
     """The application for these settings. Raises ConfigurationError for a wrong number of replicas."""
     models = {name: _deployment(settings, name, replicas) for name in settings.served}
-    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress")
-    options = ingress.options(
+    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress").options(
+        version=_version(settings),
+        _internal=True,
         max_ongoing_requests=_MOST_IN_INGRESS,
         graceful_shutdown_timeout_s=_time_to_stop(settings),
+        graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
         health_check_period_s=_HEALTH_EVERY,
-        ray_actor_options={"num_cpus": 0.1},
+        # So that it has its place beside Ray's own processes.
+        ray_actor_options={"num_cpus": 0},
     )
-    return options.bind(settings, models)
+    return ingress.bind(settings, models)
 
 
 def settings_of(settings: Settings, model: str) -> Settings:
@@ -77,14 +82,17 @@ def settings_of(settings: Settings, model: str) -> Settings:
 
 
 def _deployment(settings: Settings, model: str, replicas: str) -> Any:
+    own = settings_of(settings, model)
     kinds = {device.partition(":")[0] for device in settings.devices}
     deployment = serve.deployment(Replica, name=re.sub(r"[^\w.-]", "-", model)).options(
         **_scaling(replicas, settings.max_batch_size),
+        version=_version(own),
+        _internal=True,
         # All that the replica itself does not refuse, so that its own queue is the limit.
         max_ongoing_requests=settings.max_batch_size + settings.max_queue + _SPARE_CALLS,
         max_queued_requests=_MOST_QUEUED,
         graceful_shutdown_timeout_s=_time_to_stop(settings),
-        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
         health_check_period_s=_HEALTH_EVERY,
         ray_actor_options={"num_cpus": settings.threads or 1, "num_gpus": int("cuda" in kinds)},
         request_router_config=RequestRouterConfig(
@@ -92,10 +100,7 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
             request_router_kwargs={"imbalanced_threshold": max(1, settings.max_batch_size // 2), "do_eviction": True},
         ),
     )
-    own = settings_of(settings, model)
-    # With the same version, deploying again changes the number of replicas and restarts none.
-    version = hashlib.blake2b(f"{__version__} {own.model_dump_json()}".encode(), digest_size=16).hexdigest()
-    return deployment.options(version=version, _internal=True).bind(own)
+    return deployment.bind(own)
 
 
 def most_replicas(replicas: str) -> int:
@@ -116,6 +121,11 @@ def _bounds(replicas: str) -> tuple[int, int]:
     if least > most:
         raise ConfigurationError(f"replicas={replicas}: expected a number such as 2, or least and most such as 1:4")
     return least, most
+
+
+def _version(settings: Settings) -> str:
+    """Deploying again with the same version changes the number of replicas, and restarts none."""
+    return hashlib.blake2b(f"{__version__} {settings.model_dump_json()}".encode(), digest_size=16).hexdigest()
 
 
 def _time_to_stop(settings: Settings) -> float:
