@@ -26,6 +26,8 @@ from _load.server import DEMO, HOST, REPOSITORY, Server, clean_environment, free
 _SECONDS_TO_START = 180.0
 # Short requests of a round: one is too short for the kernel's clock.
 _REQUESTS = 10
+# Seconds in which a server does nothing that was asked.
+_IDLE = 2.0
 
 
 @dataclass
@@ -35,16 +37,18 @@ class Measured:
     request: list[float] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)
     token: list[float] = field(default_factory=list)
-    # Of all processes of the server.
+    # Of all processes of the server, beyond what they take without a request.
     request_cpu: list[float] = field(default_factory=list)
     token_cpu: list[float] = field(default_factory=list)
+    # Milliseconds in a second without a request.
+    idle_cpu: list[float] = field(default_factory=list)
 
 
 @contextmanager
 def deployed(folder: Path, settings: dict[str, str]) -> Iterator[Server]:
     """One replica on a Ray cluster of its own."""
     port = free_port()
-    environment = clean_environment() | settings | {"RAY_raylet_start_wait_time_s": str(_SECONDS_TO_START)}
+    environment = clean_environment() | settings | {"RAY_raylet_start_wait_time_s": f"{_SECONDS_TO_START:.0f}"}
     environment |= {"GENAI_CACHE_DIR": str(folder / "cache"), "GENAI_LOG_LEVEL": "warning"}
     command = [sys.executable, "-m", "genai_server", "deploy", "ray", "--port", str(port)]
 
@@ -68,24 +72,28 @@ def processor_seconds(server: Server) -> float:
 def measure(server: Server, client: httpx.Client, num_tokens: int, into: Measured) -> None:
     """One round."""
     body = {"messages": [{"role": "user", "content": "Tell me more."}], "ignore_eos": True}
-    before = processor_seconds(server)
+    at_rest = processor_seconds(server)
+    time.sleep(_IDLE)
+    idle = (processor_seconds(server) - at_rest) / _IDLE
+    into.idle_cpu.append(idle * 1000)
+    start, before = time.perf_counter(), processor_seconds(server)
     for _ in range(_REQUESTS):
         began = time.perf_counter()
         client.post("/v1/chat/completions", json=body | {"max_tokens": 1}).raise_for_status()
         into.request.append((time.perf_counter() - began) * 1000)
-    between = processor_seconds(server)
-    began, arrived = time.perf_counter(), []
+    used = processor_seconds(server) - before - idle * (time.perf_counter() - start)
+    into.request_cpu.append(used / _REQUESTS * 1000)
+    began, before, arrived = time.perf_counter(), processor_seconds(server), []
     with client.stream(
         "POST", "/v1/chat/completions", json=body | {"max_tokens": num_tokens, "stream": True}
     ) as answer:
         for line in answer.iter_lines():
             if '"content"' in line:
                 arrived.append(time.perf_counter())
-    after = processor_seconds(server)
+    used = processor_seconds(server) - before - idle * (time.perf_counter() - began)
     into.first_token.append((arrived[0] - began) * 1000)
     into.token.append((arrived[-1] - arrived[0]) / (len(arrived) - 1) * 1000)
-    into.request_cpu.append((between - before) / _REQUESTS * 1000)
-    into.token_cpu.append((after - between) / num_tokens * 1000)
+    into.token_cpu.append(used / num_tokens * 1000)
 
 
 def main() -> None:
@@ -120,6 +128,7 @@ def main() -> None:
         "token": "each further token",
         "request_cpu": "processor time of a request",
         "token_cpu": "processor time of a token",
+        "idle_cpu": "processor time of a second without requests",
     }
     for name, told in names.items():
         one, other = (statistics.median(getattr(measured, name)) for _, _, measured in pairs)

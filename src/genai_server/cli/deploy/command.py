@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import logging
 import signal
 import threading
 from pathlib import Path
@@ -12,8 +11,6 @@ from genai_server.config import Settings, add_options, is_loopback, keep_ray_loc
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 from genai_server.logs import configure_logging
-
-log = logging.getLogger(__name__)
 
 _NAME = "genai-server"
 # They come from the environment of the cluster's processes, and are in no file.
@@ -116,7 +113,8 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
         except RuntimeError as error:
             raise ConfigurationError(f"{error} The log of Ray Serve has the reason.") from None
         where = ray.get_runtime_context().gcs_address
-        log.info("ready on http://%s:%d; the address of the cluster is %s", settings.host, settings.port, where)
+        # Ray has taken over the log.
+        print(f"ready on http://{settings.host}:{settings.port}; the address of the cluster is {where}", flush=True)
         if address is None:
             stop.wait()
             serve.shutdown()
