@@ -49,6 +49,10 @@ class ForwardedRequest:
         }
 
 
+# The question whether a replica takes work; nobody's, so that the answer is for everybody.
+READINESS = ForwardedRequest("GET", "/readyz", b"/readyz", b"", [], b"", None, None, "http")
+
+
 @dataclass(frozen=True)
 class ReplicaAnswer:
     """The whole answer of one replica."""

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,7 @@ from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
 from genai_server.api.routes import metrics, ollama_pull
 from genai_server.cli.deploy.forwarded import (
+    READINESS,
     REPLICA_HEADER,
     ForwardedRequest,
     ReplicaAnswer,
@@ -169,7 +170,7 @@ class _IngressApp:
                 "what a deployment serves is in its settings: change GENAI_MODELS or GENAI_ADAPTERS, and deploy again"
             )
         if path in _HEALTH:
-            await _send(await self._state(request), send)
+            await _send(await self._state(), send)
         elif is_metrics or path in _OF_ALL or _matches(_ADMIN, scope):
             answers = await self._ask_all(request, named)
             accept = Headers(scope=scope).get("accept", "")
@@ -262,14 +263,12 @@ class _IngressApp:
         # A replica that dies meanwhile has nothing to say.
         return [answer for answer in found if isinstance(answer, ReplicaAnswer)]
 
-    async def _state(self, request: ForwardedRequest) -> ReplicaAnswer:
+    async def _state(self) -> ReplicaAnswer:
         """The answer of a replica that takes work, or of another; kept for a moment, for balancers ask often."""
         now = time.monotonic()
         told, kept = self._health
         if kept is None or now - told > _HEALTH_LASTS:
-            # Nothing of a client's request goes into what others get.
-            plain = replace(request, method="GET", path="/readyz", raw_path=b"/readyz", headers=[], body=b"")
-            answers = await self._ask_all(plain)
+            answers = await self._ask_all(READINESS)
             kept = min(answers, key=lambda answer: answer.status)
             self._health = now, kept
         return kept

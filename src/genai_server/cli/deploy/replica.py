@@ -11,7 +11,7 @@ from starlette.types import Message
 from uvicorn import Config
 from uvicorn.lifespan.on import LifespanOn
 
-from genai_server.cli.deploy.forwarded import REPLICA_HEADER, ForwardedRequest, ReplicaAnswer, with_header
+from genai_server.cli.deploy.forwarded import READINESS, REPLICA_HEADER, ForwardedRequest, ReplicaAnswer, with_header
 from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.preflight import check_models
 from genai_server.config import Settings
@@ -21,7 +21,6 @@ from genai_server.messages.status_file import EngineState
 from genai_server.supervisor.supervisor import Supervisor
 
 _LOOK_EVERY = 0.05
-_READY = ForwardedRequest("GET", "/readyz", b"/readyz", b"", [], b"", None, None, "http")
 
 
 class Replica:
@@ -47,7 +46,7 @@ class Replica:
             await self._lifespan.startup()
             if self._lifespan.should_exit:
                 raise ConfigurationError("the app does not start; the replica's log says why")
-            while (await self._answer(_READY)).status != 200:
+            while (await self._answer(READINESS)).status != 200:
                 self.check_health()
                 await asyncio.sleep(_LOOK_EVERY)
         except BaseException:
