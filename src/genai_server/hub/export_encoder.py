@@ -40,7 +40,14 @@ def main() -> None:
         if precision == "int8":
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
-            quantize_dynamic(str(exact), str(target / "model.onnx"), weight_type=QuantType.QInt8, per_channel=True)
+            # Without Attention, which is taken for ONNX Runtime's operator of that name.
+            quantize_dynamic(
+                str(exact),
+                str(target / "model.onnx"),
+                op_types_to_quantize=["MatMul", "Gather"],
+                weight_type=QuantType.QInt8,
+                per_channel=True,
+            )
     print("Saving processing files", flush=True)
     copy(source, target)
 
