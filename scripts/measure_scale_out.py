@@ -92,7 +92,7 @@ def measure(server: Server, client: httpx.Client, num_tokens: int, into: Measure
                 arrived.append(time.perf_counter())
     used = processor_seconds(server) - before - idle * (time.perf_counter() - began)
     into.first_token.append((arrived[0] - began) * 1000)
-    into.token.append((arrived[-1] - arrived[0]) / (len(arrived) - 1) * 1000)
+    into.token.append((arrived[-1] - arrived[0]) / (num_tokens - 1) * 1000)
     into.token_cpu.append(used / num_tokens * 1000)
 
 

@@ -49,6 +49,7 @@ REPLICA = "x-genai-replica"
 # Waiting costs no processor time; on a busy machine Ray's processes take long to start.
 PATIENCE = 120.0
 PLACES = 12
+CHAT = "/v1/chat/completions"
 PROGRAM = (sys.executable, "-m", "genai_server", "deploy", "ray")
 SETTINGS = {
     "GENAI_ADMIN_API_KEY": KEY,
@@ -96,7 +97,7 @@ def _engines(server: RunningServer) -> dict[str, psutil.Process]:
 
 
 def _ask(server: RunningServer, content: str, **fields: Any) -> httpx.Response:
-    return server.client.post("/v1/chat/completions", json=body(content, **fields))
+    return server.client.post(CHAT, json=body(content, **fields))
 
 
 @contextmanager
@@ -109,9 +110,9 @@ def _suspended_streams(server: RunningServer) -> Iterator[dict[str, EventReader]
         while streams.keys() != engines.keys():
             number += 1
             assert number < 2 * PLACES
-            fields = {"path": "/v1/chat/completions", "stream": True, "ignore_eos": True, "max_tokens": 1500}
+            fields: dict[str, Any] = {"stream": True, "ignore_eos": True, "max_tokens": 1500}
             # With so many on one replica, the next one goes to another.
-            events = stack.enter_context(server.stream(f"{number}: tell me more", **fields))
+            events = stack.enter_context(server.stream(f"{number}: tell me more", path=CHAT, **fields))
             next(iter(events))
             streams.setdefault(events.response.headers[REPLICA], events)
         for engine in engines.values():
@@ -140,7 +141,7 @@ def test_openais_client_meets_what_it_meets_at_a_single_server(test: Callable[[O
 
 
 def test_a_stream_comes_token_by_token(demo: RunningServer) -> None:
-    with demo.stream("What is the capital of France?", path="/v1/chat/completions", stream=True) as events:
+    with demo.stream("What is the capital of France?", path=CHAT, stream=True) as events:
         chunks = [raw for raw in events.response.iter_raw() if b"content" in raw]
     assert len(chunks) > 3
 
@@ -148,11 +149,11 @@ def test_a_stream_comes_token_by_token(demo: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("path", "content"),
     [
-        ("/v1/chat/completions", b"{"),
-        ("/v1/chat/completions", b"{}"),
-        ("/v1/chat/completions", json.dumps(body("x", temperature=9)).encode()),
-        ("/v1/chat/completions", json.dumps(body("x", model="gpt-9")).encode()),
-        ("/v1/chat/completions", json.dumps(body("x" * 2_000_000)).encode()),
+        (CHAT, b"{"),
+        (CHAT, b"{}"),
+        (CHAT, json.dumps(body("x", temperature=9)).encode()),
+        (CHAT, json.dumps(body("x", model="gpt-9")).encode()),
+        (CHAT, json.dumps(body("x" * 2_000_000)).encode()),
         ("/v1/messages", json.dumps(body("x")).encode()),
         ("/api/chat", json.dumps({"messages": 1}).encode()),
         ("/v1/nothing", b"{}"),
@@ -177,7 +178,7 @@ def test_a_conversation_finds_its_prefix_again_while_others_load_both_replicas(d
         messages = [{"role": "system", "content": f"You are guide {number} to the cities of the world. " * 30}]
         for turn in range(turns):
             messages.append({"role": "user", "content": f"And {turn}?"})
-            answer = demo.client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8})
+            answer = demo.client.post(CHAT, json={"messages": messages, "max_tokens": 8})
             text, usage = answer.json()["choices"][0]["message"]["content"], answer.json()["usage"]
             messages.append({"role": "assistant", "content": text})
             yield answer.headers[REPLICA], usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]

@@ -78,7 +78,8 @@ def _call(handles: Mapping[str, _Handle], method: str, path: str, **fields: Any)
 def _death() -> Exception:
     from ray.exceptions import RayActorError
 
-    return RayActorError()
+    death: Exception = RayActorError()
+    return death
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -110,6 +111,12 @@ def test_a_stream_whose_replica_dies_ends_with_an_event_of_its_api(path: str, be
     first, last = answer.text.rstrip("\n").split("\n\n")
     assert first == "data: 1"
     assert last.startswith(begins)
+
+
+def test_an_unexpected_error_before_the_response_is_a_500_in_the_apis_form() -> None:
+    answer = _call({"m": _Handle([ValueError("secret")])}, "POST", "/v1/messages", json=CHAT)
+    assert (answer.status_code, answer.json()["type"]) == (500, "error")
+    assert "secret" not in answer.text
 
 
 def test_the_body_names_the_deployment() -> None:

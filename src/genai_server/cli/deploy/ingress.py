@@ -125,7 +125,7 @@ class _IngressApp:
         app = Authentication(
             app,
             load_keys(settings),
-            RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, asyncio.get_running_loop().time),
+            RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, time.monotonic),
             admin_key=settings.admin_api_key,
             on_loopback=False,
             insecure=settings.insecure,
@@ -152,12 +152,21 @@ class _IngressApp:
             await self._app(scope, receive, send_unnamed)
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         message = await receive()
         try:
-            await self._answer(scope, message.get("body", b""), send)
+            await self._answer(scope, message.get("body", b""), send_noted)
         except GenaiServerError as error:
             await error_response(error, scope)(scope, receive, send)
         except Exception:
+            if has_begun:
+                raise  # the connection breaks
             log.exception("a request met an internal error")
             await error_response(internal_error(), scope)(scope, receive, send)
 
