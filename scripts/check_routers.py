@@ -38,8 +38,13 @@ _SECONDS_TO_START = 60.0
 _SECONDS_TO_INSTALL = 600.0
 
 
-# By default they ask every minute, and send to a dead server until five or ten requests in a row have failed there.
-NOTICES_SOON = ("--health-check-interval-secs", "2", "--cb-failure-threshold", "2")
+# By default they ask every minute, send to a dead server until five or ten requests in a row have failed there, and try
+# it again after half a minute or a whole one.
+NOTICES_SOON = (
+    *("--health-check-interval-secs", "2"),
+    *("--cb-failure-threshold", "2"),
+    *("--cb-timeout-duration-secs", "5"),
+)
 
 
 @dataclass(frozen=True)

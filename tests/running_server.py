@@ -176,12 +176,14 @@ def run_server(
     program: Sequence[str] = (sys.executable, "-m", "genai_server"),
     cwd: Path = ROOT,
     seconds: float = 40.0,
+    port: int | None = None,
 ) -> Iterator[RunningServer]:
-    """Start `genai-server serve` on a free port, wait until no device is loading any more, and end its processes.
+    """Start `genai-server serve`, wait until no device is loading any more, and end its processes.
 
-    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds.
+    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds. Without `port`
+    it listens on a free one.
     """
-    port = free_port()
+    port = port or free_port()
     log = folder / "server.log"
     folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     environment = clean_environment(**folders, **(settings or {}))
