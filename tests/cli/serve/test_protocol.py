@@ -207,12 +207,14 @@ def test_a_websocket_that_reads_nothing_is_cut_off_too(hasty: RunningServer) -> 
     said = "cut off a client that has taken nothing for 1 s"
     before = hasty.log().count(said)
     wanted = {"input": "count 9999", "include": ["message.output_text.logprobs"], "top_logprobs": 20}
-    with connect(hasty, receive_buffer=4096) as sock:
-        connection = connect_websocket(f"ws{hasty.url.removeprefix('http')}/v1/responses", sock=sock, max_queue=1)
+    url = f"ws{hasty.url.removeprefix('http')}/v1/responses"
+    with (
+        connect(hasty, receive_buffer=4096) as sock,
+        connect_websocket(url, sock=sock, max_queue=1, close_timeout=0.1) as connection,
+    ):
         connection.send(json.dumps({"type": "response.create", "model": "onnx-genai", **wanted}))
         wait_until(lambda: hasty.log().count(said) > before, 40)
         wait_until(lambda: "path=/v1/responses" in hasty.log() and hasty.idle("scripted"))
-    connection.close_socket()
 
 
 MIB = 1024 * 1024
