@@ -36,6 +36,8 @@ SETTINGS = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MAX_BATCH_SIZE": "8"}
 _MODEL = "onnx-genai"
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_INSTALL = 600.0
+# Tokens of the streams that are timed.
+_STREAMED = 129
 
 
 # By default they ask every minute, send to a dead server until five or ten requests in a row have failed there, and try
@@ -77,8 +79,9 @@ class Found:
     """What was seen of one router."""
 
     version: str
-    # Milliseconds that a request takes longer than without it.
-    overhead: float
+    # Milliseconds that a request takes longer than without it, and microseconds that each token of a stream does.
+    request_overhead: float
+    token_overhead: float
     # Shares of prompt tokens found in the caches, by policy.
     hits: dict[str, float]
     # Answers by "answered" or the error, while a server drains, and while and after one is killed.
@@ -129,16 +132,31 @@ def check_answers(url: str) -> None:
     assert plain.choices[0].message.content == text != ""
 
 
-def median_milliseconds(url: str, count: int) -> float:
-    """Of a short request, one after another on one connection."""
-    times = []
-    with httpx.Client(base_url=url, timeout=30) as client:
-        for _ in range(count):
-            began = time.perf_counter()
-            body = {"model": _MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-            client.post("/v1/chat/completions", json=body).raise_for_status()
-            times.append(time.perf_counter() - began)
-    return statistics.median(times) * 1000
+def overheads(url: str, direct: str, rounds: int) -> tuple[float, float]:
+    """What a request takes longer by way of a router, in milliseconds, and each token of its stream, in microseconds.
+
+    Each round asks both, so that a machine's other work concerns both alike; the medians of rounds are compared.
+    """
+    requests: dict[str, list[float]] = {url: [], direct: []}
+    tokens: dict[str, list[float]] = {url: [], direct: []}
+    with httpx.Client(timeout=30) as client:
+        for number in range(rounds):
+            for address in (url, direct) if number % 2 else (direct, url):
+                requests[address].append(min(_seconds(client, address, 1) for _ in range(3)))
+                tokens[address].append((_seconds(client, address, _STREAMED) - requests[address][-1]) / (_STREAMED - 1))
+    request, token = (statistics.median(of[url]) - statistics.median(of[direct]) for of in (requests, tokens))
+    return request * 1e3, token * 1e6
+
+
+def _seconds(client: httpx.Client, url: str, tokens: int) -> float:
+    """That a stream of so many tokens takes. A seed keeps drafts from shortening it."""
+    body = {"model": _MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens, "stream": True}
+    began = time.perf_counter()
+    more = {"ignore_eos": True, "temperature": 1, "seed": 1}
+    with client.stream("POST", f"{url}/v1/chat/completions", json=body | more) as response:
+        response.raise_for_status()
+        response.read()
+    return time.perf_counter() - began
 
 
 def cached_tokens(servers: Sequence[Server]) -> tuple[float, float]:
@@ -154,21 +172,22 @@ def cached_tokens(servers: Sequence[Server]) -> tuple[float, float]:
 
 
 def converse(url: str, num_conversations: int, num_turns: int, seed: int) -> None:
-    """Conversations by turns, beside each other, with one of a few system prompts each."""
+    """Conversations by turns, beside each other, with one of a few system prompts each: the same ones for a seed."""
     chance = random.Random(seed)
     words = ["red", "blue", "one", "two", "sun", "moon", "sea", "land", "old", "new", "day", "night"]
     systems = [" ".join(chance.choices(words, k=200)) for _ in range(max(2, num_conversations // 4))]
     talks = [[{"role": "system", "content": chance.choice(systems)}] for _ in range(num_conversations)]
     client = _client(url)
 
-    def turn(talk: list[dict[str, str]]) -> None:
-        talk.append({"role": "user", "content": " ".join(chance.choices(words, k=20))})
+    def turn(talk: list[dict[str, str]], question: str) -> None:
+        talk.append({"role": "user", "content": question})
         answer = client.chat.completions.create(model=_MODEL, messages=talk, max_tokens=16)
         talk.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
 
     with ThreadPoolExecutor(4) as pool:
         for _ in range(num_turns):
-            list(pool.map(turn, chance.sample(talks, len(talks))))
+            questions = [" ".join(chance.choices(words, k=20)) for _ in talks]
+            list(pool.map(turn, chance.sample(talks, len(talks)), questions))
             time.sleep(1.2)  # engines report their counters once a second
 
 
@@ -224,7 +243,7 @@ def check(name: str, work: Path, *, quick: bool) -> Found:
     """Measure one router. Raises PeerUnavailable, DoesNotStart and AssertionError."""
     router = ROUTERS[name]
     folder = install(router, work / name)
-    conversations, turns, requests, seconds = (8, 3, 20, 6.0) if quick else (32, 4, 200, 15.0)
+    conversations, turns, rounds, seconds = (8, 3, 5, 6.0) if quick else (32, 4, 40, 15.0)
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
         one, other = (stack.enter_context(run_server(folder, SETTINGS)) for folder in folders[:2])
@@ -234,13 +253,13 @@ def check(name: str, work: Path, *, quick: bool) -> Found:
             with routed(router, folder, urls, policy) as url:
                 check_answers(url)
                 hits[policy] = hit_rate(url, (one, other), conversations, turns, seed=1)
-                overhead = median_milliseconds(url, requests) - median_milliseconds(urls[0], requests)
+                request, token = overheads(url, urls[0], rounds)
         with routed(router, folder, urls, router.round_robin) as url:
             drained = ask_through(url, lambda: os.kill(other.pid, signal.SIGTERM), seconds)
             third = stack.enter_context(run_server(folders[2], SETTINGS))
         with routed(router, folder, [urls[0], f"http://{HOST}:{third.port}"], router.round_robin) as url:
             killed = ask_through(url, lambda: os.killpg(third.pid, signal.SIGKILL), seconds)
-    return Found(version_in(work / name, router.package), overhead, hits, drained, killed)
+    return Found(version_in(work / name, router.package), request, token, hits, drained, killed)
 
 
 def shown(ended: Counter[str]) -> str:
@@ -260,8 +279,11 @@ def main() -> None:
     unknown = set(arguments.routers) - ROUTERS.keys()
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: known are {', '.join(ROUTERS)}")
-    print("| router | overhead, ms | round robin: cached | cache-aware: cached | one server drains | one is killed |")
-    print("|---|---:|---:|---:|---|---|")
+    columns = (
+        "a request, ms | a token, µs | round robin: cached | cache-aware: cached | one server drains | one is killed"
+    )
+    print(f"| router | {columns} |")
+    print("|---|---:|---:|---:|---:|---|---|")
     failed = False
     for name in arguments.routers or ROUTERS:
         router = ROUTERS[name]
@@ -273,7 +295,8 @@ def main() -> None:
             continue
         cells = [
             f"{name} {found.version}",
-            f"{found.overhead:.1f}",
+            f"{found.request_overhead:.1f}",
+            f"{found.token_overhead:.0f}",
             f"{found.hits[router.round_robin]:.0%}",
             f"{found.hits[router.cache_aware]:.0%}",
             shown(found.drained),
