@@ -50,13 +50,12 @@ class Replica:
     def server(self) -> RunningServer:
         """It, running."""
         if self._server is None or self._server.process.poll() is not None:
-            self.stop()
-            self._server = self._open.enter_context(
-                run_server(self.folder, "--model-dir", str(DEMO), "--threads", "1", port=self.port)
-            )
+            self.close()
+            options = ("--model-dir", str(DEMO), "--threads", "1")
+            self._server = self._open.enter_context(run_server(self.folder, *options, seconds=SECONDS, port=self.port))
         return self._server
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End it, if it runs."""
         self._open.close()
 
@@ -113,7 +112,7 @@ def module_routed(demo: RunningServer, tmp_path_factory: pytest.TempPathFactory)
         pytest.skip("vllm-router is not installed (extra router, for Linux on x86-64)")
     folder = tmp_path_factory.mktemp("routed")
     other = Replica(folder)
-    with closing(other._open):
+    with closing(other):
         port = free_port()
         _, *arguments = _documented([demo.url, other.server().url], port)
         log = (folder / "router.log").open("wb")
@@ -183,7 +182,7 @@ def _stream_on_both(routed: Routed, pool: ThreadPoolExecutor) -> list["Future[bo
             streams.append(pool.submit(routed.is_whole, **_long(next(_numbers))))
         return all(routed.num_running())
 
-    wait_until(has_both)
+    wait_until(has_both, SECONDS)
     return streams
 
 
