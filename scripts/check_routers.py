@@ -23,11 +23,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
 
 import httpx
+import psutil
 from _load.server import DEMO, HOST, Server, clean_environment, free_port, run_server, running
 from _peers.environment import Environment, PeerUnavailable
 from openai import OpenAI, OpenAIError
@@ -36,8 +37,9 @@ SETTINGS = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MAX_BATCH_SIZE": "8"}
 _MODEL = "onnx-genai"
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_INSTALL = 600.0
-# Tokens of the streams that are timed.
+# Tokens of the streams that are timed, and how many short requests come before them.
 _STREAMED = 129
+_SHORT = 5
 
 
 # By default they ask every minute, send to a dead server until five or ten requests in a row have failed there, and try
@@ -67,6 +69,8 @@ class Router:
         return [*command, *NOTICES_SOON, *ports]
 
 
+_OVERHEADS = ("a request, ms", "a token, µs", "processor: a request, µs", "a token, µs")
+_POLICIES = ("round robin: cached", "cache-aware: cached", "one server drains", "one is killed")
 ROUTERS = {
     "vllm-router": Router("vllm-router", ("vllm-router",)),
     "smg": Router("smg", ("smg", "launch")),
@@ -75,23 +79,31 @@ ROUTERS = {
 
 
 @dataclass
+class Overhead:
+    """What a router adds to a request and to each token of its stream, in seconds, of time and of its processor's."""
+
+    request: float
+    token: float
+    request_processor: float
+    token_processor: float
+
+
+@dataclass
 class Found:
     """What was seen of one router."""
 
     version: str
-    # Milliseconds that a request takes longer than without it, and microseconds that each token of a stream does.
-    request_overhead: float
-    token_overhead: float
+    overhead: Overhead
     # Shares of prompt tokens found in the caches, by policy.
-    hits: dict[str, float]
+    hits: dict[str, float] = field(default_factory=dict)
     # Answers by "answered" or the error, while a server drains, and while and after one is killed.
-    drained: Counter[str]
-    killed: Counter[str]
+    drained: Counter[str] = field(default_factory=Counter)
+    killed: Counter[str] = field(default_factory=Counter)
 
 
 @contextmanager
-def routed(router: Router, folder: Path, workers: Sequence[str], policy: str) -> Iterator[str]:
-    """Run a router before some servers; gives its URL once it answers for the model."""
+def routed(router: Router, folder: Path, workers: Sequence[str], policy: str) -> Iterator[tuple[str, int]]:
+    """Run a router before some servers; gives its URL and process once it answers for the model."""
     port = free_port()
     url = f"http://{HOST}:{port}"
 
@@ -103,8 +115,8 @@ def routed(router: Router, folder: Path, workers: Sequence[str], policy: str) ->
 
     log = folder.parent / f"{router.package}-{policy}.log"
     command = router.line(folder, workers, port, policy)
-    with running(command, clean_environment(), log, is_up, _SECONDS_TO_START):
-        yield url
+    with running(command, clean_environment(), log, is_up, _SECONDS_TO_START) as pid:
+        yield url, pid
 
 
 def _client(url: str) -> OpenAI:
@@ -132,20 +144,35 @@ def check_answers(url: str) -> None:
     assert plain.choices[0].message.content == text != ""
 
 
-def overheads(url: str, direct: str, rounds: int) -> tuple[float, float]:
-    """What a request takes longer by way of a router, in milliseconds, and each token of its stream, in microseconds.
+def overhead(url: str, pid: int, direct: str, rounds: int) -> Overhead:
+    """What a router adds to a request and to each token.
 
-    Each round asks both, so that a machine's other work concerns both alike; the medians of rounds are compared.
+    Each round asks both, so that a machine's other work concerns both alike; the medians of rounds are compared. The
+    router's processor time is free of that work.
     """
     requests: dict[str, list[float]] = {url: [], direct: []}
     tokens: dict[str, list[float]] = {url: [], direct: []}
+    used = [0.0, 0.0]
     with httpx.Client(timeout=30) as client:
         for number in range(rounds):
             for address in (url, direct) if number % 2 else (direct, url):
-                requests[address].append(min(_seconds(client, address, 1) for _ in range(3)))
-                tokens[address].append((_seconds(client, address, _STREAMED) - requests[address][-1]) / (_STREAMED - 1))
+                before = processor_seconds(pid)
+                requests[address].append(min(_seconds(client, address, 1) for _ in range(_SHORT)))
+                between = processor_seconds(pid)
+                stream = min(_seconds(client, address, _STREAMED) for _ in range(2))
+                tokens[address].append((stream - requests[address][-1]) / (_STREAMED - 1))
+                if address == url:
+                    used[0] += between - before
+                    used[1] += processor_seconds(pid) - between
     request, token = (statistics.median(of[url]) - statistics.median(of[direct]) for of in (requests, tokens))
-    return request * 1e3, token * 1e6
+    each = used[0] / rounds / _SHORT
+    return Overhead(request, token, each, max(0.0, used[1] / rounds / 2 - each) / (_STREAMED - 1))
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process and its children have used."""
+    process = psutil.Process(pid)
+    return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
 
 
 def _seconds(client: httpx.Client, url: str, tokens: int) -> float:
@@ -239,27 +266,31 @@ def version_in(folder: Path, package: str) -> str:
     return next((each.version for each in found), "")
 
 
-def check(name: str, work: Path, *, quick: bool) -> Found:
+def check(name: str, work: Path, *, quick: bool, only_overhead: bool) -> Found:
     """Measure one router. Raises PeerUnavailable, DoesNotStart and AssertionError."""
     router = ROUTERS[name]
     folder = install(router, work / name)
-    conversations, turns, rounds, seconds = (8, 3, 5, 6.0) if quick else (32, 4, 40, 15.0)
+    version = version_in(work / name, router.package)
+    conversations, turns, rounds, seconds = (8, 3, 5, 6.0) if quick else (32, 4, 20, 15.0)
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
         one, other = (stack.enter_context(run_server(folder, SETTINGS)) for folder in folders[:2])
         urls = [f"http://{HOST}:{server.port}" for server in (one, other)]
         hits = {}
         for policy in (router.round_robin, router.cache_aware):
-            with routed(router, folder, urls, policy) as url:
+            with routed(router, folder, urls, policy) as (url, pid):
                 check_answers(url)
+                if policy == router.round_robin:
+                    added = overhead(url, pid, urls[0], rounds)
+                if only_overhead:
+                    return Found(version, added)
                 hits[policy] = hit_rate(url, (one, other), conversations, turns, seed=1)
-                request, token = overheads(url, urls[0], rounds)
-        with routed(router, folder, urls, router.round_robin) as url:
+        with routed(router, folder, urls, router.round_robin) as (url, _):
             drained = ask_through(url, lambda: os.kill(other.pid, signal.SIGTERM), seconds)
             third = stack.enter_context(run_server(folders[2], SETTINGS))
-        with routed(router, folder, [urls[0], f"http://{HOST}:{third.port}"], router.round_robin) as url:
+        with routed(router, folder, [urls[0], f"http://{HOST}:{third.port}"], router.round_robin) as (url, _):
             killed = ask_through(url, lambda: os.killpg(third.pid, signal.SIGKILL), seconds)
-    return Found(version_in(work / name, router.package), request, token, hits, drained, killed)
+    return Found(version, added, hits, drained, killed)
 
 
 def shown(ended: Counter[str]) -> str:
@@ -269,40 +300,40 @@ def shown(ended: Counter[str]) -> str:
     return f"{ended['answered']} answered, {told}"
 
 
+def cells(router: Router, found: Found) -> list[str]:
+    """The figures, as the table has them."""
+    added = found.overhead
+    told = [f"{added.request * 1e3:.1f}", f"{added.token * 1e6:.0f}"]
+    told += [f"{added.request_processor * 1e6:.0f}", f"{added.token_processor * 1e6:.0f}"]
+    if found.hits:
+        told += [f"{found.hits[policy]:.0%}" for policy in (router.round_robin, router.cache_aware)]
+        told += [shown(found.drained), shown(found.killed)]
+    return told
+
+
 def main() -> None:
     """Check each router and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("routers", nargs="*", metavar="ROUTER", help=f"of {', '.join(ROUTERS)}; all without")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "genai-server-routers")
     parser.add_argument("--quick", action="store_true", help="few requests")
+    parser.add_argument("--overhead", action="store_true", help="only what a router adds to a request and a token")
     arguments = parser.parse_args()
     unknown = set(arguments.routers) - ROUTERS.keys()
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: known are {', '.join(ROUTERS)}")
-    columns = (
-        "a request, ms | a token, µs | round robin: cached | cache-aware: cached | one server drains | one is killed"
-    )
-    print(f"| router | {columns} |")
-    print("|---|---:|---:|---:|---:|---|---|")
+    columns = _OVERHEADS if arguments.overhead else (*_OVERHEADS, *_POLICIES)
+    print(f"| router | {' | '.join(columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
     failed = False
     for name in arguments.routers or ROUTERS:
-        router = ROUTERS[name]
         try:
-            found = check(name, arguments.work, quick=arguments.quick)
+            found = check(name, arguments.work, quick=arguments.quick, only_overhead=arguments.overhead)
         except (PeerUnavailable, RuntimeError, AssertionError) as error:
             failed = True
             print(f"| {name} | {' '.join(str(error).split())[-300:] or repr(error)} |", flush=True)
             continue
-        cells = [
-            f"{name} {found.version}",
-            f"{found.request_overhead:.1f}",
-            f"{found.token_overhead:.0f}",
-            f"{found.hits[router.round_robin]:.0%}",
-            f"{found.hits[router.cache_aware]:.0%}",
-            shown(found.drained),
-            shown(found.killed),
-        ]
-        print("| " + " | ".join(cells) + " |", flush=True)
+        print(f"| {name} {found.version} | {' | '.join(cells(ROUTERS[name], found))} |", flush=True)
     if failed:
         sys.exit(1)
 
