@@ -78,7 +78,8 @@ def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
         if not any(name.encode() in data for name in VECTORS):
             raise ModelDirectoryError(
                 f"{directory} does not say how a text's vectors become one, and {model.graph} has no output "
-                f"{VECTORS[0]}: copy modules.json and the folders that it names, such as 1_Pooling, from the original"
+                f"{VECTORS[0]}: copy modules.json and the folders that it names, such as 1_Pooling, from the original, "
+                "or name that to genai-server pull with --original"
             )
     for name in external_files(graph):
         inner = str(PurePosixPath(model.graph).parent / name)
