@@ -98,9 +98,6 @@ def export(source: Path, target: Path, precision: str, environment: Path) -> Pat
     command += ["--python", str(environment), "--precision", precision]
     if source.name == "qwen3-reranker":
         command += ["--task", "rerank"]
-    if source.name.startswith("qwen3") and precision == "int8":
-        # The small model's rows are shorter than the block of this server's own choice.
-        command += ["--extra", "block_size=32"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"export: {(done.stderr or done.stdout).strip()[-300:]}")
