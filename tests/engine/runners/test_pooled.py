@@ -116,12 +116,21 @@ def test_a_graph_without_the_output_that_is_needed_is_refused(tmp_path: Path) ->
     shutil.copytree(SCORES, tmp_path / "wrong")
     config = json.loads((SCORES / "config.json").read_bytes()) | {"architectures": ["BertModel"]}
     (tmp_path / "wrong" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelDirectoryError, match="does not say how a text's vectors become one"):
+    with pytest.raises(ModelDirectoryError, match="nothing says how a text's vectors become one"):
         check_model_directory(tmp_path / "wrong")
     shutil.copytree(VECTORS / "1_Pooling", tmp_path / "wrong" / "1_Pooling")
     shutil.copy(VECTORS / "modules.json", tmp_path / "wrong")
     with pytest.raises(ModelDirectoryError, match=r"has no output token_embeddings or .*; it has logits"):
         PooledRunner(tmp_path / "wrong", 1, DEFAULT_OPTIONS)
+
+
+def test_a_module_that_the_graph_does_not_have_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS, tmp_path / "wrong")
+    modules = json.loads((VECTORS / "modules.json").read_bytes())
+    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    (tmp_path / "wrong" / "modules.json").write_text(json.dumps([*modules[:2], dense]))
+    with pytest.raises(ModelDirectoryError, match=r"modules\.json names a module, such as Dense, that must be part of"):
+        check_model_directory(tmp_path / "wrong")
 
 
 def test_a_graph_may_pool_by_itself(tmp_path: Path) -> None:
