@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from genai_server import __version__
 from genai_server.api.admin import adapters, profiles, requests, runtime_options
 from genai_server.api.admin import models as model_admin
+from genai_server.api.admin.engine_calls import cancel_request
 from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.fingerprint import fingerprint
@@ -24,7 +25,7 @@ from genai_server.api.generation.checked_specs import CheckedSpecs
 from genai_server.api.generation.record_file import RecordFile
 from genai_server.api.generation.records import LatestResponse
 from genai_server.api.generation.request_context import ClientLeft
-from genai_server.api.generation.response_store import ResponseStore
+from genai_server.api.generation.response_store import EndRequest, ResponseStore
 from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
 from genai_server.api.middleware.body import BodyLimits
 from genai_server.api.middleware.connection_limit import ConnectionLimit
@@ -120,7 +121,9 @@ def create_app(
             Catalog(folder, model_files.load_text, partial(fingerprint, settings), most_waiting).followed() as models,
             rare_full_collections(),
         ):
-            responses = _response_store(settings, run=str(folder))
+            responses = _response_store(
+                settings, str(folder), lambda request: cancel_request(models.engines(), request)
+            )
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
             with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
@@ -186,11 +189,11 @@ def create_app(
     return app
 
 
-def _response_store(settings: Settings, *, run: str) -> ResponseStore:
+def _response_store(settings: Settings, run: str, end_request: EndRequest) -> ResponseStore:
     size, num_bytes = settings.response_store_size, settings.response_store_bytes
     path = settings.response_store_file
     file = RecordFile(Path(path), size, num_bytes) if path else None
-    return ResponseStore(size, num_bytes, file, run=run)
+    return ResponseStore(size, num_bytes, file, run=run, end_request=end_request)
 
 
 def _add_middleware(

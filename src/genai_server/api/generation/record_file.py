@@ -47,9 +47,16 @@ class RecordFile:
         self._open: sqlite3.Connection | None = None
 
     def put(self, record: Record) -> bool:
-        """Store a record in place of the one with its id; returns whether it is within the limits alone."""
+        """Store a record in place of the one with its id; returns whether it is within the limits alone.
+
+        A response that another process has deleted while it ran is not stored.
+        """
         text = record.to_json()
         with self._writing() as file:
+            before = _find(file, record.id, record.owner)
+            if before is not None and before.is_deleted:
+                _delete(file, record.owner or "", record.id)
+                return True
             self._put(file, record, text)
         return len(text) <= self._most_bytes
 
@@ -60,7 +67,7 @@ class RecordFile:
             # A disk that is full, or can only be read, ends no reading.
             with suppress(sqlite3.Error):
                 file.execute("UPDATE records SET used = ? WHERE owner = ? AND id = ?", (_now(), owner or "", id))
-        return found
+        return None if found is None or found.is_deleted else found
 
     def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record | None:
         """Replace a record by the changed one, and return that; None if there is no such record.
@@ -69,7 +76,7 @@ class RecordFile:
         """
         with self._writing() as file:
             record = _find(file, id, owner)
-            if record is None:
+            if record is None or record.is_deleted:
                 return None
             changed = change(record)
             text = changed.to_json()
@@ -79,9 +86,19 @@ class RecordFile:
         return changed
 
     def delete(self, id: str, owner: str | None = None) -> bool:
-        """Remove a record; returns whether it was there."""
+        """Remove a record; returns whether it was there.
+
+        A mark stays in the place of a running response until the process that runs it stores or removes it, too.
+        """
         with self._writing() as file:
-            return _delete(file, owner or "", id)
+            record = _find(file, id, owner)
+            _delete(file, owner or "", id)
+            if record is not None and record.is_running and not record.is_deleted:
+                mark = Record(
+                    {name: record.value[name] for name in ("id", "object", "status")}, [], owner, is_deleted=True
+                )
+                self._put(file, mark, mark.to_json())
+            return record is not None and not record.is_deleted
 
     def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
         """The items of the owner's records that have these ids, by id; unknown ids are left out."""

@@ -25,8 +25,14 @@ class Record:
     owner: str | None = None
     # The events of its stream, if a client may ask for them again.
     events: list[JsonObject] | None = None
-    # The start of the server that a running response belongs to.
+    # The start of the server that a running response belongs to, the API process that runs it, and the unique id of its
+    # request.
     run: str = ""
+    pid: int = 0
+    request: str = ""
+    # Whether another API process has cancelled a running response, or deleted it and left this in its place.
+    is_cancelled: bool = False
+    is_deleted: bool = False
 
     @property
     def id(self) -> str:
@@ -40,6 +46,11 @@ class Record:
         return self.value
 
     @property
+    def is_running(self) -> bool:
+        """Whether it is a response that has not ended."""
+        return self.value.get("status") in RUNNING
+
+    @property
     def all_items(self) -> list[JsonObject]:
         """Its items, with a response's output."""
         return [*self.items, *self.value.get("output", [])]
@@ -47,11 +58,6 @@ class Record:
     def cancel(self) -> None:
         """Accept a response that was cancelled. Raises InvalidField for every other."""
         status = self.value["status"]
-        if status in RUNNING:
-            raise InvalidField(
-                f"response {self.id} runs in another process of this server, which alone can cancel it: try again",
-                param="response_id",
-            )
         if status != "cancelled":
             raise InvalidField(f"response {self.id} is {status} and cannot be cancelled", param="response_id")
 
