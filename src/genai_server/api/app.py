@@ -26,6 +26,7 @@ from genai_server.api.generation.record_file import RecordFile
 from genai_server.api.generation.records import LatestResponse
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import EndRequest, ResponseStore
+from genai_server.api.middleware.all_bodies import ALL_BODIES, AllBodies
 from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
 from genai_server.api.middleware.body import BodyLimits
 from genai_server.api.middleware.connection_limit import ConnectionLimit
@@ -113,8 +114,10 @@ def create_app(
     known.
     """
 
+    bodies = AllBodies(settings.max_bodies_bytes)
+
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, AllBodies]]:
         most_waiting = settings.max_queue + settings.max_batch_size
         async with (
             engines() as folder,
@@ -140,7 +143,7 @@ def create_app(
                     model_files.pull,
                 )
                 try:
-                    yield
+                    yield {ALL_BODIES: bodies}
                 finally:
                     await responses.close()
             telemetry.registry.unregister(engine_metrics)
@@ -148,7 +151,7 @@ def create_app(
 
     # FastAPI's own pages load their scripts from other hosts.
     app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    _add_middleware(app, settings, drain, keys, telemetry, on_loopback=on_loopback)
+    _add_middleware(app, settings, bodies, drain, keys, telemetry, on_loopback=on_loopback)
     install_error_handlers(app)
     for module in (
         chat,
@@ -197,14 +200,19 @@ def _response_store(settings: Settings, run: str, end_request: EndRequest) -> Re
 
 
 def _add_middleware(
-    app: FastAPI, settings: Settings, drain: Drain, keys: ApiKeys, telemetry: Telemetry, *, on_loopback: bool
+    app: FastAPI,
+    settings: Settings,
+    bodies: AllBodies,
+    drain: Drain,
+    keys: ApiKeys,
+    telemetry: Telemetry,
+    *,
+    on_loopback: bool,
 ) -> None:
     """Add what a request passes before its route. The middleware that is added last is passed first."""
     app.add_middleware(HeadRequests)
     app.add_middleware(Drained, drain=drain)
-    app.add_middleware(
-        BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout, most_bytes=settings.max_bodies_bytes
-    )
+    app.add_middleware(BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout, bodies=bodies)
     app.add_middleware(
         Authentication,
         keys=keys,

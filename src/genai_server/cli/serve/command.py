@@ -23,7 +23,8 @@ from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.serve.preflight import check_server, lone_reloader
 from genai_server.cli.serve.processes import Reloader, Workers
-from genai_server.cli.serve.protocol import GuardedProtocol, GuardedWebSocket
+from genai_server.cli.serve.protocol import GuardedProtocol
+from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
 from genai_server.config import (
     Settings,
@@ -190,7 +191,10 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         access_log=False,
         # A partial can be pickled for the processes of WORKERS; a class made here cannot.
         http=cast(type[asyncio.Protocol], partial(GuardedProtocol, stall_timeout=settings.stall_timeout)),
-        ws=cast(type[asyncio.Protocol], partial(GuardedWebSocket, stall_timeout=settings.stall_timeout)),
+        ws=cast(
+            type[asyncio.Protocol],
+            partial(GuardedWebSocket, stall_timeout=settings.stall_timeout, body_timeout=settings.body_timeout),
+        ),
         # A message is a body; one that is a little too large is refused as such.
         ws_max_size=settings.max_body_bytes + _SPARE_BYTES,
         ws_per_message_deflate=False,
