@@ -32,6 +32,7 @@ from genai_server.api.middleware.body import BodyLimits
 from genai_server.api.middleware.connection_limit import ConnectionLimit
 from genai_server.api.middleware.drain import Drain, Drained
 from genai_server.api.middleware.head_requests import HeadRequests
+from genai_server.api.middleware.internal_errors import InternalErrors
 from genai_server.api.middleware.keys import ApiKeys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
@@ -232,6 +233,7 @@ def _add_middleware(
         )
     app.add_middleware(RequestHead)
     app.add_middleware(ConnectionLimit)
+    app.add_middleware(InternalErrors)
     app.add_middleware(
         RequestRecords, model=next(iter(settings.served)), clock=telemetry.clock, observers=telemetry.observers
     )
