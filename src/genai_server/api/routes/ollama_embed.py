@@ -33,7 +33,7 @@ async def embed_texts(
     body: EmbedRequest, request: Request, services: TheServices, context: TheRequestContext
 ) -> Response:
     """Ollama's embeddings of texts. Without a text the model is loaded, or unloaded with a keep_alive of 0."""
-    options = PoolingOptions(cut_to=None if body.truncate is False else _TO_THE_LIMIT)
+    options = PoolingOptions(cut_to=None if body.truncate is False else _TO_THE_LIMIT, remedy="truncate: true")
     found = await _embeddings(body, body.texts, options, body.dimensions, request, services, context)
     vectors = [] if found is None else found.vectors
     total = services.clock() - context.record.began

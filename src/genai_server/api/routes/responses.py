@@ -48,6 +48,7 @@ from genai_server.openai_api.schemas.responses import (
     ResponsesRequest,
     RetrieveParameters,
 )
+from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 
 # Names why the file of the store does not have what it was to have.
@@ -102,7 +103,7 @@ async def count_input_tokens(
     body: ResponsesRequest, services: TheServices, owner: TheHolder, leniency: TheLeniency
 ) -> InputTokens:
     """The number of tokens of this response's prompt; needs no engine, and keeps nothing."""
-    codec = (await services.served(body.model)).codec
+    codec = (await services.served(body.model, Task.GENERATE)).codec
     earlier, given = await _items(body, services, owner)
     chat = await asyncio.to_thread(to_chat, body, [*earlier, *given])
     with leniency.in_words(outer_name, outer_error):
