@@ -21,7 +21,10 @@ CHANCE = ["--max-examples", EXAMPLES or "2"]
 # Admin endpoints, and the one that would ask a hub on the internet.
 BY_OPERATORS = "/admin/|^/api/pull$"
 # Other names of an endpoint, and those that take the body of another.
-ALIKE = r"^/(tokenize|detokenize|apply-template|v1/chat/stream|v1/responses/input_tokens|v1/messages/count_tokens)$"
+ALIKE = (
+    r"^/(tokenize|detokenize|apply-template|v1/chat/stream|v1/chat/completions/render|v1/completions/render"
+    r"|v1/responses/input_tokens|v1/messages/count_tokens|v2/rerank)$"
+)
 
 
 def _run(server: RunningServer, folder: Path, *options: str) -> None:
