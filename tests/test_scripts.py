@@ -38,6 +38,10 @@ def run(script: str, *arguments: str) -> str:
     [
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "MatMulNBits"]),
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
+        (
+            ["profile_embeddings", str(ROOT / "models" / "demo-embeddings"), "--rounds", "1", "--texts", "2"],
+            ["the whole pass", "SkipLayerNormalization"],
+        ),
         (["measure_delivery", "--streams", "1,2", "--tokens", "20", "--rounds", "1"], ["core-ms a token"]),
         (["measure_tools", "--tools", "2", "--rounds", "1"], ["grammar made each time", "then kept"]),
         (["measure_sampler", "--rows", "1", "--steps", "1", "--vocabulary", "2000"], ["greedy", "top_k 50"]),

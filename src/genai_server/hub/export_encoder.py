@@ -20,7 +20,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _COPIED = ("*.json", "*.txt", "*.model", "*/config.json")
 _LEFT_OUT = ("model.safetensors.index.json",)
-_OPSET = 18
+# The first one with attention as one operator. Gelu is one since 20.
+_OPSET = 23
 
 
 def main() -> None:
@@ -39,7 +40,14 @@ def main() -> None:
         if precision == "int8":
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
-            quantize_dynamic(str(exact), str(target / "model.onnx"), weight_type=QuantType.QInt8, per_channel=True)
+            # Without Attention, which is taken for ONNX Runtime's operator of that name.
+            quantize_dynamic(
+                str(exact),
+                str(target / "model.onnx"),
+                op_types_to_quantize=["MatMul", "Gather"],
+                weight_type=QuantType.QInt8,
+                per_channel=True,
+            )
     print("Saving processing files", flush=True)
     copy(source, target)
 
@@ -56,6 +64,9 @@ class Wrapper(torch.nn.Module):
     def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
         """The output of the last layer."""
         given = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        if hasattr(self.inner.config, "rope_parameters"):
+            # Of each text: ONNX Runtime's RotaryEmbedding does not repeat those of one.
+            given["position_ids"] = torch.arange(input_ids.shape[1]).expand(*input_ids.shape)
         found = self.inner(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **given)
         result = found.logits if self.output == "logits" else found.last_hidden_state
         for layer in self.layers:

@@ -13,11 +13,11 @@ import pytest
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.runners.base import Interrupted, Opening, Row
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.pooled import PooledRunner, _batches
+from genai_server.engine.runners.pooled import DISABLED_FUSIONS, PooledRunner, _batches
 from genai_server.engine.runners.scores import Logits
 from genai_server.errors import ModelDirectoryError, RunnerFailed
 from genai_server.generation import PooledText
-from genai_server.options.device import DEFAULT_OPTIONS
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from tests.running_server import DEMO, ROOT
 
 VECTORS, SCORES = ROOT / "models" / "demo-embeddings", ROOT / "models" / "demo-reranker"
@@ -137,6 +137,21 @@ def test_a_pass_of_one_request_can_be_ended_but_not_two_in_a_row(vectors: Pooled
     ended.set()
     thread.join()
     assert len(read(vectors, long)[0]) == 60
+
+
+def test_a_slow_fusion_is_left_out_on_a_cpu_unless_the_operator_chooses(tmp_path: Path) -> None:
+    ((key, left_out),) = DISABLED_FUSIONS.items()
+    chosen = DeviceOptions(entries={key: "GeluFusionL2"})
+    operators = {}
+    for name, options in (("default", DEFAULT_OPTIONS), ("chosen", chosen)):
+        runner = PooledRunner(VECTORS, 1, options, profile_prefix=str(tmp_path / name))
+        read(runner, row(text(9)))
+        runner.end_session()
+        (profile,) = tmp_path.glob(f"{name}*")
+        operators[name] = {event.get("args", {}).get("op_name") for event in json.loads(profile.read_text())}
+    fused = left_out.removesuffix("Fusion") + "alization"
+    assert fused not in operators["default"]
+    assert fused in operators["chosen"]
 
 
 def test_it_continues_no_prompt(vectors: PooledRunner) -> None:
