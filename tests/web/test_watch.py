@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 from tests.running_server import RunningServer, wait_until
 from tests.web.browser import charted, opened
@@ -145,6 +145,14 @@ def test_nothing_is_asked_while_another_view_is_shown_or_the_tab_is_hidden(
     asked: list[str] = []
     unanswered: list[str] = []
 
+    def ask(request: Request) -> None:
+        asked.append(request.url)
+        unanswered.append(request.url)
+
+    def answer(request: Request) -> None:
+        if request.url in unanswered:
+            unanswered.remove(request.url)
+
     def goes_on_asking(page: Page) -> bool:
         before = len(asked)
         page.clock.run_for(2_000)
@@ -165,8 +173,8 @@ def test_nothing_is_asked_while_another_view_is_shown_or_the_tab_is_hidden(
 
     with opened(browser, own_scripted) as page:
         page.clock.install()
-        page.on("request", lambda request: (asked.append(request.url), unanswered.append(request.url)))
-        page.on("requestfinished", lambda request: request.url in unanswered and unanswered.remove(request.url))
+        page.on("request", ask)
+        page.on("requestfinished", answer)
         page.get_by_role("link", name="Watch").click()
         expect(page.locator("section[aria-label=Devices]").locator(".card")).to_have_count(2)
         wait_until(lambda: goes_on_asking(page))
