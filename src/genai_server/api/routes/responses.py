@@ -164,9 +164,7 @@ async def delete_response(response_id: str, services: TheServices, owner: TheHol
 @router.post("/responses/{response_id}/cancel", include_in_schema=False)
 async def cancel_response(response_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
     """End a running response; returns it with its partial answer."""
-    kept = await services.responses.get(response_id, owner)
-    kept.cancel()
-    return kept.response
+    return (await services.responses.cancel(response_id, owner)).response
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -227,7 +225,7 @@ async def _start(
         generation,
         build,
         items,
-        Keeping(store, begun["store"], owner, body.conversation_id, context.latest),
+        Keeping(store, begun["store"], context.unique_id, owner, body.conversation_id, context.latest),
         given=given,
         with_metrics=bool(body.include_metrics),
         keeps_events=bool(body.background and body.stream),
