@@ -75,7 +75,7 @@ def complaints(found: Findings, most_growth: float, seed: int) -> list[str]:
     """All that is wrong, with how to see it again."""
     broken = [f"{what}\n  again: scripts/fuzz --seed {seed} --only {number}" for number, what in sorted(found.failures)]
     if found.restarts:
-        broken.append(f"the engine died {found.restarts} times")
+        broken.append(f"engines died {found.restarts} times")
     for name, course in courses(found):
         before, after = compared(course)
         broken += [f"{promise}: {name}: {before} to {after}" for promise in grown(before, after, most_growth)]
@@ -101,7 +101,7 @@ def report(found: Findings) -> list[list[str]]:
 
 def courses(found: Findings) -> list[tuple[str, list[Footprint]]]:
     """What each process held all the while."""
-    return [("API process", found.api), ("engine", found.engine)]
+    return [("API process", found.api), ("engines", found.engines)]
 
 
 def compared(course: list[Footprint]) -> tuple[Footprint, Footprint]:
