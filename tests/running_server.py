@@ -18,6 +18,8 @@ ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
 # Options of a server over two scripted devices.
 SCRIPTED = ("--device", "scripted:0,scripted:1", "--max-length", "2000")
+# The demo model is too small for more, and threads that wait for work keep the cores from other tests.
+ONE_THREAD = {"GENAI_THREADS": "1"}
 SETTINGS = ("GENAI_", "HOST", "PORT", "WORKERS", "RELOAD")
 
 
@@ -31,7 +33,7 @@ def free_port() -> int:
 def clean_environment(**settings: str) -> dict[str, str]:
     """This process's environment with these settings of the server in place of any other."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
-    return kept | settings
+    return kept | ONE_THREAD | settings
 
 
 def environment_without(module: str, folder: Path) -> dict[str, str]:
