@@ -23,11 +23,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
 
 import httpx
+import psutil
 from _load.server import DEMO, HOST, Server, clean_environment, free_port, run_server, running
 from _peers.environment import Environment, PeerUnavailable
 from openai import OpenAI, OpenAIError
@@ -36,10 +37,18 @@ SETTINGS = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MAX_BATCH_SIZE": "8"}
 _MODEL = "onnx-genai"
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_INSTALL = 600.0
+# Tokens of the streams that are timed, and how many short requests come before them.
+_STREAMED = 129
+_SHORT = 5
 
 
-# By default they ask every minute, and send to a dead server until five or ten requests in a row have failed there.
-NOTICES_SOON = ("--health-check-interval-secs", "2", "--cb-failure-threshold", "2")
+# By default they ask every minute, send to a dead server until five or ten requests in a row have failed there, and try
+# it again after half a minute or a whole one.
+NOTICES_SOON = (
+    *("--health-check-interval-secs", "2"),
+    *("--cb-failure-threshold", "2"),
+    *("--cb-timeout-duration-secs", "5"),
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class Router:
         return [*command, *NOTICES_SOON, *ports]
 
 
+_OVERHEADS = ("a request, ms", "a token, µs", "processor: a request, µs", "a token, µs")
+_POLICIES = ("round robin: cached", "cache-aware: cached", "one server drains", "one is killed")
 ROUTERS = {
     "vllm-router": Router("vllm-router", ("vllm-router",)),
     "smg": Router("smg", ("smg", "launch")),
@@ -68,22 +79,31 @@ ROUTERS = {
 
 
 @dataclass
+class Overhead:
+    """What a router adds to a request and to each token of its stream, in seconds, of time and of its processor's."""
+
+    request: float
+    token: float
+    request_processor: float
+    token_processor: float
+
+
+@dataclass
 class Found:
     """What was seen of one router."""
 
     version: str
-    # Milliseconds that a request takes longer than without it.
-    overhead: float
+    overhead: Overhead
     # Shares of prompt tokens found in the caches, by policy.
-    hits: dict[str, float]
+    hits: dict[str, float] = field(default_factory=dict)
     # Answers by "answered" or the error, while a server drains, and while and after one is killed.
-    drained: Counter[str]
-    killed: Counter[str]
+    drained: Counter[str] = field(default_factory=Counter)
+    killed: Counter[str] = field(default_factory=Counter)
 
 
 @contextmanager
-def routed(router: Router, folder: Path, workers: Sequence[str], policy: str) -> Iterator[str]:
-    """Run a router before some servers; gives its URL once it answers for the model."""
+def routed(router: Router, folder: Path, workers: Sequence[str], policy: str) -> Iterator[tuple[str, int]]:
+    """Run a router before some servers; gives its URL and process once it answers for the model."""
     port = free_port()
     url = f"http://{HOST}:{port}"
 
@@ -95,8 +115,8 @@ def routed(router: Router, folder: Path, workers: Sequence[str], policy: str) ->
 
     log = folder.parent / f"{router.package}-{policy}.log"
     command = router.line(folder, workers, port, policy)
-    with running(command, clean_environment(), log, is_up, _SECONDS_TO_START):
-        yield url
+    with running(command, clean_environment(), log, is_up, _SECONDS_TO_START) as pid:
+        yield url, pid
 
 
 def _client(url: str) -> OpenAI:
@@ -124,16 +144,46 @@ def check_answers(url: str) -> None:
     assert plain.choices[0].message.content == text != ""
 
 
-def median_milliseconds(url: str, count: int) -> float:
-    """Of a short request, one after another on one connection."""
-    times = []
-    with httpx.Client(base_url=url, timeout=30) as client:
-        for _ in range(count):
-            began = time.perf_counter()
-            body = {"model": _MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-            client.post("/v1/chat/completions", json=body).raise_for_status()
-            times.append(time.perf_counter() - began)
-    return statistics.median(times) * 1000
+def overhead(url: str, pid: int, direct: str, rounds: int) -> Overhead:
+    """What a router adds to a request and to each token.
+
+    Each round asks both, so that a machine's other work concerns both alike; the medians of rounds are compared. The
+    router's processor time is free of that work.
+    """
+    requests: dict[str, list[float]] = {url: [], direct: []}
+    tokens: dict[str, list[float]] = {url: [], direct: []}
+    used = [0.0, 0.0]
+    with httpx.Client(timeout=30) as client:
+        for number in range(rounds):
+            for address in (url, direct) if number % 2 else (direct, url):
+                before = processor_seconds(pid)
+                requests[address].append(min(_seconds(client, address, 1) for _ in range(_SHORT)))
+                between = processor_seconds(pid)
+                stream = min(_seconds(client, address, _STREAMED) for _ in range(2))
+                tokens[address].append((stream - requests[address][-1]) / (_STREAMED - 1))
+                if address == url:
+                    used[0] += between - before
+                    used[1] += processor_seconds(pid) - between
+    request, token = (statistics.median(of[url]) - statistics.median(of[direct]) for of in (requests, tokens))
+    each = used[0] / rounds / _SHORT
+    return Overhead(request, token, each, max(0.0, used[1] / rounds / 2 - each) / (_STREAMED - 1))
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process and its children have used."""
+    process = psutil.Process(pid)
+    return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
+
+
+def _seconds(client: httpx.Client, url: str, tokens: int) -> float:
+    """That a stream of so many tokens takes. A seed keeps drafts from shortening it."""
+    body = {"model": _MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens, "stream": True}
+    began = time.perf_counter()
+    more = {"ignore_eos": True, "temperature": 1, "seed": 1}
+    with client.stream("POST", f"{url}/v1/chat/completions", json=body | more) as response:
+        response.raise_for_status()
+        response.read()
+    return time.perf_counter() - began
 
 
 def cached_tokens(servers: Sequence[Server]) -> tuple[float, float]:
@@ -149,21 +199,22 @@ def cached_tokens(servers: Sequence[Server]) -> tuple[float, float]:
 
 
 def converse(url: str, num_conversations: int, num_turns: int, seed: int) -> None:
-    """Conversations by turns, beside each other, with one of a few system prompts each."""
+    """Conversations by turns, beside each other, with one of a few system prompts each: the same ones for a seed."""
     chance = random.Random(seed)
     words = ["red", "blue", "one", "two", "sun", "moon", "sea", "land", "old", "new", "day", "night"]
     systems = [" ".join(chance.choices(words, k=200)) for _ in range(max(2, num_conversations // 4))]
     talks = [[{"role": "system", "content": chance.choice(systems)}] for _ in range(num_conversations)]
     client = _client(url)
 
-    def turn(talk: list[dict[str, str]]) -> None:
-        talk.append({"role": "user", "content": " ".join(chance.choices(words, k=20))})
+    def turn(talk: list[dict[str, str]], question: str) -> None:
+        talk.append({"role": "user", "content": question})
         answer = client.chat.completions.create(model=_MODEL, messages=talk, max_tokens=16)
         talk.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
 
     with ThreadPoolExecutor(4) as pool:
         for _ in range(num_turns):
-            list(pool.map(turn, chance.sample(talks, len(talks))))
+            questions = [" ".join(chance.choices(words, k=20)) for _ in talks]
+            list(pool.map(turn, chance.sample(talks, len(talks)), questions))
             time.sleep(1.2)  # engines report their counters once a second
 
 
@@ -215,27 +266,31 @@ def version_in(folder: Path, package: str) -> str:
     return next((each.version for each in found), "")
 
 
-def check(name: str, work: Path, *, quick: bool) -> Found:
+def check(name: str, work: Path, *, quick: bool, only_overhead: bool) -> Found:
     """Measure one router. Raises PeerUnavailable, DoesNotStart and AssertionError."""
     router = ROUTERS[name]
     folder = install(router, work / name)
-    conversations, turns, requests, seconds = (8, 3, 20, 6.0) if quick else (32, 4, 200, 15.0)
+    version = version_in(work / name, router.package)
+    conversations, turns, rounds, seconds = (8, 3, 5, 6.0) if quick else (32, 4, 20, 15.0)
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
         one, other = (stack.enter_context(run_server(folder, SETTINGS)) for folder in folders[:2])
         urls = [f"http://{HOST}:{server.port}" for server in (one, other)]
         hits = {}
         for policy in (router.round_robin, router.cache_aware):
-            with routed(router, folder, urls, policy) as url:
+            with routed(router, folder, urls, policy) as (url, pid):
                 check_answers(url)
+                if policy == router.round_robin:
+                    added = overhead(url, pid, urls[0], rounds)
+                if only_overhead:
+                    return Found(version, added)
                 hits[policy] = hit_rate(url, (one, other), conversations, turns, seed=1)
-                overhead = median_milliseconds(url, requests) - median_milliseconds(urls[0], requests)
-        with routed(router, folder, urls, router.round_robin) as url:
+        with routed(router, folder, urls, router.round_robin) as (url, _):
             drained = ask_through(url, lambda: os.kill(other.pid, signal.SIGTERM), seconds)
             third = stack.enter_context(run_server(folders[2], SETTINGS))
-        with routed(router, folder, [urls[0], f"http://{HOST}:{third.port}"], router.round_robin) as url:
+        with routed(router, folder, [urls[0], f"http://{HOST}:{third.port}"], router.round_robin) as (url, _):
             killed = ask_through(url, lambda: os.killpg(third.pid, signal.SIGKILL), seconds)
-    return Found(version_in(work / name, router.package), overhead, hits, drained, killed)
+    return Found(version, added, hits, drained, killed)
 
 
 def shown(ended: Counter[str]) -> str:
@@ -245,36 +300,40 @@ def shown(ended: Counter[str]) -> str:
     return f"{ended['answered']} answered, {told}"
 
 
+def cells(router: Router, found: Found) -> list[str]:
+    """The figures, as the table has them."""
+    added = found.overhead
+    told = [f"{added.request * 1e3:.1f}", f"{added.token * 1e6:.0f}"]
+    told += [f"{added.request_processor * 1e6:.0f}", f"{added.token_processor * 1e6:.0f}"]
+    if found.hits:
+        told += [f"{found.hits[policy]:.0%}" for policy in (router.round_robin, router.cache_aware)]
+        told += [shown(found.drained), shown(found.killed)]
+    return told
+
+
 def main() -> None:
     """Check each router and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("routers", nargs="*", metavar="ROUTER", help=f"of {', '.join(ROUTERS)}; all without")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "genai-server-routers")
     parser.add_argument("--quick", action="store_true", help="few requests")
+    parser.add_argument("--overhead", action="store_true", help="only what a router adds to a request and a token")
     arguments = parser.parse_args()
     unknown = set(arguments.routers) - ROUTERS.keys()
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: known are {', '.join(ROUTERS)}")
-    print("| router | overhead, ms | round robin: cached | cache-aware: cached | one server drains | one is killed |")
-    print("|---|---:|---:|---:|---|---|")
+    columns = _OVERHEADS if arguments.overhead else (*_OVERHEADS, *_POLICIES)
+    print(f"| router | {' | '.join(columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
     failed = False
     for name in arguments.routers or ROUTERS:
-        router = ROUTERS[name]
         try:
-            found = check(name, arguments.work, quick=arguments.quick)
+            found = check(name, arguments.work, quick=arguments.quick, only_overhead=arguments.overhead)
         except (PeerUnavailable, RuntimeError, AssertionError) as error:
             failed = True
             print(f"| {name} | {' '.join(str(error).split())[-300:] or repr(error)} |", flush=True)
             continue
-        cells = [
-            f"{name} {found.version}",
-            f"{found.overhead:.1f}",
-            f"{found.hits[router.round_robin]:.0%}",
-            f"{found.hits[router.cache_aware]:.0%}",
-            shown(found.drained),
-            shown(found.killed),
-        ]
-        print("| " + " | ".join(cells) + " |", flush=True)
+        print(f"| {name} {found.version} | {' | '.join(cells(ROUTERS[name], found))} |", flush=True)
     if failed:
         sys.exit(1)
 

@@ -1,7 +1,8 @@
 """Train the demo models for embeddings and for reranking from scratch, and write them as model directories.
 
 Toys to try the server with, of less than a million parameters, on sentences that this script makes from small tables.
-See models/README.md.
+See models/README.md. Each run gives other weights: the trainer of the tokenizer breaks ties at random. If the models of
+a run are kept, --record must write tests/api/routes/demo_vectors.json again.
 """
 
 from __future__ import annotations

@@ -33,10 +33,16 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)  # type
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Collecting thousands of tests makes hundreds of thousands of objects which stay, and which garbage collections would
+# look at again and again.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Exclude all modules and tests from garbage collections: each server in this process begins with a full one."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
 # Options of a server over two scripted devices.
 SCRIPTED = ("--device", "scripted:0,scripted:1", "--max-length", "2000")
+# The demo model is too small for more, and threads that wait for work keep the cores from other tests.
+ONE_THREAD = {"GENAI_THREADS": "1"}
 SETTINGS = ("GENAI_", "HOST", "PORT", "WORKERS", "RELOAD")
 
 
@@ -31,7 +33,7 @@ def free_port() -> int:
 def clean_environment(**settings: str) -> dict[str, str]:
     """This process's environment with these settings of the server in place of any other."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
-    return kept | settings
+    return kept | ONE_THREAD | settings
 
 
 def environment_without(module: str, folder: Path) -> dict[str, str]:
@@ -176,13 +178,14 @@ def run_server(
     program: Sequence[str] = (sys.executable, "-m", "genai_server", "serve"),
     cwd: Path = ROOT,
     seconds: float = 40.0,
+    port: int | None = None,
 ) -> Iterator[RunningServer]:
-    """Start `genai-server serve` on a free port, wait until no device is loading any more, and end its processes.
+    """Start `genai-server serve`, wait until no device is loading any more, and end its processes.
 
-    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds, and
-    may take half of them to end.
+    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds, and may take half
+    of them to end. Without `port` it listens on a free one.
     """
-    port = free_port()
+    port = port or free_port()
     log = folder / "server.log"
     folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     environment = clean_environment(**folders, **(settings or {}))

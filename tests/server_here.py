@@ -18,7 +18,7 @@ from genai_server.cli.serve.command import _uvicorn_config, listen
 from genai_server.cli.serve.composition import attached_app
 from genai_server.config import add_options, load_settings
 from genai_server.supervisor.supervisor import Supervisor
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import ONE_THREAD, RunningServer, wait_until
 
 
 class ServerHere(RunningServer):
@@ -37,7 +37,7 @@ def run_here(folder: Path, *options: str, settings: Mapping[str, str] | None = N
     add_options(parser)
     folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     given = vars(parser.parse_args(["--port", "0", *options]))
-    chosen = load_settings(given, environ={**folders, **(settings or {})}, dotenv=None)
+    chosen = load_settings(given, environ={**ONE_THREAD, **folders, **(settings or {})}, dotenv=None)
     with listen(chosen) as listener:
         supervisor = Supervisor(chosen)
         supervisor.start()

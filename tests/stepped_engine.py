@@ -75,9 +75,9 @@ class SteppedEngine:
     def __init__(self, model_dir: Path, profiles: Path) -> None:
         self._model_dir = model_dir
         graph = read_decoder_graph(model_dir)
-        session = open_session(graph, 0, optimized=False)
-        self.generator = OgGeneratorRunner(model_dir, "cpu", threads=0)
-        more = MoreSessions(open_mixed_session(graph, 0, optimized=False))
+        session = open_session(graph, 1, optimized=False)
+        self.generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
+        more = MoreSessions(open_mixed_session(graph, 1, optimized=False))
         limits = BatchLimits(SLOTS, MAX_LENGTH)
         self.batched = ChanceInterrupted(graph, session, self.generator.model, limits, more=more)
         self.profiles = profiles

@@ -90,6 +90,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "podAnnotations": {"note": "b"},
         "imagePullSecrets": [{"name": "registry"}],
         "nodeSelector": {"disk": "ssd"},
+        "priorityClassName": "serving",
+        "networkPolicy": {
+            "enabled": True,
+            "clients": [{"namespaceSelector": {}}],
+            "routers": [{"podSelector": {"matchLabels": {"app": "router"}}}],
+        },
+        "extraEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
+        "extraVolumes": [{"name": "tls", "secret": {"secretName": "tls"}}],
+        "extraVolumeMounts": [{"name": "tls", "mountPath": "/tls", "readOnly": True}],
     },
 }
 
@@ -137,6 +146,41 @@ def test_the_chart_waits_as_long_for_the_model_as_the_server_does(render: Callab
     assert _variables(server)["GENAI_LOAD_TIMEOUT"] == "301"
 
 
+def test_a_rollout_has_the_time_that_the_model_takes(render: Callable[..., dict[str, Manifest]]) -> None:
+    assert render(loadSeconds=3000)["Deployment"]["spec"]["progressDeadlineSeconds"] > 3000
+
+
+def test_no_variable_of_a_services_name_reaches_the_server(render: Callable[..., dict[str, Manifest]]) -> None:
+    assert render()["Deployment"]["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
+def test_a_replica_has_as_many_threads_as_it_has_cores(render: Callable[..., dict[str, Manifest]]) -> None:
+    for values in ({}, VARIANTS["gpu"]):
+        resources = _server(render(**values))["resources"]
+        assert resources["limits"]["cpu"] == resources["requests"]["cpu"]
+
+
+def test_replicas_of_this_release_are_spread(render: Callable[..., dict[str, Manifest]]) -> None:
+    deployment = render()["Deployment"]["spec"]
+    (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"] == deployment["selector"]
+    own = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+    own["labelSelector"] = {"matchLabels": {"a": "b"}}
+    (spread,) = render(topologySpreadConstraints=[own])["Deployment"]["spec"]["template"]["spec"][
+        "topologySpreadConstraints"
+    ]
+    assert spread == own
+
+
+def test_the_network_policy_lets_only_routers_to_the_events(render: Callable[..., dict[str, Manifest]]) -> None:
+    variant = VARIANTS["events and a model"]
+    http, events = render(**variant)["NetworkPolicy"]["spec"]["ingress"]
+    assert (http["ports"], http["from"]) == ([{"port": "http"}], variant["networkPolicy"]["clients"])
+    assert (events["ports"], events["from"]) == ([{"port": "kv-events"}], variant["networkPolicy"]["routers"])
+    (http,) = render(kvEvents={"enabled": True}, networkPolicy={"enabled": True})["NetworkPolicy"]["spec"]["ingress"]
+    assert http == {"ports": [{"port": "http"}]}
+
+
 def test_the_chart_keeps_keys_in_a_secret(render: Callable[..., dict[str, Manifest]]) -> None:
     manifests = render()
     assert manifests["Secret"]["stringData"] == {"api-keys": "router:secret"}
@@ -149,7 +193,7 @@ def test_the_chart_keeps_keys_in_a_secret(render: Callable[..., dict[str, Manife
 
 def test_the_chart_gives_a_replica_its_gpu(render: Callable[..., dict[str, Manifest]]) -> None:
     server = _server(render(**VARIANTS["gpu"]))
-    assert server["resources"]["limits"] == {"memory": "16Gi", "nvidia.com/gpu": 1}
+    assert server["resources"]["limits"] == {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 1}
     assert _variables(server)["GENAI_DEVICE"] == "cuda"
 
 
@@ -206,7 +250,10 @@ def test_compose_starts_replicas_with_known_settings_and_files_that_are_there() 
     folder = DEPLOY / "compose"
     compose = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))
     replicas = {name: one for name, one in compose["services"].items() if name.startswith("replica-")}
-    urls = [word for word in compose["services"]["router"]["command"] if word.startswith("http")]
+    command = compose["services"]["router"]["command"]
+    document = (ROOT / "docs" / "scale-out.md").read_text(encoding="utf-8")
+    assert all(word.replace("=", " ") in document for word in command if "-secs" in word or "threshold" in word)
+    urls = [word for word in command if word.startswith("http")]
     assert urls == [f"http://{name}:8002" for name in replicas]
     for replica in replicas.values():
         assert unknown_variables(replica["environment"], dotenv=None) == {}
@@ -230,6 +277,7 @@ def test_the_systemd_unit_gives_the_drain_its_time_and_knows_the_exit_statuses(t
     assert f"TimeoutStopSec={settings.drain_timeout + 15}\n" in text
     assert "SuccessExitStatus=3\n" in text
     assert "RestartPreventExitStatus=2\n" in text
+    assert "KillMode=mixed\nOOMPolicy=continue\n" in text
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / source.name

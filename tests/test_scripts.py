@@ -99,3 +99,9 @@ def test_clients_that_others_wrote_work(tmp_path: Path) -> None:
 def test_it_is_measured_how_soon_a_client_that_leaves_frees_its_place(demo: RunningServer) -> None:
     printed = run("measure_cancellation", demo.url, "--times", "2")
     assert [phase for phase in ("queued", "prefill", "decode, streamed") if phase not in printed] == []
+
+
+@pytest.mark.parametrize("name", ["embeddings", "reranker"])
+def test_the_demo_models_have_the_cards_that_their_script_writes(name: str) -> None:
+    card = ROOT / "scripts" / "_models" / f"{name}_card.md"
+    assert (ROOT / "models" / f"demo-{name}" / "README.md").read_bytes() == card.read_bytes()

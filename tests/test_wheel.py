@@ -40,6 +40,7 @@ def test_an_installed_wheel_serves_the_demo_model_from_an_empty_folder(tmp_path:
 
     run("build", "--wheel", "--out-dir", str(tmp_path), str(ROOT))
     (wheel,) = tmp_path.glob("*.whl")
+    assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").count(f"'./{wheel.name}[cpu]'") == 3
     with zipfile.ZipFile(wheel) as packed:
         held = {Path(name).name for name in packed.namelist() if name.startswith("genai_server/demo_model/")}
     assert held == {file.name for file in DEMO.iterdir()}
@@ -49,7 +50,7 @@ def test_an_installed_wheel_serves_the_demo_model_from_an_empty_folder(tmp_path:
     run("pip", "install", "--python", str(python), f"{wheel}[cpu]")
     empty = tmp_path / "empty"
     empty.mkdir()
-    program = (str(python.with_name("genai-server")),)
+    program = (str(python.with_name("genai-server")), "serve")
     with run_server(tmp_path, program=program, cwd=empty, seconds=120) as server:
         model = Path(server.health()["model_dir"])
         assert model.is_relative_to(tmp_path / "clean")

@@ -314,18 +314,20 @@ _TEMPLATE: list[dict[str, Any]] = [
 _TOKENIZE: list[dict[str, Any]] = [
     {"prompt": "Grüße", "add_special_tokens": True, "with_pieces": True},
     {"content": "say", "add_special": False, "parse_special": True},
+    {"model": "vectors", "prompt": "say"},
     *_TEMPLATE,
 ]
 _EMBEDDINGS: list[dict[str, Any]] = [
     {"input": "Grüße 🙂", "encoding_format": "base64", "dimensions": 64, "user": "u"},
     {"input": ["say", "", "x" * 3000], "truncate_prompt_tokens": -1, "priority": 1, "timeout": 5},
-    {"input": [72, 105], "encoding_format": "float"},
+    {"model": "vectors", "input": [72, 105], "encoding_format": "float"},
     {"input": [[72, 105], [33]], "truncate_prompt_tokens": 1, "device": "scripted", "prompt_name": "query"},
 ]
 _RERANKS: list[dict[str, Any]] = [
     {"query": "Grüße", "documents": ["a", "", "<|im_end|>"], "top_n": 2, "return_documents": True},
     {"query": "x", "documents": [{"text": "say"}, "x" * 3000], "truncate_prompt_tokens": -1, "max_tokens_per_doc": 9},
     {"query": "x", "documents": ["a"], "instruction": "Find a.", "timeout": 5, "priority": -1},
+    {"model": "scores", "query": "x", "documents": ["a", "b"]},
 ]
 _SCORES: list[dict[str, Any]] = [
     {"text_1": "x", "text_2": ["a", "b"], "truncate_prompt_tokens": 20},
@@ -349,8 +351,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/completions/render": _TEXTS,
     "/api/chat": _OLLAMA_CHATS,
     "/api/generate": _OLLAMA_TEXTS,
-    "/api/embed": [{"model": MODEL, "input": ["a", "b"], "truncate": True, "dimensions": 8}],
-    "/api/embeddings": [{"model": MODEL, "prompt": "a"}],
+    "/api/embed": [{"model": "vectors", "input": ["a", "b"], "truncate": True, "dimensions": 32}, {"input": "a"}],
+    "/api/embeddings": [{"model": "vectors", "prompt": "a", "options": {"num_ctx": 9}}],
     "/api/show": [{"model": MODEL, "verbose": True}, {"name": MODEL}],
     "/api/pull": [{"model": "org/name:folder", "stream": False}, {"name": "hf.co/org/name"}],
     "/tokenize": _TOKENIZE,

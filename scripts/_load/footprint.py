@@ -35,6 +35,11 @@ def footprint(pid: int) -> Footprint:
     return Footprint(sizes["Pss"], sizes["Pss_Anon"], process.num_fds(), process.num_threads())
 
 
+def together(footprints: Sequence[Footprint]) -> Footprint:
+    """The sum of each figure."""
+    return Footprint(*map(sum, zip(*(astuple(one) for one in footprints), strict=True)))
+
+
 def usual(footprints: Sequence[Footprint]) -> Footprint:
     """The median of each figure."""
     columns = zip(*(astuple(one) for one in footprints), strict=True)

@@ -16,7 +16,7 @@ import httpx
 from .attempts import Attempt, attempt
 from .clients import ADMIN
 from .floods import Place, places
-from .footprint import Footprint, footprint
+from .footprint import Footprint, footprint, together
 from .http import BrokenAnswer, Exchange, Response, ask_json
 from .pulse import Pulse
 from .server import HOST, Server
@@ -40,7 +40,8 @@ class Findings:
     slowest: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)
     api: list[Footprint] = field(default_factory=list)
-    engine: list[Footprint] = field(default_factory=list)
+    # Of all engines together.
+    engines: list[Footprint] = field(default_factory=list)
     restarts: int = 0
     slowest_pulse: float = 0.0
     slow_pulses: int = 0
@@ -82,8 +83,8 @@ class Fuzzer:
             for _ in range(_CLIENTS):
                 group.create_task(self._work(waiting))
         await self._find_what_holds_up()
-        devices = await asyncio.to_thread(self._server.health)
-        self.found.restarts = sum(device["restarts"] for device in devices.values())
+        engines = await asyncio.to_thread(self._server.engines)
+        self.found.restarts = sum(engine["restarts"] for engine in engines)
         return self.found
 
     async def _work(self, numbers: Iterator[int]) -> None:
@@ -156,9 +157,10 @@ class Fuzzer:
         return time.perf_counter() - started, complaint_about(response)
 
     async def _measure(self) -> None:
-        engine = await asyncio.to_thread(self._server.engine_pid)
-        if engine is not None:  # else it is just being restarted, which counts as a failure at the end
-            self.found.engine.append(footprint(engine))
+        engines = await asyncio.to_thread(self._server.engines)
+        # Else one is just being restarted, which counts as a failure at the end.
+        if all(engine["state"] == "ready" for engine in engines):
+            self.found.engines.append(together([footprint(engine["pid"]) for engine in engines]))
             self.found.api.append(footprint(self._server.pid))
 
 

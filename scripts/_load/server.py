@@ -36,6 +36,11 @@ class Server:
         devices: dict[str, Any] = body["devices"]
         return devices
 
+    def engines(self) -> list[dict[str, Any]]:
+        """The devices of all models."""
+        body: dict[str, Any] = httpx.get(f"http://{HOST}:{self.port}/healthz", timeout=10).json()
+        return [device for model in body["models"].values() for device in model["devices"].values()]
+
     def engine_pid(self) -> int | None:
         """The engine of the first device, if it runs and takes work."""
         first = next(iter(self.health().values()))

@@ -21,8 +21,10 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 GENAI_CONFIG = "genai_config.json"
 PROMPTS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
-# What there may be of these in a directory, beside the folders that modules.json names.
-POOLING_FILES = (GENAI_CONFIG, CONFIG, MODULES, PROMPTS, LENGTHS)
+# What sentence-transformers reads beside the folders that modules.json names.
+MODULE_FILES = (MODULES, PROMPTS, LENGTHS)
+# What there may be in a directory, beside these folders.
+POOLING_FILES = (GENAI_CONFIG, CONFIG, *MODULE_FILES)
 # The places of a graph in a repository, by priority.
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 # The flags of older configurations, in the order in which several vectors are joined.
@@ -84,6 +86,15 @@ class PoolingModel(Struct, frozen=True):
     false_token: int | None = None
     # Whether a score is the logit's sigmoid, or the logit.
     has_sigmoid: bool = True
+
+    def summary(self) -> str:
+        """What the model gives for which texts, in words."""
+        most = f"at most {self.max_tokens} tokens"
+        if self.task is Task.RERANK:
+            return f"scores {'from 0 to 1' if self.has_sigmoid else 'without bounds'}, pairs of {most}"
+        made = [f"pooling {' and '.join(self.modes)}" if self.modes else "pooled by the graph"]
+        made += ["normalized"] if self.normalizes else []
+        return f"vectors of {self.dimensions} numbers ({', '.join(made)}), texts of {most}"
 
     def lengths(self) -> str:
         """The numbers of a vector that a request may ask for, in words."""

@@ -2,8 +2,8 @@
 
 Wrong values at every place of a body are the larger half of what it sends. They are left to scripts/fuzz.py
 (tests/load), which sends them to the same endpoints, and to a share of what is drawn by chance here. Right values at
-every place are left out where another endpoint takes the same body, and for the admin endpoints. SCHEMATHESIS_EXAMPLES
-says how many examples to draw; then nothing is left out.
+every place are left out where another endpoint takes the same body or all of its fields, and for the admin endpoints.
+SCHEMATHESIS_EXAMPLES says how many examples to draw; then nothing is left out.
 """
 
 import os
@@ -20,8 +20,11 @@ EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "")
 CHANCE = ["--max-examples", EXAMPLES or "2"]
 # Admin endpoints, and the one that would ask a hub on the internet.
 BY_OPERATORS = "/admin/|^/api/pull$"
-# Other names of an endpoint, and those that take the body of another.
-ALIKE = r"^/(tokenize|detokenize|apply-template|v1/chat/stream|v1/responses/input_tokens|v1/messages/count_tokens)$"
+# Other names of an endpoint, and those that take the body of another or a part of it.
+ALIKE = (
+    r"^/(tokenize|detokenize|apply-template|v1/chat/stream|v1/chat/completions/render|v1/completions/render"
+    r"|v1/responses/(input_tokens|compact)|v1/messages/count_tokens|v2/rerank)$"
+)
 
 
 def _run(server: RunningServer, folder: Path, *options: str) -> None:

@@ -209,6 +209,8 @@ def test_fields_models_and_chats_are_set_by_commands(scripted: RunningServer, tm
         chat.see("max_tokens = 2")
         chat.type("/set temprature 1\r")
         chat.see("did you mean temperature?")
+        chat.type("/set min_q default\r")
+        chat.see("did you mean min_p?")
         chat.type("/set seed x\r")
         chat.see('seed must be a whole number, not "x"')
         chat.type("/model\r")

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from genai_server.pooling_model import read_pooling_model
 from tests.local_hub import HubRepository, LocalHub, run_hub
 from tests.running_server import DEMO, ROOT, clean_environment, wait_until
 
 EMBEDDINGS = ROOT / "models" / "demo-embeddings"
+GRAPH = EMBEDDINGS / "model.onnx"
 FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
 MIB = 1024 * 1024
 
@@ -196,25 +198,81 @@ def test_an_unknown_model_is_named_with_where_it_was_looked_for(user: User) -> N
         assert str(user.models) in errors
 
 
+def converted(graph: str, **more: bytes) -> dict[str, bytes]:
+    """The demo model as repositories of converted models have it: nothing says how its vectors become one."""
+    kept = ("config.json", "tokenizer.json", "tokenizer_config.json")
+    return {name: (EMBEDDINGS / name).read_bytes() for name in kept} | {graph: GRAPH.read_bytes()} | more
+
+
+def original() -> dict[str, bytes]:
+    """The demo model as sentence-transformers has it, without a graph."""
+    return {path.relative_to(EMBEDDINGS).as_posix(): path.read_bytes() for path in EMBEDDINGS.rglob("*.json")}
+
+
 def test_an_encoder_gets_from_its_original_what_says_how_vectors_become_one(user: User) -> None:
-    files = {path.relative_to(EMBEDDINGS).as_posix(): path.read_bytes() for path in EMBEDDINGS.rglob("*.json")}
-    pooling = {name: files.pop(name) for name in ("modules.json", "1_Pooling/config.json")}
-    graph = {"onnx/model.onnx": (EMBEDDINGS / "model.onnx").read_bytes()}
-    user.hub.repositories["org/original"] = HubRepository(files | pooling)
-    user.hub.repositories["community/converted"] = HubRepository(files | graph, base="org/original")
+    user.hub.repositories["org/original"] = HubRepository(original())
+    files = converted("onnx/model.onnx", **{"onnx/model_fp16.onnx": b"other"})
+    user.hub.repositories["community/converted"] = HubRepository(files, base="org/original")
     status, out, errors = user.run("pull", "community/converted")
     assert status == 0, errors
     assert "modules.json is fetched from org/original, of which this model was made" in out
-    assert "it serves /v1/embeddings" in out
+    assert (
+        "it serves /v1/embeddings: vectors of 128 numbers (pooling mean, normalized), texts of at most 256 tokens"
+        in out
+    )
+    assert not (user.models / "converted" / "onnx" / "model_fp16.onnx").exists()
     assert user.run("models", "check", "converted")[0] == 0
     assert "converted" in user.run("models", "list")[1]
+    assert "is already up to date" in user.run("pull", "community/converted")[1]
 
 
-def test_an_encoder_that_nothing_says_more_of_is_refused(user: User) -> None:
-    files = {path.name: path.read_bytes() for path in EMBEDDINGS.iterdir() if path.suffix == ".json"}
-    del files["modules.json"]
-    files["model.onnx"] = (EMBEDDINGS / "model.onnx").read_bytes()
-    user.hub.repositories["community/converted"] = HubRepository(files)
+def test_of_a_sentence_transformers_repository_a_graph_is_chosen(user: User) -> None:
+    files = original() | {"onnx/model.onnx": b"another", "onnx/model_qint8_avx512.onnx": GRAPH.read_bytes()}
+    user.hub.repositories["org/original"] = HubRepository(files)
+    status, out, errors = user.run("pull", "org/original", "--include", "onnx/model_qint8_avx512.onnx")
+    assert status == 0, errors
+    assert "pooling mean, normalized" in out
+    found = read_pooling_model(user.models / "original")
+    assert found is not None
+    assert found.graph == "onnx/model_qint8_avx512.onnx"
+
+
+def test_an_encoder_that_nothing_says_more_of_is_refused_until_its_original_is_named(user: User) -> None:
+    user.hub.repositories["community/converted"] = HubRepository(converted("model.onnx"))
+    user.hub.repositories["org/original"] = HubRepository(original())
     status, _, errors = user.run("pull", "community/converted")
     assert status == 1
-    assert "does not say how a text's vectors become one" in errors
+    assert "nothing says how a text's vectors become one" in errors
+    assert "name that to genai-server pull with --original" in errors
+    assert user.run("pull", "community/converted", "--original", "org/original")[0] == 0
+    status, _, errors = user.run("pull", "org/original", "--original", "org/tiny", "--to", str(user.models / "other"))
+    assert status == 1
+    assert "org/original has no onnxruntime-genai model" in errors
+
+
+def test_an_original_is_refused_where_nothing_is_to_be_taken_of_it(user: User) -> None:
+    user.hub.repositories["org/whole"] = HubRepository(original() | {"model.onnx": GRAPH.read_bytes()})
+    for name in ("org/whole", "org/tiny"):
+        status, _, errors = user.run("pull", name, "--original", "org/other")
+        assert status == 2
+        assert f"--original org/other: {name} says itself how its model is used" in errors
+
+
+def test_a_reranker_gets_no_pooling_of_the_model_that_it_was_trained_from(user: User) -> None:
+    reranker = EMBEDDINGS.with_name("demo-reranker")
+    files = {path.name: path.read_bytes() for path in reranker.iterdir() if path.name != "README.md"}
+    user.hub.repositories["org/original"] = HubRepository(original())
+    user.hub.repositories["org/ranks"] = HubRepository(files, base="org/original")
+    status, out, errors = user.run("pull", "org/ranks")
+    assert status == 0, errors
+    assert "it serves /v1/rerank and /v1/score: scores from 0 to 1, pairs of at most 256 tokens" in out
+
+
+def test_a_decoder_of_another_library_is_refused_before_its_weights_are_fetched(user: User) -> None:
+    files = {"config.json": b'{"architectures": ["LlamaForCausalLM"]}', "onnx/model.onnx": b"weights" * 100}
+    user.hub.repositories["community/chats"] = HubRepository(files, base="org/chats")
+    user.hub.repositories["org/chats"] = HubRepository({"config.json": b"{}"})
+    status, _, errors = user.run("pull", "community/chats")
+    assert status == 1
+    assert "has no onnxruntime-genai model (no genai_config.json); genai-server export org/chats builds one" in errors
+    assert "onnx/model.onnx" not in dict(user.hub.sent)

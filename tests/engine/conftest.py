@@ -12,9 +12,9 @@ from tests.running_server import DEMO
 
 @pytest.fixture(scope="module")
 def generator() -> OgGeneratorRunner:
-    return OgGeneratorRunner(DEMO, "cpu", threads=0)
+    return OgGeneratorRunner(DEMO, "cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
 def session() -> Any:
-    return open_session(read_decoder_graph(DEMO), 0, optimized=False)
+    return open_session(read_decoder_graph(DEMO), 1, optimized=False)

@@ -100,6 +100,16 @@ def test_a_pattern_chooses_another_graph_of_an_encoder() -> None:
     assert "onnx/model.onnx" not in found
 
 
+def test_weights_of_a_graph_may_have_any_name_beside_it() -> None:
+    others = ("onnx/model_fp16.onnx_data", "onnx/tokenizer.json", "onnx/Constant_7_attr__value")
+    found = set(select_model(repository(*ENCODER, "onnx/model_fp16.onnx", *others)).files)
+    assert {name for name in found if name.startswith("onnx/")} == {
+        "onnx/model.onnx",
+        "onnx/model.onnx_data",
+        "onnx/Constant_7_attr__value",
+    }
+
+
 def test_several_graphs_of_an_encoder_are_named_with_their_size() -> None:
     graphs = ("config.json", "onnx/model_fp16.onnx", "onnx/model_int8.onnx")
     assert '--include "onnx/model_int8.onnx"  (1.00 GiB)' in refusal(graphs)

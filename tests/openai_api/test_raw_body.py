@@ -1,5 +1,6 @@
 """Changes to a body of which nothing is known yet."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -14,6 +15,17 @@ from genai_server.openai_api.raw_body import objects_at, remove, replace_media
 def test_a_path_leads_to_objects_and_skips_all_else(path: str, places: list[str]) -> None:
     body = {"a": [1, {"b": {"x": 1}}], "b": {"y": 2}, "c": 5}
     assert [place for place, _ in objects_at(body, path)] == places
+
+
+def test_what_is_no_object_is_passed_over_without_naming_its_place() -> None:
+    body = {"a": [{"b": ["x"] * 10_000}, {"b": []}]}
+    tracemalloc.start()
+    try:
+        assert list(objects_at(body, "a[].b[]")) == []
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100_000
 
 
 def test_a_field_is_removed_wherever_it_is_and_named_unless_it_is_null() -> None:

@@ -19,6 +19,7 @@ from tests.text import small_tokenizers
 
 LIMIT = TextLimit(6, "the model's limit")
 CUT = TextLimit(6, "the model's limit", cut_to=6)
+CUT_TO_2 = TextLimit(6, "the model's limit", cut_to=2)
 EMBEDDER = PoolingModel(Task.EMBED, "model.onnx", 6, 10, prompts={"query": "one "}, default_prompt="query")
 RERANKER = PoolingModel(Task.RERANK, "model.onnx", 6, 10)
 
@@ -61,6 +62,15 @@ def test_a_long_text_is_cut_inside_the_tokens_around_it(words: PooledTexts) -> N
     assert lengths(words.encode(["one two one two one", [3] * 9], CUT)) == [[1, 3, 4, 3, 4, 2], [3] * 6]
 
 
+def test_texts_are_never_cut_to_less_than_a_token_between_those_around_it(words: PooledTexts) -> None:
+    assert lengths(words.encode([[3, 4]], CUT_TO_2)) == [[3, 4]]
+    with pytest.raises(InvalidField, match="must be at least 3: 2 tokens are around what is read; given 2") as refused:
+        words.encode(["one"], CUT_TO_2)
+    assert refused.value.param == "truncate_prompt_tokens"
+    with pytest.raises(InvalidField, match="must be at least 11: 9 tokens are around what is read; given 2"):
+        decoder_texts().encode_pairs([("one", "two")], CUT_TO_2, instruction=None, places=["documents[0]"])
+
+
 def test_a_text_that_is_no_unicode_is_refused(words: PooledTexts) -> None:
     with pytest.raises(InvalidField) as refused:
         words.encode(["\ud800"], LIMIT)
@@ -87,6 +97,9 @@ def test_the_longer_text_of_a_pair_is_cut_first() -> None:
     assert cut("rain rain", "rain " * 50, 13) == (2, 8)
     assert cut("rain " * 50, "rain rain", 13) == (8, 2)
     assert cut("rain " * 50, "rain " * 60, 14) == (5, 6)
+    assert cut("rain " * 50, "rain " * 60, 5) == (1, 1)
+    with pytest.raises(InvalidField, match="must be at least 5: 3 tokens are around what is read; given 4"):
+        cut("rain " * 50, "rain " * 60, 4)
     codec.close()
 
 

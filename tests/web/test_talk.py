@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
 from tests.web.browser import answer, answered, opened, say
 
@@ -86,6 +86,15 @@ def test_escape_stops_an_answer_which_keeps_its_text(scripted_page: Page, script
     expect(answer(scripted_page)).not_to_contain_text("400")
     scripted_page.reload()
     expect(answer(scripted_page)).to_contain_text("1, 2, 3")
+
+
+def test_a_chat_that_is_deleted_ends_its_answer(scripted_page: Page, scripted: RunningServer) -> None:
+    say(scripted_page, "delay 0.02; count 500")
+    scripted_page.on("dialog", lambda dialog: dialog.accept())
+    scripted_page.get_by_label("More about").click()
+    scripted_page.get_by_role("button", name="Delete").click()
+    expect(scripted_page.get_by_text("No chats yet.")).to_be_visible()
+    wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
 
 
 def test_an_edited_message_makes_a_branch_and_the_first_one_is_kept(page: Page) -> None:

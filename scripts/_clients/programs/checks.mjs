@@ -17,6 +17,10 @@ export const getWeather = ({ city }) => `${WEATHER} in ${city}`;
 export const call = (name, json) => `say <tool_call>⏎{"name": "${name}", "arguments": ${json}}⏎</tool_call>`;
 export const ASK_FOR_WEATHER = call("get_weather", `{"city": "Paris"}`);
 
+// The demo models for embeddings and reranking know which of these the question means: the first.
+export const QUESTION = "Which of these is about France?";
+export const ABOUT = ["Paris is the capital of France.", "It will rain all afternoon.", "The cat sleeps on the sofa."];
+
 export function equal(found, wanted) {
   const [one, other] = [JSON.stringify(found), JSON.stringify(wanted)];
   if (one !== other) throw new Error(`${one} instead of ${other}`);

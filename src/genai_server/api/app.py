@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from genai_server import __version__
 from genai_server.api.admin import adapters, profiles, requests, runtime_options
 from genai_server.api.admin import models as model_admin
+from genai_server.api.admin.engine_calls import cancel_request
 from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.errors import install_error_handlers
 from genai_server.api.fingerprint import fingerprint
@@ -24,12 +25,14 @@ from genai_server.api.generation.checked_specs import CheckedSpecs
 from genai_server.api.generation.record_file import RecordFile
 from genai_server.api.generation.records import LatestResponse
 from genai_server.api.generation.request_context import ClientLeft
-from genai_server.api.generation.response_store import ResponseStore
+from genai_server.api.generation.response_store import EndRequest, ResponseStore
+from genai_server.api.middleware.all_bodies import ALL_BODIES, AllBodies
 from genai_server.api.middleware.auth import OPEN_PATHS, Authentication
 from genai_server.api.middleware.body import BodyLimits
 from genai_server.api.middleware.connection_limit import ConnectionLimit
 from genai_server.api.middleware.drain import Drain, Drained
 from genai_server.api.middleware.head_requests import HeadRequests
+from genai_server.api.middleware.internal_errors import InternalErrors
 from genai_server.api.middleware.keys import ApiKeys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
@@ -112,15 +115,19 @@ def create_app(
     known.
     """
 
+    bodies = AllBodies(settings.max_bodies_bytes)
+
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, AllBodies]]:
         most_waiting = settings.max_queue + settings.max_batch_size
         async with (
             engines() as folder,
             Catalog(folder, model_files.load_text, partial(fingerprint, settings), most_waiting).followed() as models,
             rare_full_collections(),
         ):
-            responses = _response_store(settings, run=str(folder))
+            responses = _response_store(
+                settings, str(folder), lambda request: cancel_request(models.engines(), request)
+            )
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
             with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
@@ -137,7 +144,7 @@ def create_app(
                     model_files.pull,
                 )
                 try:
-                    yield
+                    yield {ALL_BODIES: bodies}
                 finally:
                     await responses.close()
             telemetry.registry.unregister(engine_metrics)
@@ -145,7 +152,7 @@ def create_app(
 
     # FastAPI's own pages load their scripts from other hosts.
     app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    _add_middleware(app, settings, drain, keys, telemetry, on_loopback=on_loopback)
+    _add_middleware(app, settings, bodies, drain, keys, telemetry, on_loopback=on_loopback)
     install_error_handlers(app)
     for module in (
         chat,
@@ -186,22 +193,27 @@ def create_app(
     return app
 
 
-def _response_store(settings: Settings, *, run: str) -> ResponseStore:
+def _response_store(settings: Settings, run: str, end_request: EndRequest) -> ResponseStore:
     size, num_bytes = settings.response_store_size, settings.response_store_bytes
     path = settings.response_store_file
     file = RecordFile(Path(path), size, num_bytes) if path else None
-    return ResponseStore(size, num_bytes, file, run=run)
+    return ResponseStore(size, num_bytes, file, run=run, end_request=end_request)
 
 
 def _add_middleware(
-    app: FastAPI, settings: Settings, drain: Drain, keys: ApiKeys, telemetry: Telemetry, *, on_loopback: bool
+    app: FastAPI,
+    settings: Settings,
+    bodies: AllBodies,
+    drain: Drain,
+    keys: ApiKeys,
+    telemetry: Telemetry,
+    *,
+    on_loopback: bool,
 ) -> None:
     """Add what a request passes before its route. The middleware that is added last is passed first."""
     app.add_middleware(HeadRequests)
     app.add_middleware(Drained, drain=drain)
-    app.add_middleware(
-        BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout, most_bytes=settings.max_bodies_bytes
-    )
+    app.add_middleware(BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout, bodies=bodies)
     app.add_middleware(
         Authentication,
         keys=keys,
@@ -215,6 +227,7 @@ def _add_middleware(
         app.add_middleware(CORSMiddleware, **cors_options(settings))
     app.add_middleware(RequestHead)
     app.add_middleware(ConnectionLimit)
+    app.add_middleware(InternalErrors)
     app.add_middleware(
         RequestRecords, model=next(iter(settings.served)), clock=telemetry.clock, observers=telemetry.observers
     )

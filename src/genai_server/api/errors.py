@@ -147,7 +147,7 @@ def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every exception of the app with an error body."""
+    """Answer the app's errors with their bodies; middleware/internal_errors.py answers all other exceptions."""
 
     @app.exception_handler(GenaiServerError)
     async def ours(request: Request, error: GenaiServerError) -> JSONResponse:
@@ -176,13 +176,6 @@ def install_error_handlers(app: FastAPI) -> None:
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ", ".join(_methods(app, request))  # Starlette names those of one route only
         return JSONResponse(body, error.status_code, headers=headers)
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        response = error_response(internal_error(), request.scope)
-        # This handler runs outside the middleware that sets these headers.
-        response.headers.update(FOR_BROWSERS | request_id_headers(request.scope))
-        return response
 
 
 def _body(

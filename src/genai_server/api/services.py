@@ -16,6 +16,7 @@ from genai_server.api.middleware.drain import Drain
 from genai_server.api.pulling import PullModel
 from genai_server.config import Settings
 from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.pooling_model import Task
 from genai_server.timing import Clock
 
 
@@ -38,9 +39,13 @@ class Services:
     # Fetches models from a hub.
     pull: PullModel
 
-    async def served(self, model: str | None) -> ServedModel:
-        """The model that a request names, for its text side alone. Raises ModelNotFound and Unavailable."""
-        _, served = await self.models.serving(self.models.choose(model), self.settings.request_timeout)
+    async def served(self, model: str | None, task: Task | None = None) -> ServedModel:
+        """The model that a request names, for its text side alone.
+
+        Raises ModelNotFound, TaskUnsupported if it is not for the task, and Unavailable.
+        """
+        chosen = self.models.choose(model) if task is None else self.models.choose_for(model, task)
+        _, served = await self.models.serving(chosen, self.settings.request_timeout)
         return served
 
     def max_model_len(self, served: ServedModel) -> int | None:

@@ -24,13 +24,18 @@ PARAMETERS = tuple(_KINDS)
 _WORDS = {float: "a number", int: "a whole number"}
 
 
-def parse(name: str, text: str) -> Value:
-    """The value of a field. Raises ChatFailed for an unknown field, and for a value of the wrong kind."""
-    kind = _KINDS.get(name)
-    if kind is None:
+def require_known(name: str) -> None:
+    """Raises ChatFailed for an unknown field."""
+    if name not in _KINDS:
         alike = difflib.get_close_matches(name, PARAMETERS, 1)
         meant = f"; did you mean {alike[0]}?" if alike else ""
         raise ChatFailed(f"there is no setting {quoted(name)}{meant} (known: {', '.join(PARAMETERS)})")
+
+
+def parse(name: str, text: str) -> Value:
+    """The value of a field. Raises ChatFailed for an unknown field, and for a value of the wrong kind."""
+    require_known(name)
+    kind = _KINDS[name]
     try:
         return kind(text)
     except ValueError:

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from genai_server.cli.pull import absolute, add_hub_options, checked_name, tell_how_to_serve
+from genai_server.cli.pull import absolute, add_hub_options, checked_name, fetch_description, tell_how_to_serve
 from genai_server.config import builder_environment, load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
@@ -21,7 +21,7 @@ from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
 from genai_server.hub.client import Hub
 from genai_server.hub.download import download
 from genai_server.hub.repository import select_source
-from genai_server.pooling_model import CONFIG, MODULES, Task, task_of
+from genai_server.pooling_model import Task, task_of
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -96,9 +96,7 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
     hub = Hub(arguments.token)
     repository = hub.repository(name, arguments.revision)
     with tempfile.TemporaryDirectory() as folder:
-        for file in repository.files:
-            if file.path in (CONFIG, MODULES):
-                hub.fetch(repository, file, Path(folder) / file.path)
+        fetch_description(hub, repository, Path(folder))
         directory = _target(arguments, name, Path(folder))
     with store.only_one(directory):
         source = store.staging(directory, "source")

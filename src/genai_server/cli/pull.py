@@ -8,7 +8,9 @@ files.
 import argparse
 import shlex
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genai_server.config import load_settings
@@ -19,14 +21,14 @@ from genai_server.hub.client import Hub
 from genai_server.hub.download import Watch, download
 from genai_server.hub.repository import (
     MODEL_CONFIG,
-    POOLING,
     Repository,
     Selection,
     is_repository_name,
+    no_model,
     select_model,
     select_pooling,
 )
-from genai_server.pooling_model import Task, task_of
+from genai_server.pooling_model import CONFIG, MODULES, Task, read_pooling_model, task_of
 from genai_server.quoted_values import quoted
 
 # The status that shells give for a program which Ctrl-C has ended.
@@ -46,6 +48,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="PATTERN",
         help='files to fetch, such as "cpu_and_mobile/*"; needed for repositories with several models',
     )
+    parser.add_argument(
+        "--original",
+        metavar="REPO",
+        help="for embeddings: the repository whose modules.json says how vectors are pooled, if REPO has none "
+        "(default: base_model of its card)",
+    )
     add_hub_options(parser)
     parser.add_argument("--to", type=Path, metavar="DIR", help="target directory (default: GENAI_MODELS_DIR/NAME)")
     parser.set_defaults(run=run)
@@ -63,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Fetch a model; returns the exit status. Raises ConfigurationError and PullFailed."""
     name = checked_name(arguments.repository)
     directory = absolute(arguments.to or store.place_of(load_settings().models_path, name))
-    print(pull(Hub(arguments.token), name, directory, arguments.include, arguments.revision))
+    original = checked_name(arguments.original) if arguments.original else ""
+    source = Source(name, arguments.include, arguments.revision, original)
+    print(pull(Hub(arguments.token), source, directory))
     tell_how_to_serve(directory)
     return 0
 
@@ -72,12 +82,29 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
+@dataclass(frozen=True)
+class Source:
+    """What to fetch."""
+
+    # A repository.
+    name: str
+    # Patterns of files in it; empty for its only model.
+    include: Sequence[str] = ()
+    # A branch, tag or commit; None for `main`.
+    revision: str | None = None
+    # The repository of the model that this one was made of; "" if its card says it.
+    original: str = ""
+
+
+def in_folder(place: str) -> list[str]:
+    """The patterns for a folder of a repository, or for one graph of it; "" stands for the whole repository."""
+    return [place if place.endswith(".onnx") else f"{place}/*"] if place else []
+
+
 def pull(
     hub: Hub,
-    name: str,
+    source: Source,
     directory: Path,
-    include: Sequence[str] = (),
-    revision: str | None = None,
     *,
     tell: Callable[[str], None] = _say,
     watch: Watch | None = None,
@@ -86,8 +113,13 @@ def pull(
 
     `tell` gets a line for each file, `watch` its bytes. Raises ConfigurationError and PullFailed.
     """
-    repository = hub.repository(name, revision)
-    selection = select_model(repository, include)
+    name = source.name
+    repository = hub.repository(name, source.revision)
+    selection = select_model(repository, source.include)
+    if source.original:
+        repository = replace(repository, base=source.original)
+        if {MODEL_CONFIG, MODULES} & selection.files.keys():
+            raise ConfigurationError(f"--original {source.original}: {name} says itself how its model is used")
     with store.only_one(directory):
         if _is_up_to_date(directory, repository, selection):
             return f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})"
@@ -109,9 +141,11 @@ def _fetch(
     try:
         if directory.exists():
             store.seed(folder, directory)
-        download(hub, repository, selection, folder, tell, watch)
-        if MODEL_CONFIG not in selection.files and POOLING[0] not in selection.files:
-            _add_pooling(hub, repository, folder, tell)
+        with tempfile.TemporaryDirectory() as added:
+            if MODEL_CONFIG not in selection.files:
+                _find_pooling(hub, repository, Path(added), tell)
+            download(hub, repository, selection, folder, tell, watch)
+            shutil.copytree(added, folder, dirs_exist_ok=True)
         check_model_directory(folder)
     except ModelDirectoryError as error:
         message = error.message.replace(str(folder), repository.name)
@@ -122,16 +156,31 @@ def _fetch(
     store.install(folder, directory, store.origin_of_pull(repository, selection))
 
 
-def _add_pooling(hub: Hub, repository: Repository, folder: Path, tell: Callable[[str], None]) -> None:
-    """Add what says how the vectors of tokens become one: converted repositories often leave it with their original."""
-    if not is_repository_name(repository.base):
-        return
-    base = hub.repository(repository.base, None)
-    for name, file in select_pooling(base).files.items():
-        tell(f"{name} is fetched from {base.name}, of which this model was made")
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).unlink(missing_ok=True)
-        hub.fetch(base, file, folder / name)
+def _find_pooling(hub: Hub, repository: Repository, folder: Path, tell: Callable[[str], None]) -> None:
+    """Fetch what says how the vectors of tokens become one, if the repository left it with its original.
+
+    Raises PullFailed for a decoder that generates text, before its weights are fetched.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        fetch_description(hub, repository, Path(own))
+        if task_of(Path(own)) is Task.RERANK or (Path(own) / MODULES).is_file():
+            return
+        if is_repository_name(repository.base):
+            base = hub.repository(repository.base, None)
+            for name, file in select_pooling(base).files.items():
+                tell(f"{name} is fetched from {base.name}, of which this model was made")
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                hub.fetch(base, file, folder / name)
+        shutil.copytree(folder, own, dirs_exist_ok=True)
+        if task_of(Path(own)) is Task.GENERATE:
+            raise PullFailed(no_model(repository))
+
+
+def fetch_description(hub: Hub, repository: Repository, folder: Path) -> None:
+    """Fetch the files of a repository that say what its model is for. Raises PullFailed."""
+    for file in repository.files:
+        if file.path in (CONFIG, MODULES):
+            hub.fetch(repository, file, folder / file.path)
 
 
 def checked_name(text: str) -> str:
@@ -152,7 +201,8 @@ def tell_how_to_serve(directory: Path) -> None:
     quoted = shlex.quote(str(directory))
     print(f"serve it:  genai-server serve --model-dir {quoted} --model-name {shlex.quote(directory.name)}")
     if (task := task_of(directory)) is not Task.GENERATE:
-        print(f"it serves {' and '.join(_ENDPOINTS[task])}")
+        model = read_pooling_model(directory)
+        print(f"it serves {' and '.join(_ENDPOINTS[task])}{f': {model.summary()}' if model else ''}")
     elif has_chat_template(directory):
         print(f"try it:    genai-server chat {quoted}")
     else:

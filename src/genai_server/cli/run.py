@@ -10,7 +10,7 @@ from pathlib import Path
 
 from genai_server.cli import chat
 from genai_server.cli.models import find
-from genai_server.cli.pull import absolute, add_hub_options, checked_name, pull
+from genai_server.cli.pull import Source, absolute, add_hub_options, checked_name, in_folder, pull
 from genai_server.config import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.hub import store
@@ -55,6 +55,6 @@ def _fetched(arguments: argparse.Namespace) -> Path:
     origin = store.read_origin(directory)
     is_here = origin is not None and origin.source == name and folder.strip("/") in ("", origin.folder)
     if not is_here or arguments.revision:
-        include = [f"{folder.strip('/')}/*"] if folder else []
-        print(pull(Hub(arguments.token), name, directory, include, arguments.revision))
+        source = Source(name, in_folder(folder.strip("/")), arguments.revision)
+        print(pull(Hub(arguments.token), source, directory))
     return directory

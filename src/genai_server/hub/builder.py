@@ -14,7 +14,7 @@ from pathlib import Path
 
 from genai_server.errors import ConfigurationError, ExportFailed
 from genai_server.installation import this_installation
-from genai_server.pooling_model import Task, is_decoder
+from genai_server.pooling_model import CONFIG, MODULE_FILES, MODULES, Task, is_decoder
 
 LOG = "export.log"
 # The builder's names for this server's devices.
@@ -31,7 +31,7 @@ _YES, _NO = "yes", "no"
 # Files that the builder rewrites in another form; the original's are kept instead.
 _KEPT = ("tokenizer.json", "chat_template.jinja")
 # What says how the vectors of tokens become one, or logits a score.
-_POOLING = ("config.json", "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+_POOLING = (CONFIG, *MODULE_FILES)
 _STEP = re.compile(r"^(Reading [\w ]+|Saving (?:ONNX model|GenAI config|processing files))(?: in .*)?$")
 _LAST_LINES = 15
 
@@ -124,10 +124,10 @@ def _add_pooling(build: Build) -> None:
     for name in _POOLING:
         if (build.source / name).is_file():
             shutil.copy(build.source / name, build.target)
-    for path in build.source.glob("*/config.json"):
+    for path in build.source.glob(f"*/{CONFIG}"):
         (build.target / path.parent.name).mkdir(exist_ok=True)
         shutil.copy(path, build.target / path.parent.name)
-    if build.task is Task.RERANK and not (build.source / "modules.json").is_file():
+    if build.task is Task.RERANK and not (build.source / MODULES).is_file():
         _add_yes_and_no(build.target)
 
 
@@ -139,10 +139,10 @@ def _add_yes_and_no(target: Path) -> None:
     types = "sentence_transformers.base.modules.transformer.Transformer", "sentence_transformers.LogitScore"
     paths = "", "1_LogitScore"
     modules = [{"idx": n, "name": str(n), "path": paths[n], "type": types[n]} for n in range(2)]
-    (target / "modules.json").write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+    (target / MODULES).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
     (target / paths[1]).mkdir(exist_ok=True)
     tokens = {"true_token_id": vocabulary[_YES], "false_token_id": vocabulary[_NO]}
-    (target / paths[1] / "config.json").write_text(json.dumps(tokens, indent=2) + "\n", encoding="utf-8")
+    (target / paths[1] / CONFIG).write_text(json.dumps(tokens, indent=2) + "\n", encoding="utf-8")
 
 
 def _check_status(build: Build, status: int, last: Sequence[str]) -> None:

@@ -7,19 +7,19 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath, PureWindowsPath
 
 from genai_server.errors import PullFailed
+from genai_server.pooling_model import CONFIG, MODULE_FILES, MODULES
 from genai_server.quoted_values import quoted
 
 MODEL_CONFIG = "genai_config.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 # The files that Transformers and onnxruntime-genai's builder read from a repository with PyTorch weights.
 _SOURCE = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
-# What sentence-transformers reads beside the weights: a folder for each module.
-POOLING = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+# The folder of a module of sentence-transformers.
 _MODULE_FOLDER = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
 # Files of a repository with ONNX graphs that are not graphs.
 _BESIDE_GRAPHS = ("*.json", "*.txt", "*.model", "*.jinja")
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
-_SOURCE_CONFIG = "config.json"
+_GRAPH_FOLDERS = ("", "onnx")
 _MOST_SHOWN = 20
 _GIB = 1024**3
 
@@ -42,7 +42,7 @@ class Repository:
     name: str
     commit: str
     files: tuple[RemoteFile, ...]
-    # The repository of the model that this one was made of, if its card names it.
+    # The repository of the model that this one was made of; "" if its card does not name it.
     base: str = ""
 
 
@@ -88,33 +88,42 @@ def select_model(repository: Repository, include: Sequence[str] = ()) -> Selecti
 def select_source(repository: Repository) -> Selection:
     """The top-level files of a repository that a model can be built from. Raises PullFailed if it has no such model."""
     top = [file for file in repository.files if "/" not in file.path]
-    if not any(file.path == _SOURCE_CONFIG for file in top):
-        raise PullFailed(f"{repository.name} has no {_SOURCE_CONFIG}: there is nothing to build a model from")
+    if not any(file.path == CONFIG for file in top):
+        raise PullFailed(f"{repository.name} has no {CONFIG}: there is nothing to build a model from")
     modules = [file for file in repository.files if _MODULE_FOLDER.fullmatch(file.path)]
     return _selection("", [*(file for file in top if _matches(file.path, _SOURCE)), *modules])
 
 
 def select_pooling(repository: Repository) -> Selection:
     """The files which say how the vectors of tokens become one; none if the repository has no modules.json."""
-    files = [f for f in repository.files if f.path in POOLING or _MODULE_FOLDER.fullmatch(f.path)]
-    return _selection("", files if any(file.path == POOLING[0] for file in files) else [])
+    files = [f for f in repository.files if f.path in MODULE_FILES or _MODULE_FOLDER.fullmatch(f.path)]
+    return _selection("", files if any(file.path == MODULES for file in files) else [])
 
 
 def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection:
     """One graph of an encoder with all that is beside it. Raises PullFailed."""
-    graphs = {f.path: f for f in repository.files if f.path.endswith(".onnx") and _folder(f.path) in ("", "onnx")}
+    graphs = {f.path: f for f in repository.files if f.path.endswith(".onnx") and _folder(f.path) in _GRAPH_FOLDERS}
     names = [name for name in graphs if _matches(name, include)] if include else []
     names = names or [name for name in _GRAPHS if name in graphs and not include][:1]
-    has_config = any(file.path == _SOURCE_CONFIG for file in repository.files)
+    has_config = any(file.path == CONFIG for file in repository.files)
     if not graphs or not has_config or (include and not names):
-        raise PullFailed(_no_model(repository, include))
+        raise PullFailed(no_model(repository, include))
     if len(names) != 1:
         sizes = "\n".join(f'  --include "{name}"  ({graphs[name].size / _GIB:.2f} GiB)' for name in names or graphs)
         raise PullFailed(f"{repository.name} has several graphs; choose one with --include:\n{sizes}")
     (graph,) = names
     beside = [file for file in repository.files if "/" not in file.path and _matches(file.path, _BESIDE_GRAPHS)]
     modules = [file for file in repository.files if _MODULE_FOLDER.fullmatch(file.path)]
-    return _selection("", [*beside, *modules, *(f for f in repository.files if f.path.startswith(graph))])
+    others = tuple(name for name in graphs if name != graph)
+    return _selection("", [*beside, *modules, *(f for f in repository.files if _is_of_graph(f.path, graph, others))])
+
+
+def _is_of_graph(path: str, graph: str, others: tuple[str, ...]) -> bool:
+    """Whether a file is a graph or may have weights of it: some tools name such files after a tensor."""
+    if path.startswith(graph):
+        return True
+    is_beside = _folder(path) == _folder(graph) != ""
+    return is_beside and not path.startswith(others) and not _matches(path, _BESIDE_GRAPHS)
 
 
 def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
@@ -126,9 +135,14 @@ def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
     return Selection(folder, named)
 
 
-def _no_model(repository: Repository, include: Sequence[str]) -> str:
+def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
+    """The message about a repository without a model that this server runs."""
     where = f"no {MODEL_CONFIG} among the files that --include names" if include else f"no {MODEL_CONFIG}"
-    remedy = "name a folder that has one" if include else f"genai-server export {repository.name} builds one"
+    remedy = (
+        "name a folder that has one"
+        if include
+        else f"genai-server export {repository.base or repository.name} builds one"
+    )
     return f"{repository.name} has no onnxruntime-genai model ({where}); {remedy}"
 
 

@@ -22,6 +22,7 @@ def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
                 for place, value in found
                 if isinstance(value, list)
                 for index, element in enumerate(value)
+                if isinstance(element, dict)  # a body may have 50,000 objects, but many more other values
             ]
     yield from ((place, value) for place, value in found if isinstance(value, dict))
 

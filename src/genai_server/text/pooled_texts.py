@@ -13,7 +13,7 @@ from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.special_tokens import SpecialTokenGuard, blaming
 from genai_server.text.tokenizer import Tokenizer
 
-_TRUNCATE = "truncate_prompt_tokens"
+CUT_BY = "truncate_prompt_tokens"
 # No text has it: it stands for a document, to see what comes after one.
 _DOCUMENT = "\U0010fffd"
 
@@ -28,6 +28,8 @@ class TextLimit(Struct, frozen=True):
     cut_to: int | None = None
     # Most tokens of a document beside a query; the rest is cut off.
     document: int | None = None
+    # What a request says to have its texts cut to this length.
+    remedy: str = f"{CUT_BY}: -1"
 
     @property
     def most(self) -> int | None:
@@ -65,6 +67,8 @@ class PooledTexts:
                 text.encode()
         encoded = iter(self._tokenizer.encode_each(texts))
         before, after = self._tokenizer.frame
+        if texts:
+            _check_room(limit, len(before) + len(after), 1)
         num_left_out = len(before) + len(self._tokenizer.encode(prompt)) if prompt else 0
         found = []
         for number, given in enumerate(inputs):
@@ -95,11 +99,12 @@ class PooledTexts:
         pieces = [self._guard.plain(text).pieces for text in (*queries, *(document for _, document in pairs))]
         encoded = self._tokenizer.encode_each(pieces)
         of_query = dict(zip(queries, encoded, strict=False))
+        num_around = len(self._tokenizer.framed_pair([], [])[0])
+        _check_room(limit, num_around, 2)
         found = []
         for (query, _), document, place in zip(pairs, encoded[len(queries) :], places, strict=True):
             first, last = of_query[query], document[: limit.document]
             if limit.most is not None:
-                num_around = len(self._tokenizer.framed_pair([], [])[0])
                 first, last = _cut_pair(first, last, limit.most - num_around)
             tokens, begins = self._tokenizer.framed_pair(first, last)
             _check_length(len(tokens), limit, place)
@@ -116,6 +121,7 @@ class PooledTexts:
             pairs = [(query, self._shortened(document, limit.document)) for query, document in pairs]
         encoded = self._tokenizer.encode_each([write(query, document) for query, document in pairs])
         end = self._tokenizer.encode("".join(write("", _DOCUMENT)).rpartition(_DOCUMENT)[2])
+        _check_room(limit, len(self._tokenizer.encode(*write("", ""))), 2)
         found = []
         for tokens, place in zip(encoded, places, strict=True):
             if limit.most is not None and len(tokens) > limit.most:
@@ -169,12 +175,22 @@ def _cut_pair(first: list[int], second: list[int], most: int) -> tuple[list[int]
     return first[:shorter], second[:longer]
 
 
+def _check_room(limit: TextLimit, num_around: int, num_texts: int) -> None:
+    """Raises InvalidField if less than a token of each text would be left between the tokens around them."""
+    least = num_around + num_texts
+    if limit.most is not None and limit.most < least:
+        raise InvalidField(
+            f"{CUT_BY} must be at least {least}: {num_around} tokens are around what is read; given {limit.most}",
+            param=CUT_BY,
+        )
+
+
 def _check_length(num_tokens: int, limit: TextLimit, place: str) -> None:
     if not num_tokens:
         raise InvalidField(f"{place} makes no tokens with this model", param=place)
     if num_tokens > limit.num_tokens:
         raise PromptTooLong(
             f"{place} makes {num_tokens} tokens, but this model reads at most {limit.num_tokens} ({limit.source}); "
-            f"{_TRUNCATE}: -1 cuts texts to this length",
+            f"{limit.remedy} cuts texts to this length",
             param=place,
         )

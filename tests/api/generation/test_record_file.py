@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from genai_server.api.generation import record_file
 from genai_server.api.generation.record_file import RecordFile
 from genai_server.errors import StoreUnavailable
 from tests.api.generation.test_records import kept, record
@@ -137,3 +138,38 @@ def test_records_of_small_items_fill_no_file(path: Path) -> None:
     with closing(RecordFile(path, 1000, 2_000_000)) as file:
         for number in range(60):
             assert file.put(replace(record(f"resp_{number:048}", owner="a" * 32), items=items))
+
+
+def test_room_is_made_without_reading_all_records(file: RecordFile) -> None:
+    file.put(record("a"))
+    assert file._open is not None
+    read: list[str] = []
+    file._open.set_trace_callback(read.append)
+    file.put(record("b"))
+    assert any("FROM owners" in statement for statement in read)
+    assert not any("FROM records" in statement and "id =" not in statement for statement in read), read
+
+
+def test_the_sums_of_owners_are_those_of_their_records(path: Path) -> None:
+    with closing(RecordFile(path, 5, 2_000_000)) as file:
+        for number in range(9):
+            file.put(record(f"r{number}", text="x" * number, owner="alice" if number % 3 else None))
+        file.put(record("r8", text="longer", owner="alice"))
+        file.change("r8", "alice", lambda old: replace(old, items=[]))
+        file.delete("r6")
+        assert file._open is not None
+        sums = "SELECT owner, COUNT(*), SUM(size) FROM records GROUP BY owner"
+        assert file._open.execute("SELECT * FROM owners").fetchall() == file._open.execute(sums).fetchall()
+        for id in ("r7", "r8"):
+            file.delete(id, "alice")
+
+
+def test_a_file_of_the_first_version_is_brought_to_this_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched, closing(RecordFile(path, 3, 2_000_000)) as old:
+        patched.setattr(record_file, "_STEPS", record_file._STEPS[:1])
+        patched.setattr(old, "_make_room", lambda *_: None)
+        for id in "abc":
+            old.put(record(id))
+    with closing(RecordFile(path, 3, 2_000_000)) as file:
+        file.put(record("d"))
+        assert kept(file, *"abcd") == ["b", "c", "d"]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from genai_server.api.generation import records as records_module
 from genai_server.api.generation.record_file import RecordFile
 from genai_server.api.generation.records import LatestResponse, MemoryRecords, Record
 from genai_server.errors import InvalidField
+from genai_server.openai_api.schemas.base import JsonObject
 
 Records = MemoryRecords | RecordFile
 Make = Callable[..., Records]
@@ -142,11 +144,34 @@ def test_a_size_is_counted_in_bytes_of_utf_8() -> None:
     assert record("a", text="é").size() == record("a", text="e").size() + 1
 
 
+def test_a_changed_record_has_the_size_of_all_that_it_holds() -> None:
+    items = [{"id": f"i{number}", "text": "é" * number} for number in range(9)]
+    before = replace(record("a"), items=items)
+    for changed in ([*items, {"id": "new"}], [*items, *items], items[:4] + items[5:], [], [{"id": "x"}, *items], items):
+        after = replace(before, items=changed, value={**before.value, "metadata": {"a": "b"}})
+        assert after.size_after(before, before.size()) == after.size()
+
+
+def test_a_conversation_that_grows_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryRecords(3, 100_000)
+    measured: list[JsonObject] = []
+    store.put(replace(record("a"), items=[{"id": f"i{number}"} for number in range(100)]))
+    size = records_module._size
+
+    def measure(part: JsonObject) -> int:
+        measured.append(part)
+        return size(part)
+
+    monkeypatch.setattr(records_module, "_size", measure)
+    changed = store.change("a", None, lambda old: replace(old, items=[*old.items, {"id": "new"}]))
+    assert changed is not None
+    assert measured == [changed.value, {"id": "new"}, changed.value]
+
+
 def test_a_response_that_has_ended_cannot_be_cancelled_but_one_that_was_can() -> None:
     record("a", "cancelled").cancel()
-    for status in ("completed", "in_progress"):
-        with pytest.raises(InvalidField, match="a is completed|another process"):
-            record("a", status).cancel()
+    with pytest.raises(InvalidField, match="a is completed"):
+        record("a").cancel()
 
 
 def test_the_latest_response_is_forgotten_by_its_id_only() -> None:

@@ -1,8 +1,12 @@
 """Where responses and conversations are found, and what a disk that fails costs: no answer."""
 
 import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +17,55 @@ import pytest
 from genai_server.api.generation import response_store
 from genai_server.api.generation.record_file import RecordFile
 from genai_server.api.generation.records import Record
-from genai_server.api.generation.response_store import ResponseStore
-from genai_server.errors import ConversationNotFound, ResponseNotFound, StoreUnavailable
+from genai_server.api.generation.response_store import EndRequest, ResponseStore
+from genai_server.errors import (
+    ConversationNotFound,
+    InvalidField,
+    ResponseNotFound,
+    StoreUnavailable,
+    Unavailable,
+)
+from genai_server.openai_api.schemas.base import JsonObject
 from tests.api.generation.test_records import record
 
 T = TypeVar("T")
+
+
+class Background:
+    """A response that runs in the background, as it is in its record."""
+
+    def __init__(self, at_first: Record) -> None:
+        self._record = at_first
+        self.is_cancelled = False
+
+    @property
+    def response(self) -> JsonObject:
+        return self._record.value
+
+    @property
+    def items(self) -> list[JsonObject]:
+        return self._record.items
+
+    @property
+    def owner(self) -> str | None:
+        return self._record.owner
+
+    @property
+    def request(self) -> str:
+        return self._record.request
+
+    @property
+    def progress(self) -> None:
+        return None
+
+    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
+        return self._record.follow(after)
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    async def stop(self) -> None:
+        self.cancel()
 
 
 def run(job: Coroutine[Any, Any, T]) -> T:
@@ -200,11 +248,115 @@ def test_what_came_into_the_file_after_all_is_not_read_as_it_was(
 
 def test_a_response_of_a_server_that_was_killed_has_failed(file: RecordFile) -> None:
     async def job() -> None:
-        running = replace(record("a", "in_progress"), run="the first")
+        running = replace(_running(), run="the first")
         file.put(running)
         assert (await ResponseStore(9, 9000, file, run="the first").get("a")).response["status"] == "in_progress"
         found = (await ResponseStore(9, 9000, file, run="the second").get("a")).response
         assert (found["status"], found["error"]["type"]) == ("failed", "server_stopping")
+
+    run(job())
+
+
+def _running(id: str = "a", **fields: Any) -> Record:
+    return replace(record(id, "in_progress"), run="now", pid=os.getpid(), request=f"req_{id}", **fields)
+
+
+def _two_processes(file: RecordFile, end_request: EndRequest) -> tuple[ResponseStore, ResponseStore]:
+    return ResponseStore(9, 9000, file, run="now"), ResponseStore(9, 9000, file, run="now", end_request=end_request)
+
+
+def test_a_response_of_another_process_is_cancelled_by_its_request(file: RecordFile) -> None:
+    async def job() -> None:
+        async def end(request: str) -> None:
+            ended.append(request)
+            assert await here.was_ended_elsewhere("a", None)
+            await here.finish(record("a", "cancelled", text="half"))
+
+        ended: list[str] = []
+        here, there = _two_processes(file, end)
+        await here.begin_background(Background(_running()))
+        assert not await here.was_ended_elsewhere("a", None)
+        assert (await there.cancel("a")).response == record("a", "cancelled", text="half").response
+        assert ended == ["req_a"]
+
+    run(job())
+
+
+def test_a_response_that_ends_before_it_is_cancelled_elsewhere_stays_as_it_is(file: RecordFile) -> None:
+    async def job() -> None:
+        async def end(request: str) -> None:
+            await here.finish(record("a"))
+
+        here, there = _two_processes(file, end)
+        await here.begin_background(Background(_running()))
+        with pytest.raises(InvalidField, match="a is completed"):
+            await there.cancel("a")
+        assert (await here.get("a")).response == record("a").response
+
+    run(job())
+
+
+def test_a_cancellation_that_does_not_come_in_time_is_told(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_store, "_PATIENCE", 0.2)
+
+    async def job() -> None:
+        async def end(request: str) -> None:
+            """No engine has it."""
+
+        here, there = _two_processes(file, end)
+        await here.begin_background(Background(_running()))
+        with pytest.raises(Unavailable, match="response a has not ended yet"):
+            await there.cancel("a")
+
+    run(job())
+
+
+def test_a_response_that_another_process_deletes_while_it_runs_is_ended_and_stays_deleted(file: RecordFile) -> None:
+    async def job() -> None:
+        async def end(request: str) -> None:
+            ended.append(request)
+
+        ended: list[str] = []
+        here, there = _two_processes(file, end)
+        await here.begin_background(Background(_running()))
+        await there.delete("a")
+        for _ in range(2):  # the mark, and nothing
+            for store in (there, ResponseStore(9, 9000, file, run="now")):
+                with pytest.raises(ResponseNotFound):
+                    await store.get("a")
+                with pytest.raises(ResponseNotFound):
+                    await store.delete("a")
+                assert await store.find_items({"in_a", "out_a"}) == {}
+            assert await here.was_ended_elsewhere("a", None)
+            assert await here.finish(record("a", "cancelled")) is None
+        await there.close()
+        assert ended == ["req_a"]
+
+    run(job())
+
+
+def test_a_response_that_is_deleted_here_is_ended_and_leaves_nothing(file: RecordFile) -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000, file, run="now")
+        running = Background(_running())
+        await store.begin_background(running)
+        await store.delete("a")
+        assert running.is_cancelled
+        await store.finish(record("a", "cancelled"))
+        await store.close()
+
+    run(job())
+    with closing(sqlite3.connect(file._path)) as read:
+        assert read.execute("SELECT COUNT(*) FROM records").fetchone() == (0,)
+
+
+def test_a_response_whose_process_has_died_has_failed(file: RecordFile) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    file.put(replace(_running(), pid=process.pid))
+
+    async def job() -> None:
+        assert (await ResponseStore(9, 9000, file, run="now").get("a")).response["status"] == "failed"
 
     run(job())
 

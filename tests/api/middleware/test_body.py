@@ -10,6 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from genai_server.api.middleware.body import Aside
 from tests.running_server import SCRIPTED, RunningServer, body, wait_until
@@ -147,6 +151,17 @@ def _unfinished(server: RunningServer, size: int) -> Iterator[socket.socket]:
         yield connection
 
 
+@contextlib.contextmanager
+def _unfinished_message(server: RunningServer, size: int) -> Iterator[Connection]:
+    """A WebSocket with a message of this size whose last fragment does not come."""
+    fragment = Frame(Opcode.TEXT, b" " * (size // 3), fin=False)
+    more = [Frame(Opcode.CONT, fragment.data, fin=False), Frame(Opcode.CONT, fragment.data)]
+    sent = b"".join(frame.serialize(mask=True, extensions=[]) for frame in (fragment, *more))
+    with connect(f"ws{server.url.removeprefix('http')}/v1/responses") as connection:
+        connection.socket.sendall(sent[:-1])
+        yield connection
+
+
 def test_all_bodies_that_come_have_a_limit_together_and_who_is_too_much_is_told_to_come_again(own_folder: Path) -> None:
     settings = {"GENAI_MAX_BODY_BYTES": "100000", "GENAI_MAX_BODIES_BYTES": "200000"}
     with run_here(own_folder, *SCRIPTED, settings=settings) as server:
@@ -176,6 +191,12 @@ def test_all_bodies_that_come_have_a_limit_together_and_who_is_too_much_is_told_
             assert b"503 " in late.recv(100)
         wait_until(lambda: ask(90_000).status_code == 200)
         assert [ask(90_000).status_code for _ in range(5)] == [200] * 5
+        with contextlib.ExitStack() as sockets:
+            while ask(90_000).status_code != 503:
+                sockets.enter_context(_unfinished_message(server, 90_000))
+            with _unfinished_message(server, 90_000) as surplus, pytest.raises(ConnectionClosed, match="1013"):
+                surplus.recv(timeout=20)
+        wait_until(lambda: ask(90_000).status_code == 200)
 
 
 def test_a_long_body_is_looked_at_in_a_thread_and_one_at_a_time() -> None:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, FastAPI
 from pydantic import field_validator
 
 from genai_server.api.errors import install_error_handlers
+from genai_server.api.middleware.all_bodies import AllBodies
 from genai_server.api.middleware.body import BodyLimits, BodyRoute
 from genai_server.api.middleware.request_id import RequestId
 from genai_server.openai_api.schemas.base import Wire
@@ -32,7 +33,7 @@ async def _ask(content: bytes, kind: str = "application/json") -> tuple[int, Any
     async def where(body: Body) -> list[int]:
         return [body.number, threading.get_ident()]
 
-    app.add_middleware(BodyLimits, limit=1_000_000, seconds=5, most_bytes=1_000_000)
+    app.add_middleware(BodyLimits, limit=1_000_000, seconds=5, bodies=AllBodies(1_000_000))
     app.add_middleware(RequestId)
     install_error_handlers(app)
     app.include_router(router)

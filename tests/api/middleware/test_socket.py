@@ -78,6 +78,8 @@ def test_what_a_turn_failed_to_go_on_from_is_forgotten(scripted: RunningServer) 
         assert again["error"]["code"] == "previous_response_not_found"
 
 
+# OpenAI's client connects as websockets deprecates since 17.1.
+@pytest.mark.filterwarnings(r"ignore:connect\(\) must be used as a context manager:DeprecationWarning")
 def test_openais_client_connects(scripted: RunningServer) -> None:
     with (
         OpenAI(base_url=f"{scripted.url}/v1", api_key="none") as client,

@@ -127,6 +127,7 @@ def test_a_long_text_is_refused_with_the_limit_or_cut(server: RunningServer) -> 
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
         ({"input": "a", "truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
         ({"input": "a", "prompt_name": "query"}, "prompt_name"),
         ({"input": "a", "nonsense": 1}, "nonsense"),
@@ -196,6 +197,11 @@ def test_long_documents_are_refused_or_cut(server: RunningServer) -> None:
         ),
         ("completions", {"prompt": "a", "model": "vectors"}, 'model "vectors" generates no text; "chat" can'),
         ("chat/completions", {**body("hi"), "model": "scores"}, 'model "scores" generates no text; "chat" can'),
+        ("completions/render", {"prompt": "a", "model": "vectors"}, 'model "vectors" generates no text; "chat" can'),
+        ("chat/completions/render", {**body("hi"), "model": "scores"}, 'model "scores" generates no text; "chat" can'),
+        ("responses/input_tokens", {"input": "a", "model": "scores"}, 'model "scores" generates no text; "chat" can'),
+        ("tokenize", {**body("hi"), "model": "scores"}, 'model "scores" generates no text; "chat" can'),
+        ("apply-template", {**body("hi"), "model": "scores"}, 'model "scores" generates no text; "chat" can'),
     ],
 )
 def test_what_a_model_cannot_do_is_refused_with_those_that_can(

@@ -48,6 +48,7 @@ def test_long_texts_are_cut_unless_the_request_says_that_they_must_not_be(server
     assert embed(server, input=long, truncate=True).headers.get("x-genai-ignored") is None
     refused = embed(server, input=long, truncate=False)
     assert (refused.status_code, list(refused.json())) == (400, ["error"])
+    assert refused.json()["error"].endswith("truncate: true cuts texts to this length")
 
 
 def test_dimensions_and_what_has_no_effect(server: RunningServer) -> None:

@@ -652,15 +652,43 @@ def test_responses_and_conversations_survive_a_restart(own_folder: Path) -> None
         assert [item["role"] for item in items["data"]] == ["assistant", "user"]
 
 
-def test_all_api_processes_share_the_file(own_folder: Path) -> None:
-    file = own_folder / "responses.sqlite"
-    with run_server(own_folder, "--device", "scripted", "--workers", "2", "--response-store-file", str(file)) as server:
-        ids = [httpx.post(f"{server.url}/v1/responses", json={"input": "say x"}).json()["id"] for _ in range(4)]
-        found = [httpx.get(f"{server.url}/v1/responses/{id}").status_code for id in ids for _ in range(4)]
-        begun = httpx.post(f"{server.url}/v1/responses", json={"input": "delay 0.01; count 9", "background": True})
-        path = f"{server.url}/v1/responses/{begun.json()['id']}"
-        wait_until(lambda: [httpx.get(path).json()["status"] for _ in range(4)] == ["completed"] * 4)
-    assert found == [200] * 16
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of two API processes with a file. Requests that are sent by httpx alone may reach either."""
+    folder = tmp_path_factory.mktemp("two")
+    file = str(folder / "responses.sqlite")
+    with run_server(folder, "--device", "scripted", "--workers", "2", "--response-store-file", file) as server:
+        yield server
+
+
+def _begin(server: RunningServer, **fields: Any) -> str:
+    """The path of a response in the background."""
+    begun = httpx.post(f"{server.url}/v1/responses", json={"background": True, **fields}).json()
+    return f"{server.url}/v1/responses/{begun['id']}"
+
+
+def test_all_api_processes_share_the_file(two_processes: RunningServer) -> None:
+    url = f"{two_processes.url}/v1/responses"
+    ids = [httpx.post(url, json={"input": "say x"}).json()["id"] for _ in range(4)]
+    assert [httpx.get(f"{url}/{id}").status_code for id in ids for _ in range(4)] == [200] * 16
+    path = _begin(two_processes, input="delay 0.01; count 9")
+    wait_until(lambda: [httpx.get(path).json()["status"] for _ in range(4)] == ["completed"] * 4)
+
+
+def test_every_api_process_cancels_a_response_of_the_others(two_processes: RunningServer) -> None:
+    # All twelve are asked of the process that runs them once in 4,000 times.
+    paths = [_begin(two_processes, input="delay 0.02; count 500") for _ in range(12)]
+    ended = [httpx.post(f"{path}/cancel").json() for path in paths]
+    assert [response.get("status", response) for response in ended] == ["cancelled"] * len(paths)
+    assert [httpx.get(path).json() for path in paths] == ended
+    wait_until(lambda: two_processes.idle("scripted"))
+
+
+def test_what_one_api_process_deletes_no_other_stores_again(two_processes: RunningServer) -> None:
+    paths = [_begin(two_processes, input="delay 0.02; count 500") for _ in range(12)]
+    assert [httpx.delete(path).status_code for path in paths] == [200] * len(paths)
+    wait_until(lambda: two_processes.idle("scripted"))
+    wait_until(lambda: {httpx.get(path).status_code for path in paths} == {404})
 
 
 def test_a_damaged_file_costs_no_answer_and_the_header_says_so(own_folder: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,10 @@ import httpx
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect as connect_websocket
+from websockets.sync.connection import Connection
 
 from genai_server.cli.serve.protocol import GuardedProtocol
 from tests.raw_http import answers, connect, read_to_end
@@ -207,12 +211,40 @@ def test_a_websocket_that_reads_nothing_is_cut_off_too(hasty: RunningServer) -> 
     said = "cut off a client that has taken nothing for 1 s"
     before = hasty.log().count(said)
     wanted = {"input": "count 9999", "include": ["message.output_text.logprobs"], "top_logprobs": 20}
-    with connect(hasty, receive_buffer=4096) as sock:
-        connection = connect_websocket(f"ws{hasty.url.removeprefix('http')}/v1/responses", sock=sock, max_queue=1)
+    url = f"ws{hasty.url.removeprefix('http')}/v1/responses"
+    with (
+        connect(hasty, receive_buffer=4096) as sock,
+        connect_websocket(url, sock=sock, max_queue=1, close_timeout=0.1) as connection,
+    ):
         connection.send(json.dumps({"type": "response.create", "model": "onnx-genai", **wanted}))
         wait_until(lambda: hasty.log().count(said) > before, 40)
         wait_until(lambda: "path=/v1/responses" in hasty.log() and hasty.idle("scripted"))
-    connection.close_socket()
+
+
+@contextmanager
+def websocket(server: RunningServer) -> Iterator[Connection]:
+    with connect_websocket(f"ws{server.url.removeprefix('http')}/v1/responses") as connection:
+        yield connection
+
+
+def test_a_message_on_a_websocket_that_does_not_end_in_time_closes_it(hasty: RunningServer) -> None:
+    frame = Frame(Opcode.TEXT, b"x", fin=False).serialize(mask=True, extensions=[])
+    for begun in (frame, frame[:5], frame[:1]):
+        with websocket(hasty) as connection:
+            connection.socket.sendall(begun)
+            with pytest.raises(ConnectionClosed) as closed:
+                connection.recv(timeout=20)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1008
+            assert "within 1 seconds (GENAI_BODY_TIMEOUT)" in closed.value.rcvd.reason
+
+
+def test_a_websocket_may_rest_between_its_messages(hasty: RunningServer) -> None:
+    with websocket(hasty) as connection:
+        for pause in (0.0, 1.3):
+            time.sleep(pause)
+            connection.send(["", "{", "}"])  # in fragments
+            assert '"param":"type"' in connection.recv(timeout=20)
 
 
 MIB = 1024 * 1024

@@ -4,8 +4,10 @@ import io
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from genai_server.cli.top.command import view
-from genai_server.cli.top.snapshot import Interval, Place, Snapshot
+from genai_server.cli.top.snapshot import Interval, Place, Poller, ServerUnreachable, Snapshot
 from tests.running_server import ROOT, RunningServer, clean_environment, free_port
 from tests.server_here import run_here
 
@@ -107,6 +109,36 @@ def test_a_server_that_is_not_there_is_said_in_one_line() -> None:
     assert shown.returncode == 1
     assert len(shown.stderr.splitlines()) == 1
     assert "refused" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([b"SSH-2.0-OpenSSH_9.2\r\n"], "SSH-2.0"),
+        ([b"HTTP/1.0 200 OK\r\ncontent-length: 99\r\n\r\n{"], "IncompleteRead"),
+        ([b"HTTP/1.0 200 OK\r\n\r\n[]"], "is not a genai-server"),
+        ([b'HTTP/1.0 200 OK\r\n\r\n{"status": "ok"}'], "is not a genai-server"),
+        ([b'HTTP/1.0 200 OK\r\n\r\n{"devices": {}}', b"HTTP/1.0 200 OK\r\n\r\n<p>"], "/metrics has no metrics"),
+    ],
+)
+def test_another_server_is_said_to_be_none(answers: list[bytes], message: str) -> None:
+    def answer() -> None:
+        for each in answers:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(each)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ServerUnreachable, match=message):
+            Poller(f"http://127.0.0.1:{listener.getsockname()[1]}", None).poll()
+        thread.join(20)
+
+
+def test_an_interval_that_is_no_number_is_told_as_such() -> None:
+    assert "--interval: soon is not between 0.1 and 3600" in _top("--interval", "soon").stderr
 
 
 @pytest.mark.parametrize("end", ["signal", "q", "\x03"])

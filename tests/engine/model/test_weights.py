@@ -39,7 +39,7 @@ def written(folder: Path) -> dict[str, int]:
 
 def logits(model_dir: Path, *, optimized: bool) -> Any:
     graph = read_decoder_graph(model_dir)
-    session = open_session(graph, 0, optimized=optimized)
+    session = open_session(graph, 1, optimized=optimized)
     runner = BatchedRunner(graph, session, check_model_directory(model_dir), BatchLimits(2, 64))
     prompt = random.Random(1).choices(range(10, 1900), k=40)
     runner.open(1, prompt, Opening(64))

@@ -31,12 +31,12 @@ NAMES = ("lively", "dreamy")
 
 @pytest.fixture(scope="module")
 def generator(adapted: Path) -> OgGeneratorRunner:
-    return OgGeneratorRunner(adapted, "cpu", threads=0)
+    return OgGeneratorRunner(adapted, "cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
 def session(adapted: Path) -> Any:
-    return open_session(read_decoder_graph(adapted), 0, optimized=False)
+    return open_session(read_decoder_graph(adapted), 1, optimized=False)
 
 
 @pytest.fixture(scope="module")
@@ -209,4 +209,4 @@ def test_weights_that_do_not_go_together_are_found_by_a_trial(
 
 def test_a_model_without_places_for_adapters_refuses_them(adapted: Path) -> None:
     with pytest.raises(AdapterLoadFailed, match="the model takes no adapters"):
-        OgGeneratorRunner(DEMO, "cpu", threads=0).load_adapter(adapted / "lively.onnx_adapter")
+        OgGeneratorRunner(DEMO, "cpu", threads=1).load_adapter(adapted / "lively.onnx_adapter")

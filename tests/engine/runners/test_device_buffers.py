@@ -157,7 +157,7 @@ def answers(graph: DecoderGraph, session: Any, make: MakeBuffers) -> tuple[list[
 
 @pytest.fixture(scope="module")
 def session(graph: DecoderGraph) -> Any:
-    return open_session(graph, 0, optimized=False)
+    return open_session(graph, 1, optimized=False)
 
 
 def test_a_batch_on_them_answers_bit_for_bit_as_on_the_cpus(graph: DecoderGraph, session: Any) -> None:
@@ -172,7 +172,7 @@ def test_a_batch_on_them_answers_bit_for_bit_as_on_the_cpus(graph: DecoderGraph,
 
 @pytest.fixture(scope="module")
 def offering(graph: DecoderGraph) -> Any:
-    return open_session(graph, 0, optimized=False, offers_best=True)
+    return open_session(graph, 1, optimized=False, offers_best=True)
 
 
 def on_a_device(graph: DecoderGraph, session: Any) -> BatchedRunner:
@@ -220,7 +220,7 @@ WANTED: list[dict[str, Any]] = [
 @cache
 def generators() -> OgGeneratorRunner:
     """To load the library's model takes longer than to answer."""
-    return OgGeneratorRunner(DEMO, "cpu", 0)
+    return OgGeneratorRunner(DEMO, "cpu", 1)
 
 
 def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
@@ -325,7 +325,7 @@ def test_the_cpus_buffers_are_its_own() -> None:
 @on_cuda
 def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
     options = on_providers(DEFAULT_OPTIONS, "cuda")
-    session = open_session(graph, 0, optimized=False, offers_best=True, options=options)
+    session = open_session(graph, 1, optimized=False, offers_best=True, options=options)
     make = buffers_on("cuda", options)
     runner = BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make)
     found: list[list[int]] = []
@@ -345,7 +345,7 @@ def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
 @on_cuda
 def test_a_batch_on_cuda_answers_as_one_whose_buffers_are_the_cpus(graph: DecoderGraph) -> None:
     options = on_providers(DEFAULT_OPTIONS, "cuda")
-    session = open_session(graph, 0, optimized=False, options=options)
+    session = open_session(graph, 1, optimized=False, options=options)
     makers: list[Callable[..., Any]] = [CpuBuffers, buffers_on("cuda", options)]
     (expected, _), (found, _) = (answers(graph, session, make) for make in makers)
     assert found == expected

@@ -142,7 +142,7 @@ def test_what_the_library_refuses_is_translated(generator: OgGeneratorRunner, op
 
 def test_a_device_that_is_not_there_raises_the_librarys_reason() -> None:
     with pytest.raises(RuntimeError, match="(?i)cuda"):
-        OgGeneratorRunner(DEMO, "cuda", threads=0)
+        OgGeneratorRunner(DEMO, "cuda", threads=1)
 
 
 def test_the_keys_and_values_of_a_sequence_can_be_copied_out(

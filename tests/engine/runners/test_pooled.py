@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from genai_server.engine.model.files import check_model_directory
@@ -18,6 +19,7 @@ from genai_server.engine.runners.scores import Logits
 from genai_server.errors import ModelDirectoryError, RunnerFailed
 from genai_server.generation import PooledText
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from tests.model_edits import edited_graph
 from tests.running_server import DEMO, ROOT
 
 VECTORS, SCORES = ROOT / "models" / "demo-embeddings", ROOT / "models" / "demo-reranker"
@@ -114,12 +116,36 @@ def test_a_graph_without_the_output_that_is_needed_is_refused(tmp_path: Path) ->
     shutil.copytree(SCORES, tmp_path / "wrong")
     config = json.loads((SCORES / "config.json").read_bytes()) | {"architectures": ["BertModel"]}
     (tmp_path / "wrong" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelDirectoryError, match="does not say how a text's vectors become one"):
+    with pytest.raises(ModelDirectoryError, match="nothing says how a text's vectors become one"):
         check_model_directory(tmp_path / "wrong")
     shutil.copytree(VECTORS / "1_Pooling", tmp_path / "wrong" / "1_Pooling")
     shutil.copy(VECTORS / "modules.json", tmp_path / "wrong")
     with pytest.raises(ModelDirectoryError, match=r"has no output token_embeddings or .*; it has logits"):
         PooledRunner(tmp_path / "wrong", 1, DEFAULT_OPTIONS)
+
+
+def test_a_module_that_the_graph_does_not_have_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS, tmp_path / "wrong")
+    modules = json.loads((VECTORS / "modules.json").read_bytes())
+    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    (tmp_path / "wrong" / "modules.json").write_text(json.dumps([*modules[:2], dense]))
+    with pytest.raises(ModelDirectoryError, match=r"modules\.json names a module, such as Dense, that must be part of"):
+        check_model_directory(tmp_path / "wrong")
+
+
+def test_a_graph_may_pool_by_itself(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS, tmp_path / "pools")
+    with edited_graph(tmp_path / "pools") as graph:
+        (states,) = graph.output
+        axis = onnx.helper.make_tensor("axis", onnx.TensorProto.INT64, [1], [1])
+        graph.initializer.append(axis)
+        inputs = [states.name, axis.name]
+        graph.node.append(onnx.helper.make_node("ReduceMean", inputs, ["sentence_embedding"], keepdims=0))
+        graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("sentence_embedding", 1, ["texts", 128]))
+    alone = row(text(9))
+    (found,) = read(PooledRunner(tmp_path / "pools", 1, DEFAULT_OPTIONS), alone)
+    (expected,) = read(PooledRunner(VECTORS, 1, DEFAULT_OPTIONS), alone)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_pass_of_one_request_can_be_ended_but_not_two_in_a_row(vectors: PooledRunner) -> None:

@@ -58,7 +58,7 @@ def write_windowed(target: Path, layers: int, *, in_graph: bool = True) -> Path:
 
 def batched_runner(model_dir: Path, generator: OgGeneratorRunner, max_length: int = MAX_LENGTH) -> BatchedRunner:
     graph = read_decoder_graph(model_dir)
-    session = open_session(graph, 0, optimized=False)
+    session = open_session(graph, 1, optimized=False)
     return BatchedRunner(graph, session, generator.model, BatchLimits(4, max_length))
 
 
@@ -81,7 +81,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def generator(windowed: Path) -> OgGeneratorRunner:
-    return OgGeneratorRunner(windowed, "cpu", threads=0)
+    return OgGeneratorRunner(windowed, "cpu", threads=1)
 
 
 def test_rows_on_both_sides_of_the_window_get_the_librarys_answers(
@@ -158,15 +158,15 @@ def test_an_exact_one_that_comes_back_takes_none_of_its_answer_from_a_prompt(
 
 def test_a_configured_window_that_no_layer_has_is_no_limit(tmp_path: Path) -> None:
     model_dir = write_windowed(tmp_path / "claimed", 0, in_graph=False)
-    generator = OgGeneratorRunner(model_dir, "cpu", threads=0)
-    expected = answer(OgGeneratorRunner(DEMO, "cpu", threads=0), text(120))
+    generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
+    expected = answer(OgGeneratorRunner(DEMO, "cpu", threads=1), text(120))
     assert answer(generator, text(120)) == expected
     assert read_decoder_graph(model_dir).window == 0
     assert answer(batched_runner(model_dir, generator), text(120)) == expected
 
 
 def test_the_window_matters(generator: OgGeneratorRunner) -> None:
-    whole = OgGeneratorRunner(DEMO, "cpu", threads=0)
+    whole = OgGeneratorRunner(DEMO, "cpu", threads=1)
     assert any(answer(whole, text(120, seed)) != answer(generator, text(120, seed)) for seed in range(4))
 
 

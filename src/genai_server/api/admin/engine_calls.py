@@ -63,6 +63,15 @@ async def find_request(engines: Sequence[EngineClient], name: str) -> RequestSta
     return state
 
 
+async def cancel_request(engines: Sequence[EngineClient], unique_id: str) -> bool:
+    """End a request of any API process; returns whether an engine had it. Raises NoEngineReady."""
+
+    async def cancel(admin: EngineAdmin) -> list[RequestState]:
+        return await admin.cancel_request(unique_id)
+
+    return any(states for _, states in await ask(engines, cancel))
+
+
 async def _answer(engine: EngineClient, question: Callable[[EngineAdmin], Awaitable[T]]) -> T:
     try:
         async with asyncio.timeout(_PATIENCE):

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Depends
 
+from genai_server.api.admin import engine_calls
 from genai_server.api.admin.engine_calls import ask, find_request
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.services import TheServices
@@ -40,11 +41,7 @@ async def cancel_request(request_id: str, services: TheServices, body: NoFields 
     """
     engines = services.models.engines()
     meant = await find_request(engines, request_id)
-
-    async def cancel(admin: EngineAdmin) -> list[RequestState]:
-        return await admin.cancel_request(meant.unique_id)
-
-    if not any(states for _, states in await ask(engines, cancel)):
+    if not await engine_calls.cancel_request(engines, meant.unique_id):
         raise RequestNotFound(f"request {quoted(request_id)} has ended meanwhile", param="request_id")
     return {"id": meant.request_id, "unique_id": meant.unique_id, "object": "request", "cancelled": True}
 

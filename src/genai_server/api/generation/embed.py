@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from genai_server.api.catalog import ChosenModel, ServedModel
 from genai_server.api.generation.answers import ABORT
 from genai_server.api.generation.request_context import RequestContext
@@ -19,7 +21,7 @@ from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, 
 from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases
 from genai_server.openai_api.usage import Usage
 from genai_server.pooling_model import PoolingModel, Task
-from genai_server.text.pooled_texts import EncodedText, PooledTexts, TextLimit, named_prompt
+from genai_server.text.pooled_texts import CUT_BY, EncodedText, PooledTexts, TextLimit, named_prompt
 from genai_server.timing import Stopwatch, Timings
 
 
@@ -36,6 +38,8 @@ class PoolingOptions:
     priority: int = 0
     # Seconds; None for the server's limit.
     timeout: float | None = None
+    # What a request of this API says to have texts cut to what the model reads.
+    remedy: str = f"{CUT_BY}: -1"
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ async def score(
     """
 
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
-        limit = TextLimit(limit.num_tokens, limit.source, limit.cut_to, document_tokens)
+        limit = msgspec.structs.replace(limit, document=document_tokens)
         return texts.encode_pairs(pairs, limit, instruction=instruction, places=places)
 
     request = _PooledRequest(services, context, options, Task.RERANK, "documents")
@@ -226,12 +230,9 @@ class _PooledRequest:
         limit = min(own, info.context_length)
         cut_to = self.options.cut_to
         if cut_to is not None and cut_to > limit:
-            raise InvalidField(
-                f"truncate_prompt_tokens must be at most {limit}, what this model reads, given {cut_to}",
-                param="truncate_prompt_tokens",
-            )
+            raise InvalidField(f"{CUT_BY} must be at most {limit}, what this model reads; given {cut_to}", param=CUT_BY)
         source = "GENAI_MAX_LENGTH" if own < info.context_length else "the model's limit"
-        return TextLimit(limit, source, limit if cut_to == -1 else cut_to)
+        return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.options.remedy)
 
     async def _read(self, engine: EngineClient, prompt: list[int], texts: Sequence[EncodedText]) -> bytes:
         context = self.context

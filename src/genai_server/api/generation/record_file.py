@@ -11,20 +11,35 @@ from genai_server.api.generation.records import Record, too_large
 from genai_server.errors import StoreUnavailable
 from genai_server.openai_api.schemas.base import JsonObject
 
-# Of the tables below; a file of another version is left as it is.
-_VERSION = 1
-# By rows of `items` an item is found without reading all records.
-_TABLES = """
-CREATE TABLE records (
-    owner TEXT NOT NULL, id TEXT NOT NULL, size INTEGER NOT NULL, used INTEGER NOT NULL, json BLOB NOT NULL,
-    PRIMARY KEY (owner, id)
-);
-CREATE INDEX records_by_use ON records (owner, used, size);
-CREATE TABLE items (
-    owner TEXT NOT NULL, item TEXT NOT NULL, record TEXT NOT NULL, PRIMARY KEY (owner, item, record)
-) WITHOUT ROWID;
-CREATE INDEX items_by_record ON items (owner, record);
-"""
+# Each brings a file of the version before it, which is its place in the list, to the next one. A file of an unknown
+# version is left as it is.
+_STEPS = (
+    # By rows of `items` an item is found without reading all records.
+    """
+    CREATE TABLE records (
+        owner TEXT NOT NULL, id TEXT NOT NULL, size INTEGER NOT NULL, used INTEGER NOT NULL, json BLOB NOT NULL,
+        PRIMARY KEY (owner, id)
+    );
+    CREATE INDEX records_by_use ON records (owner, used, size);
+    CREATE TABLE items (
+        owner TEXT NOT NULL, item TEXT NOT NULL, record TEXT NOT NULL, PRIMARY KEY (owner, item, record)
+    ) WITHOUT ROWID;
+    CREATE INDEX items_by_record ON items (owner, record);
+    """,
+    # Sums, so that nothing reads all records to see whether there is room. SQLite keeps them.
+    """
+    CREATE TABLE owners (owner TEXT PRIMARY KEY, number INTEGER NOT NULL, size INTEGER NOT NULL) WITHOUT ROWID;
+    INSERT INTO owners SELECT owner, COUNT(*), SUM(size) FROM records GROUP BY owner;
+    CREATE TRIGGER record_added AFTER INSERT ON records BEGIN
+        INSERT OR IGNORE INTO owners VALUES (new.owner, 0, 0);
+        UPDATE owners SET number = number + 1, size = size + new.size WHERE owner = new.owner;
+    END;
+    CREATE TRIGGER record_removed AFTER DELETE ON records BEGIN
+        UPDATE owners SET number = number - 1, size = size - old.size WHERE owner = old.owner;
+        DELETE FROM owners WHERE owner = old.owner AND number = 0;
+    END;
+    """,
+)
 # Seconds to wait for another process that writes.
 _BUSY = 1.0
 _PAGE = 4096
@@ -47,9 +62,16 @@ class RecordFile:
         self._open: sqlite3.Connection | None = None
 
     def put(self, record: Record) -> bool:
-        """Store a record in place of the one with its id; returns whether it is within the limits alone."""
+        """Store a record in place of the one with its id; returns whether it is within the limits alone.
+
+        A response that another process has deleted while it ran is not stored.
+        """
         text = record.to_json()
         with self._writing() as file:
+            before = _find(file, record.id, record.owner)
+            if before is not None and before.is_deleted:
+                _delete(file, record.owner or "", record.id)
+                return True
             self._put(file, record, text)
         return len(text) <= self._most_bytes
 
@@ -60,7 +82,7 @@ class RecordFile:
             # A disk that is full, or can only be read, ends no reading.
             with suppress(sqlite3.Error):
                 file.execute("UPDATE records SET used = ? WHERE owner = ? AND id = ?", (_now(), owner or "", id))
-        return found
+        return None if found is None or found.is_deleted else found
 
     def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record | None:
         """Replace a record by the changed one, and return that; None if there is no such record.
@@ -69,7 +91,7 @@ class RecordFile:
         """
         with self._writing() as file:
             record = _find(file, id, owner)
-            if record is None:
+            if record is None or record.is_deleted:
                 return None
             changed = change(record)
             text = changed.to_json()
@@ -79,9 +101,19 @@ class RecordFile:
         return changed
 
     def delete(self, id: str, owner: str | None = None) -> bool:
-        """Remove a record; returns whether it was there."""
+        """Remove a record; returns whether it was there.
+
+        A mark stays in the place of a running response until the process that runs it stores or removes it, too.
+        """
         with self._writing() as file:
-            return _delete(file, owner or "", id)
+            record = _find(file, id, owner)
+            _delete(file, owner or "", id)
+            if record is not None and record.is_running and not record.is_deleted:
+                mark = Record(
+                    {name: record.value[name] for name in ("id", "object", "status")}, [], owner, is_deleted=True
+                )
+                self._put(file, mark, mark.to_json())
+            return record is not None and not record.is_deleted
 
     def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
         """The items of the owner's records that have these ids, by id; unknown ids are left out."""
@@ -115,18 +147,14 @@ class RecordFile:
 
     def _make_room(self, file: sqlite3.Connection, newcomer: str) -> None:
         """Evict as MemoryRecords does."""
-        used = {
-            owner: [number, size]
-            for owner, number, size in file.execute("SELECT owner, COUNT(*), SUM(size) FROM records GROUP BY owner")
-        }
-        for measure, most in enumerate((self._size, self._most_bytes)):
-            while sum(each[measure] for each in used.values()) > most:
-                owner = max(used, key=lambda owner: (used[owner][measure], owner != newcomer))
-                id, size = file.execute(
-                    "SELECT id, size FROM records WHERE owner = ? ORDER BY used LIMIT 1", (owner,)
+        for measure, most in (("number", self._size), ("size", self._most_bytes)):
+            most_used = f"SELECT owner FROM owners ORDER BY {measure} DESC, owner = ? LIMIT 1"
+            while file.execute(f"SELECT SUM({measure}) FROM owners").fetchone()[0] > most:
+                (owner,) = file.execute(most_used, (newcomer,)).fetchone()
+                (id,) = file.execute(
+                    "SELECT id FROM records WHERE owner = ? ORDER BY used LIMIT 1", (owner,)
                 ).fetchone()
                 _delete(file, owner, id)
-                used[owner] = [used[owner][0] - 1, used[owner][1] - size]
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -170,13 +198,22 @@ class RecordFile:
 def _prepare(file: sqlite3.Connection) -> None:
     file.execute("BEGIN IMMEDIATE")
     (version,) = file.execute("PRAGMA user_version").fetchone()
-    if version == 0:
-        for statement in filter(str.strip, _TABLES.split(";")):
-            file.execute(statement)
-        file.execute(f"PRAGMA user_version = {_VERSION}")
-    elif version != _VERSION:
-        raise ValueError(f"it has version {version}, and this server knows version {_VERSION}")
+    if version > len(_STEPS):
+        raise ValueError(f"it has version {version}, and this server knows version {len(_STEPS)}")
+    for statement in _statements("".join(_STEPS[version:])):
+        file.execute(statement)
+    file.execute(f"PRAGMA user_version = {len(_STEPS)}")
     file.execute("COMMIT")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script, for `executescript` would end the transaction."""
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
 
 
 def _find(file: sqlite3.Connection, id: str, owner: str | None) -> Record | None:

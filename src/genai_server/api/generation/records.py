@@ -3,7 +3,9 @@
 import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+
+import msgspec
 
 from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.base import JsonObject
@@ -25,8 +27,14 @@ class Record:
     owner: str | None = None
     # The events of its stream, if a client may ask for them again.
     events: list[JsonObject] | None = None
-    # The start of the server that a running response belongs to.
+    # The start of the server that a running response belongs to, the API process that runs it, and the unique id of its
+    # request.
     run: str = ""
+    pid: int = 0
+    request: str = ""
+    # Whether another API process has cancelled a running response, or deleted it and left this in its place.
+    is_cancelled: bool = False
+    is_deleted: bool = False
 
     @property
     def id(self) -> str:
@@ -40,6 +48,11 @@ class Record:
         return self.value
 
     @property
+    def is_running(self) -> bool:
+        """Whether it is a response that has not ended."""
+        return self.value.get("status") in RUNNING
+
+    @property
     def all_items(self) -> list[JsonObject]:
         """Its items, with a response's output."""
         return [*self.items, *self.value.get("output", [])]
@@ -47,11 +60,6 @@ class Record:
     def cancel(self) -> None:
         """Accept a response that was cancelled. Raises InvalidField for every other."""
         status = self.value["status"]
-        if status in RUNNING:
-            raise InvalidField(
-                f"response {self.id} runs in another process of this server, which alone can cancel it: try again",
-                param="response_id",
-            )
         if status != "cancelled":
             raise InvalidField(f"response {self.id} is {status} and cannot be cancelled", param="response_id")
 
@@ -68,8 +76,10 @@ class Record:
 
     def to_json(self) -> bytes:
         """The whole record."""
-        # What cannot be encoded becomes JSON's escapes.
-        return json.dumps(asdict(self), ensure_ascii=False).encode(errors="backslashreplace")
+        try:
+            return msgspec.json.encode(self)
+        except UnicodeEncodeError:  # what cannot be encoded becomes JSON's escapes
+            return json.dumps(asdict(self), ensure_ascii=False).encode(errors="backslashreplace")
 
     @classmethod
     def from_json(cls, text: bytes) -> "Record":
@@ -77,9 +87,16 @@ class Record:
         return cls(**json.loads(text))
 
     def size(self) -> int:
-        """The length of its JSON, in bytes."""
-        parts = [self.value, self.items, self.events or []]
-        return len(json.dumps(parts, ensure_ascii=False).encode(errors="replace"))
+        """The length of the JSON of what it holds, in bytes."""
+        return _size(self.value) + sum(map(_size, self.items)) + sum(map(_size, self.events or []))
+
+    def size_after(self, before: "Record", size: int) -> int:
+        """The same, by that of the record that it was made of; measures only the items that not both have."""
+        same = 0
+        while same < min(len(self.items), len(before.items)) and self.items[same] is before.items[same]:
+            same += 1
+        new, old = (replace(record, items=record.items[same:]) for record in (self, before))
+        return size + new.size() - old.size()
 
 
 @dataclass
@@ -92,6 +109,13 @@ class LatestResponse:
         """Forget this response, which a turn could not go on from."""
         if self.record is not None and self.record.id == id:
             self.record = None
+
+
+def _size(part: JsonObject) -> int:
+    try:
+        return len(msgspec.json.encode(part))
+    except UnicodeEncodeError:
+        return len(json.dumps(part, ensure_ascii=False).encode(errors="replace"))
 
 
 def not_streamed(id: str) -> InvalidField:
@@ -152,7 +176,7 @@ class MemoryRecords:
         if record is None:
             return None
         changed = change(record)
-        if (size := changed.size()) > self._most_bytes:
+        if (size := changed.size_after(record, self._shelves[owner].size(id))) > self._most_bytes:
             raise too_large(changed, size, self._most_bytes)
         self._put(changed, size)
         return changed
@@ -207,6 +231,9 @@ class _Shelf:
     def put(self, record: Record, size: int) -> None:
         self.kept[record.id] = record, size
         self.num_bytes += size
+
+    def size(self, id: str) -> int:
+        return self.kept[id][1]
 
     def use(self, id: str) -> Record:
         self.kept.move_to_end(id)

@@ -2,15 +2,26 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Set
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+import psutil
+
 from genai_server.api.generation.record_file import RecordFile
 from genai_server.api.generation.records import RUNNING, MemoryRecords, Record
-from genai_server.errors import ConversationNotFound, ResponseNotFound, ServerStopping, StoreUnavailable
+from genai_server.errors import (
+    ConversationNotFound,
+    InvalidField,
+    NoEngineReady,
+    ResponseNotFound,
+    ServerStopping,
+    StoreUnavailable,
+    Unavailable,
+)
 from genai_server.openai_api.response_builder import error_of
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.quoted_values import quoted
@@ -21,8 +32,12 @@ log = logging.getLogger(__name__)
 _PATIENCE = 2.0
 # Most calls that wait for the disk; each holds a response.
 _MOST_WAITING = 64
+# Seconds between two looks whether another process has ended its response.
+_LOOK_EVERY = 0.05
 
 T = TypeVar("T")
+# Ends the engine request with this unique id, whichever API process has sent it. Raises NoEngineReady.
+EndRequest = Callable[[str], Awaitable[object]]
 
 
 class KeptResponse(Protocol):
@@ -58,6 +73,11 @@ class KeptResponse(Protocol):
 class RunningInBackground(KeptResponse, Protocol):
     """A response that runs without a client."""
 
+    @property
+    def request(self) -> str:
+        """The unique id of its request."""
+        ...
+
     async def stop(self) -> None:
         """End it at the end of the server."""
         ...
@@ -69,12 +89,22 @@ class ResponseStore:
     What the file cannot take stays in memory, so that the disk costs no answer.
     """
 
-    def __init__(self, size: int, num_bytes: int, file: RecordFile | None = None, *, run: str = "") -> None:
+    def __init__(
+        self,
+        size: int,
+        num_bytes: int,
+        file: RecordFile | None = None,
+        *,
+        run: str = "",
+        end_request: EndRequest | None = None,
+    ) -> None:
         self._is_on = size > 0
         self._memory = MemoryRecords(size, num_bytes)
         self._file = file if self._is_on else None
         # Names this start of the server: running responses of others have ended with it.
         self._run = run
+        # None if no other process shares the file.
+        self._end_request = end_request
         self._thread = ThreadPoolExecutor(1, "response-store")
         self._num_waiting = 0
         self._is_broken = False
@@ -98,7 +128,14 @@ class ResponseStore:
         id = running.response["id"]
         self._running[id] = self._background[id] = running
         if self._file is not None:
-            record = Record(running.response, running.items, running.owner, run=self._run)
+            record = Record(
+                running.response,
+                running.items,
+                running.owner,
+                run=self._run,
+                pid=os.getpid(),
+                request=running.request,
+            )
             with suppress(StoreUnavailable):  # the log has it; the end is stored in memory
                 await self._on_file(lambda file: file.put(record))
 
@@ -109,6 +146,8 @@ class ResponseStore:
         """
         self._background.pop(ended.id, None)
         if ended.id not in self._running:
+            with suppress(StoreUnavailable):
+                await self._delete(ended.id, ended.owner)  # the mark that it was deleted
             return None
         reason = await self.put(ended)
         if self._running.pop(ended.id, None) is None:
@@ -134,16 +173,46 @@ class ResponseStore:
         record = await self._find(id, owner)
         if record is None or record.value["object"] != "response":
             raise ResponseNotFound(f"no response {quoted(id)} is kept here", param="response_id")
-        if record.value["status"] in RUNNING and record.run != self._run:
-            error = error_of(ServerStopping("the server ended while it ran"))
+        if record.is_running and (record.run != self._run or not psutil.pid_exists(record.pid)):
+            error = error_of(ServerStopping("the server, or its process, ended while it ran"))
             return replace(record, value={**record.value, "status": "failed", "error": error})
         return record
 
+    async def cancel(self, id: str, owner: str | None = None) -> KeptResponse:
+        """End a running response, in whichever process it runs, and return it.
+
+        Raises ResponseNotFound, StoreUnavailable, NoEngineReady, Unavailable if it does not end in time, and
+        InvalidField if it has ended in another way.
+        """
+        kept = await self.get(id, owner)
+        if isinstance(kept, Record) and kept.is_running:
+            kept = await self._cancel_elsewhere(kept)
+        kept.cancel()
+        return kept
+
     async def delete(self, id: str, owner: str | None = None) -> None:
-        """Remove a response. A running one continues for its reader. Raises ResponseNotFound and StoreUnavailable."""
-        await self.get(id, owner)
+        """Remove a response. A running one is ended if it runs in the background, and else continues for its reader.
+
+        Raises ResponseNotFound and StoreUnavailable.
+        """
+        kept = await self.get(id, owner)
         self._running.pop(id, None)
         await self._delete(id, owner)
+        if (running := self._background.get(id)) is not None:
+            with suppress(InvalidField):  # it has just ended
+                running.cancel()
+        elif isinstance(kept, Record) and kept.is_running:
+            self.later(self._end_elsewhere(kept))
+
+    async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
+        """Whether another process has cancelled or deleted a response that runs here in the background."""
+        if self._file is None:
+            return False
+        try:
+            record = await self._on_file(lambda file: file.get(id, owner))
+        except StoreUnavailable:
+            return False
+        return record is None or record.is_cancelled
 
     async def put(self, record: Record) -> str | None:
         """Store a record. Returns why it is not in the file; None if it is, or if there is no file."""
@@ -214,6 +283,30 @@ class ResponseStore:
             self._thread.submit(self._file.close)
         # A disk that hangs does not keep the server.
         self._thread.shutdown(wait=False, cancel_futures=False)
+
+    async def _cancel_elsewhere(self, running: Record) -> KeptResponse:
+        """Have the process that runs a response end it, and return it as that has stored it."""
+
+        def mark(found: Record) -> Record:
+            return replace(found, is_cancelled=True) if found.is_running else found
+
+        await self._on_file(lambda file: file.change(running.id, running.owner, mark))
+        if self._end_request is not None:
+            await self._end_request(running.request)
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while True:
+                    found = await self.get(running.id, running.owner)
+                    if found.response["status"] not in RUNNING:
+                        return found
+                    await asyncio.sleep(_LOOK_EVERY)
+        except TimeoutError:
+            raise Unavailable(f"response {running.id} has not ended yet; try again", param="response_id") from None
+
+    async def _end_elsewhere(self, running: Record) -> None:
+        if self._end_request is not None:
+            with suppress(NoEngineReady):  # then it has ended with its engine
+                await self._end_request(running.request)
 
     async def _find(self, id: str, owner: str | None) -> Record | None:
         found = self._memory.get(id, owner)

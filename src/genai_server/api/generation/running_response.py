@@ -13,6 +13,7 @@ from genai_server.api.generation.records import LatestResponse, Record, not_stre
 from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.generation.response_store import KeptResponse, ResponseStore
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
+from genai_server.generation import FinishReason
 from genai_server.openai_api.response_builder import ResponseBuilder
 from genai_server.openai_api.schemas.base import JsonObject
 
@@ -26,6 +27,8 @@ class Keeping:
     store: ResponseStore
     # Whether the store has it.
     is_stored: bool
+    # The unique id of its request.
+    request: str
     # Stands for the API key.
     owner: str | None
     # The conversation that it is added to.
@@ -70,6 +73,8 @@ class RunningResponse:
         self._news = asyncio.Event()
         # Whether all events have been told.
         self._is_over = False
+        # In the background: reads the answer, and makes the response its end.
+        self._reading: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -81,6 +86,11 @@ class RunningResponse:
     def owner(self) -> str | None:
         """Stands for the API key."""
         return self._keeping.owner
+
+    @property
+    def request(self) -> str:
+        """The unique id of its request."""
+        return self._keeping.request
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -102,7 +112,9 @@ class RunningResponse:
             counted.close()
             self.close()
             raise
-        self._task = asyncio.create_task(self._run(counted, counting))
+        # The task that makes the end is never cancelled before it has begun; the one that reads may be.
+        self._reading = asyncio.create_task(self._tell_all())
+        self._task = asyncio.create_task(self._run(self._reading, counted, counting))
 
     async def events(self) -> AsyncGenerator[JsonObject]:
         """All events of its stream. Raises GenerationFailed."""
@@ -116,6 +128,8 @@ class RunningResponse:
             if piece is not None:
                 for event in self._build.add(piece.parts, piece.tokens):
                     yield event
+            elif answer.reason is FinishReason.CANCELLED and await self._was_ended_elsewhere():
+                self._last_events = self._build.cancel(self._generation.usage())
             else:
                 more = {"metrics": self._generation.metrics()} if self._with_metrics else {}
                 self._last_events = self._build.finish(
@@ -164,8 +178,8 @@ class RunningResponse:
 
     async def stop(self) -> None:
         """End it in the background at the end of the server."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._task is not None and self._reading is not None:
+            self._reading.cancel()
             await asyncio.wait([self._task])
 
     async def keep(self) -> None:
@@ -204,11 +218,12 @@ class RunningResponse:
             self.not_stored = error.message
             log.warning("a response could not be added to its conversation: %s", error.message)
 
-    async def _run(self, counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]) -> None:
+    async def _run(
+        self, reading: asyncio.Task[None], counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         with counted, counting():
             try:
-                async for event in self.events():
-                    self._tell(event)
+                await reading
             except asyncio.CancelledError:
                 self._tell_end(ServerStopping())
             except GenaiServerError as error:
@@ -221,6 +236,14 @@ class RunningResponse:
                 await self.keep()
                 self._is_over = True
                 self._wake()
+
+    async def _tell_all(self) -> None:
+        async for event in self.events():
+            self._tell(event)
+
+    async def _was_ended_elsewhere(self) -> bool:
+        store = self._keeping.store
+        return self._task is not None and await store.was_ended_elsewhere(self.response["id"], self.owner)
 
     def _tell(self, event: JsonObject) -> None:
         if self._events is not None:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.api.errors import error_response, from_findings, malformed
 from genai_server.api.leniency import LeaveOut, Leniency
+from genai_server.api.middleware.all_bodies import AllBodies
 from genai_server.config import Settings
 from genai_server.errors import (
     BodiesTooLarge,
@@ -89,16 +90,13 @@ class BodyLimits:
     the scope's state for parsing the body.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, seconds: float, most_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, seconds: float, bodies: AllBodies) -> None:
         self.app = app
         # Most bytes of one body.
         self.limit = limit
         # Most seconds for one body to arrive.
         self.seconds = seconds
-        # Most bytes of the bodies of all requests that have not ended; a single body is exempt.
-        self.most_bytes = most_bytes
-        # Bytes of all of them now.
-        self._kept = 0
+        self._bodies = bodies
         self._aside = Aside()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +108,7 @@ class BodyLimits:
         try:
             await self._pass(reading, scope, receive, send)
         finally:
-            self._kept -= reading.kept
+            self._bodies.keep(reading.kept, 0)
 
     async def _pass(self, reading: _Reading, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -154,16 +152,13 @@ class BodyLimits:
     def _keep(self, reading: _Reading, part: bytes) -> None:
         if reading.size > self.limit:
             reading.drop(BodyTooLarge(""))
-        elif self._kept > reading.kept and self._kept + len(part) > self.most_bytes:
-            reading.drop(
-                BodiesTooLarge(
-                    f"the bodies of all requests together may have at most {self.most_bytes} bytes "
-                    f"(GENAI_MAX_BODIES_BYTES), and {self._kept} are there; try again"
-                )
-            )
-        else:
+        try:
+            self._bodies.keep(reading.kept, 0 if reading.error else reading.kept + len(part))
+        except BodiesTooLarge as error:
+            reading.drop(error)
+            self._bodies.keep(reading.kept, 0)
+        if reading.error is None:
             reading.body += part
-        self._kept += len(reading.body) - reading.kept
         reading.kept = len(reading.body)
 
     async def _check(self, reading: _Reading) -> None:

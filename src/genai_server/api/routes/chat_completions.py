@@ -21,6 +21,7 @@ from genai_server.openai_api.lenient import leave_out_of_chat
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatCompletionRequest
 from genai_server.openai_api.schemas.tokens import RenderedPrompt
+from genai_server.pooling_model import Task
 
 router = APIRouter(
     route_class=lenient_route(leave_out_of_chat),
@@ -56,5 +57,5 @@ async def create_chat_completion(
 @router.post("/chat/completions/render", include_in_schema=False)
 async def render_chat_completion(body: ChatCompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The tokens of a chat's prompt, as routers that index prefixes ask vLLM for them; needs no engine."""
-    served = await services.served(body.model)
+    served = await services.served(body.model, Task.GENERATE)
     return json_response({"token_ids": await encode_chat(body, served.codec, leniency)})

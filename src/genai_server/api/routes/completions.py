@@ -18,6 +18,7 @@ from genai_server.openai_api.completion import CompletionBuilder
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.openai_api.schemas.tokens import RenderedPrompt
+from genai_server.pooling_model import Task
 
 router = APIRouter(
     route_class=BodyRoute, tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
@@ -49,6 +50,6 @@ async def create_completion(
 @router.post("/completions/render", include_in_schema=False)
 async def render_completion(body: CompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The tokens of each prompt, as routers that index prefixes ask vLLM for them; needs no engine."""
-    served = await services.served(body.model)
+    served = await services.served(body.model, Task.GENERATE)
     prompts = await encode_prompts(body, served.codec, leniency)
     return json_response([{"token_ids": tokens} for tokens in prompts])

@@ -19,6 +19,7 @@ from genai_server.api.leniency import TheLeniency
 from genai_server.api.middleware.body import lenient_route
 from genai_server.api.services import TheServices
 from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.pooling_model import Task
 
 router = APIRouter(
     route_class=lenient_route(leave_out, caps=True),
@@ -55,7 +56,7 @@ async def create_message(
 @router.post("/messages/count_tokens", include_in_schema=False)
 async def count_tokens(body: CountTokensRequest, services: TheServices, leniency: TheLeniency) -> dict[str, int]:
     """The number of tokens of a message's prompt; needs no engine."""
-    codec = (await services.served(body.model)).codec
+    codec = (await services.served(body.model, Task.GENERATE)).codec
     translation = await asyncio.to_thread(Translation, body)
     with leniency.in_words(translation.outer_name, translation.outer):
         return {"input_tokens": len(await encode_chat(translation.chat, codec, leniency))}

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -13,29 +12,19 @@ from genai_server.api.generation.generate import generate
 from genai_server.api.generation.json_response import built_response
 from genai_server.api.generation.ndjson import LINES, LineStream
 from genai_server.api.generation.request_context import RequestContext, TheRequestContext
-from genai_server.api.middleware.auth import require_admin
 from genai_server.api.middleware.body import BodyRoute, lenient_route
-from genai_server.api.routes.ollama_models import find_model
+from genai_server.api.routes.ollama_keep_alive import keep, load, seconds_to_keep
+from genai_server.api.routes.ollama_models import OPERATORS_ERRORS, find_model
 from genai_server.api.services import Services, TheServices
-from genai_server.errors import AdminForbidden, UnsupportedEndpoint
-from genai_server.messages.commands import KeepModel
-from genai_server.messages.status_file import ModelState, ModelStatus
+from genai_server.errors import UnsupportedEndpoint
 from genai_server.ollama_api.answer import AnswerBuilder, Ending
 from genai_server.ollama_api.lenient import leave_out
-from genai_server.ollama_api.schemas import (
-    ChatRequest,
-    ErrorResponse,
-    GenerateRequest,
-    KeptFields,
-)
+from genai_server.ollama_api.schemas import ChatRequest, GenerateRequest
 from genai_server.ollama_api.translate import Translation
 from genai_server.openai_api.schemas.base import JsonObject
 
-# Seconds; whoever says more means always.
-_LONGEST_KEPT = 10 * 365 * 86400.0
-ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (400, 403, 404, 500, 503)}
 router = APIRouter(
-    route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=ERRORS
+    route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=OPERATORS_ERRORS
 )
 unsupported = APIRouter(route_class=BodyRoute, include_in_schema=False)
 
@@ -80,11 +69,7 @@ async def _response(
     build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, ChatRequest))
     kept = await seconds_to_keep(body, request, services, context, is_all=is_empty and body.seconds_to_keep == 0)
     if is_empty:
-        services.drain.require_open()
-        context.record.model = chosen.id
-        if kept != 0:
-            await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
-        await keep(services, chosen.about, kept)
+        await load(services, context, chosen, kept)
         return JSONResponse(build.nothing("unload" if kept == 0 else "load"))
     is_streamed = body.stream is not False
     translation = await asyncio.to_thread(Translation, body, chosen.id)
@@ -118,30 +103,3 @@ def _ending(generation: Generation, services: Services, context: RequestContext)
     total = services.clock() - context.record.began
     before = max(0.0, total - answer.timings().total_latency)
     return Ending(answer.reason, answer.usage, total, before + phases.queue, phases.prefill, phases.decode)
-
-
-async def seconds_to_keep(
-    body: KeptFields, request: Request, services: Services, context: RequestContext, *, is_all: bool
-) -> float | None:
-    """How long the request has its model stay loaded, infinite for always; None if it says nothing, or may not.
-
-    Who may not has the field left out, unless it is all that the request is for. Raises AdminForbidden.
-    """
-    if body.seconds_to_keep is None:
-        return None
-    try:
-        await require_admin(request, services)
-    except AdminForbidden as error:
-        if is_all or not context.leniency.leaves_out("keep_alive"):
-            raise error.reworded(f"keep_alive: {error.message}", param="keep_alive") from None
-        return None
-    return body.seconds_to_keep
-
-
-async def keep(services: Services, about: ModelStatus, seconds: float | None) -> None:
-    """Have a model stay loaded for so long without a request, unless nothing is said or it does already."""
-    if seconds is None:
-        return
-    kept = None if seconds > _LONGEST_KEPT else seconds
-    if about.idle_unload != kept or about.state in (ModelState.UNLOADED, ModelState.UNLOADING):
-        await services.models.command(KeepModel(about.name, kept))

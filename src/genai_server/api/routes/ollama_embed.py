@@ -11,8 +11,8 @@ from genai_server.api.generation.json_response import built_response
 from genai_server.api.generation.request_context import RequestContext, TheRequestContext
 from genai_server.api.middleware.body import lenient_route
 from genai_server.api.routes.embeddings import FEW_NUMBERS
-from genai_server.api.routes.ollama import ERRORS, keep, seconds_to_keep
-from genai_server.api.routes.ollama_models import find_model
+from genai_server.api.routes.ollama_keep_alive import keep, load, seconds_to_keep
+from genai_server.api.routes.ollama_models import OPERATORS_ERRORS, find_model
 from genai_server.api.services import Services, TheServices
 from genai_server.ollama_api.duration import nanoseconds
 from genai_server.ollama_api.lenient import leave_out_of_embeddings
@@ -20,7 +20,9 @@ from genai_server.ollama_api.schemas import EmbeddingsRequest, EmbedRequest, Kep
 from genai_server.pooling_model import Task
 
 router = APIRouter(
-    route_class=lenient_route(leave_out_of_embeddings, takes_undeclared=True), tags=["ollama"], responses=ERRORS
+    route_class=lenient_route(leave_out_of_embeddings, takes_undeclared=True),
+    tags=["ollama"],
+    responses=OPERATORS_ERRORS,
 )
 # Of texts that are cut: to the most that the model reads.
 _TO_THE_LIMIT = -1
@@ -31,7 +33,7 @@ async def embed_texts(
     body: EmbedRequest, request: Request, services: TheServices, context: TheRequestContext
 ) -> Response:
     """Ollama's embeddings of texts. Without a text the model is loaded, or unloaded with a keep_alive of 0."""
-    options = PoolingOptions(cut_to=None if body.truncate is False else _TO_THE_LIMIT)
+    options = PoolingOptions(cut_to=None if body.truncate is False else _TO_THE_LIMIT, remedy="truncate: true")
     found = await _embeddings(body, body.texts, options, body.dimensions, request, services, context)
     vectors = [] if found is None else found.vectors
     total = services.clock() - context.record.began
@@ -73,13 +75,9 @@ async def _embeddings(
     name = None if body.model is None else find_model(services.models, body.model).id
     chosen = services.models.choose_for(name, Task.EMBED)
     kept = await seconds_to_keep(body, request, services, context, is_all=not texts and body.seconds_to_keep == 0)
-    found = None
-    if texts:
-        found = await embed(services, context, texts, replace(options, model=chosen.id), dimensions=dimensions or None)
-    else:
-        services.drain.require_open()
-        context.record.model = chosen.id
-        if kept != 0:
-            await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
+    if not texts:
+        await load(services, context, chosen, kept)
+        return None
+    found = await embed(services, context, texts, replace(options, model=chosen.id), dimensions=dimensions or None)
     await keep(services, chosen.about, kept)
     return found

@@ -23,10 +23,11 @@ from genai_server.ollama_api.schemas import ErrorResponse, ShowRequest
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.quoted_values import quoted
 
+_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
+# Of endpoints with something that is for operators.
+OPERATORS_ERRORS: dict[int | str, dict[str, Any]] = {**_ERRORS, 403: {"model": ErrorResponse}}
 router = APIRouter(
-    route_class=lenient_route(lambda body: [], takes_undeclared=True),
-    tags=["ollama"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
+    route_class=lenient_route(lambda body: [], takes_undeclared=True), tags=["ollama"], responses=_ERRORS
 )
 # The release of Ollama whose API this is: some clients refuse an older one.
 OLLAMA_VERSION = "0.19.0"

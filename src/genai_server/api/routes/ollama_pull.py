@@ -13,15 +13,14 @@ from genai_server.api.generation.ndjson import LINES, LineStream
 from genai_server.api.generation.request_context import while_connected
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.pulling import PullProgress
-from genai_server.api.routes.ollama_models import plain_name
+from genai_server.api.routes.ollama_models import OPERATORS_ERRORS, plain_name
 from genai_server.api.services import Services, TheServices
 from genai_server.errors import MissingField, PullFailed
 from genai_server.messages.commands import LoadModel, SetAlias
-from genai_server.ollama_api.schemas import ErrorResponse, PullRequest
+from genai_server.ollama_api.schemas import PullRequest
 from genai_server.openai_api.schemas.base import JsonObject
 
-_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (400, 403, 404, 500, 503)}
-router = APIRouter(tags=["ollama"], dependencies=[Depends(require_admin)], responses=_ERRORS)
+router = APIRouter(tags=["ollama"], dependencies=[Depends(require_admin)], responses=OPERATORS_ERRORS)
 _SUCCESS = {"status": "success"}
 
 

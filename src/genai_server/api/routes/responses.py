@@ -48,6 +48,7 @@ from genai_server.openai_api.schemas.responses import (
     ResponsesRequest,
     RetrieveParameters,
 )
+from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 
 # Names why the file of the store does not have what it was to have.
@@ -102,7 +103,7 @@ async def count_input_tokens(
     body: ResponsesRequest, services: TheServices, owner: TheHolder, leniency: TheLeniency
 ) -> InputTokens:
     """The number of tokens of this response's prompt; needs no engine, and keeps nothing."""
-    codec = (await services.served(body.model)).codec
+    codec = (await services.served(body.model, Task.GENERATE)).codec
     earlier, given = await _items(body, services, owner)
     chat = await asyncio.to_thread(to_chat, body, [*earlier, *given])
     with leniency.in_words(outer_name, outer_error):
@@ -163,9 +164,7 @@ async def delete_response(response_id: str, services: TheServices, owner: TheHol
 @router.post("/responses/{response_id}/cancel", include_in_schema=False)
 async def cancel_response(response_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
     """End a running response; returns it with its partial answer."""
-    kept = await services.responses.get(response_id, owner)
-    kept.cancel()
-    return kept.response
+    return (await services.responses.cancel(response_id, owner)).response
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -226,7 +225,7 @@ async def _start(
         generation,
         build,
         items,
-        Keeping(store, begun["store"], owner, body.conversation_id, context.latest),
+        Keeping(store, begun["store"], context.unique_id, owner, body.conversation_id, context.latest),
         given=given,
         with_metrics=bool(body.include_metrics),
         keeps_events=bool(body.background and body.stream),

@@ -18,6 +18,7 @@ from genai_server.openai_api.schemas.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 
 router = APIRouter(
@@ -29,7 +30,7 @@ router = APIRouter(
 @router.post("/v1/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
     """The tokens of a text, or of the prompt that messages make."""
-    served = await services.served(body.model)
+    served = await services.served(body.model, None if body.messages is None else Task.GENERATE)
     codec = served.codec
     tokens = await _tokens(body, codec)
     max_model_len = services.max_model_len(served) or services.settings.max_length
@@ -54,7 +55,7 @@ async def detokenize(body: DetokenizeRequest, services: TheServices) -> Response
 @router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
 async def apply_template(body: ApplyTemplateRequest, services: TheServices) -> Response:
     """The prompt that messages make, as text."""
-    codec = (await services.served(body.model)).codec
+    codec = (await services.served(body.model, Task.GENERATE)).codec
 
     def prompt() -> str:
         return codec.render_chat(_plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from genai_server.chat.client import Answer, ChatClient, Piece
 from genai_server.chat.conversation import Conversation, Message
-from genai_server.chat.parameters import PARAMETERS, Value, parse
+from genai_server.chat.parameters import PARAMETERS, Value, parse, require_known
 from genai_server.chat.saved import SavedChat, load, save
 from genai_server.cli.dialogue.questions import Questions
 from genai_server.cli.screen import screen, show
@@ -121,6 +121,8 @@ class Dialogue:
     def _set(self, text: str) -> None:
         """`NAME VALUE` sets, `NAME default` resets, and `NAME` or nothing shows."""
         name, _, value = text.partition(" ")
+        if name:
+            require_known(name)
         if value.strip() == _DEFAULT:
             self._parameters.pop(name, None)
         elif value:

@@ -11,19 +11,18 @@ import threading
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
-from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
 import genai_server
 from genai_server.api.middleware.drain import LAST_WORDS
-from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.serve.preflight import check_server, lone_reloader
 from genai_server.cli.serve.processes import Reloader, Workers
-from genai_server.cli.serve.protocol import GuardedProtocol, GuardedWebSocket
+from genai_server.cli.serve.protocol import GuardedProtocol
+from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
 from genai_server.config import (
     Settings,
@@ -37,6 +36,9 @@ from genai_server.config import (
 from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
 from genai_server.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 log = logging.getLogger(__name__)
 # Most connections that wait to be accepted.
@@ -131,6 +133,9 @@ def listen(settings: Settings) -> socket.socket:
 
 def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
     """Serve with one API process: this one."""
+    # A second's work, which the parent of several API processes never needs; here the engines load meanwhile.
+    from genai_server.cli.serve.composition import attached_app
+
     server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
 
     def obey() -> None:
@@ -174,7 +179,7 @@ def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Pa
     return CUT_OFF if parent.has_killed or has_cut_off(engines, parent.pids) else DRAINED
 
 
-def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
+def _uvicorn_config(settings: Settings, app: "FastAPI | str") -> uvicorn.Config:
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -190,7 +195,10 @@ def _uvicorn_config(settings: Settings, app: FastAPI | str) -> uvicorn.Config:
         access_log=False,
         # A partial can be pickled for the processes of WORKERS; a class made here cannot.
         http=cast(type[asyncio.Protocol], partial(GuardedProtocol, stall_timeout=settings.stall_timeout)),
-        ws=cast(type[asyncio.Protocol], partial(GuardedWebSocket, stall_timeout=settings.stall_timeout)),
+        ws=cast(
+            type[asyncio.Protocol],
+            partial(GuardedWebSocket, stall_timeout=settings.stall_timeout, body_timeout=settings.body_timeout),
+        ),
         # A message is a body; one that is a little too large is refused as such.
         ws_max_size=settings.max_body_bytes + _SPARE_BYTES,
         ws_per_message_deflate=False,

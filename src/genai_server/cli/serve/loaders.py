@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from genai_server.api.catalog import LoadText
 from genai_server.api.pulling import PullModel, PullProgress
-from genai_server.cli.pull import checked_name, pull
+from genai_server.cli.pull import Source, checked_name, in_folder, pull
 from genai_server.config import Settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, PullFailed
@@ -68,9 +68,8 @@ def model_puller(settings: Settings) -> PullModel:
             directory = store.place_of(settings.models_path, name).absolute()
             pull(
                 Hub(),
-                name,
+                Source(name, in_folder(folder)),
                 directory,
-                [f"{folder}/*"] if folder else [],
                 tell=lambda line: None,
                 watch=lambda file, size: tell(PullProgress(file.path, file.digest, file.size, size)),
             )

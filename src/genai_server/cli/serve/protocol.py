@@ -13,7 +13,6 @@ from typing import Any
 
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from genai_server.api.errors import FOR_BROWSERS, error_body, http_status
 from genai_server.api.middleware.connection_limit import SURPLUS
@@ -36,7 +35,7 @@ class _HeadTooLarge(Exception):
     """Stops the parser."""
 
 
-class _ReaderGuard(asyncio.Protocol):
+class ReaderGuard(asyncio.Protocol):
     """Ends a connection whose client reads nothing of its answer for `stall_timeout` seconds.
 
     At most 64 KiB of an answer wait for the client, since asyncio pauses the writer there.
@@ -78,11 +77,7 @@ class _ReaderGuard(asyncio.Protocol):
             self.transport.abort()
 
 
-class GuardedWebSocket(_ReaderGuard, WebSocketsSansIOProtocol):
-    """A WebSocket, with the limit for clients which read nothing."""
-
-
-class GuardedProtocol(_ReaderGuard, HttpToolsProtocol):
+class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
     """Closes a connection if a head is too large or too late, or if the client stops reading its answer.
 
     A head may have `h11_max_incomplete_event_size` bytes, a setting of uvicorn. It must arrive within

@@ -218,7 +218,7 @@ def _share(value: float | None) -> str:
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0.1 <= number <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600")
-    return number
+    with suppress(ValueError):
+        if 0.1 <= (number := float(text)) <= 3600:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600")

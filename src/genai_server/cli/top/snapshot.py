@@ -1,5 +1,6 @@
 """A server's state at one moment, polled from /healthz, /metrics and /v1/requests."""
 
+import http.client
 import json
 import time
 import urllib.error
@@ -88,10 +89,13 @@ class Poller:
 
     def poll(self) -> Snapshot:
         """Take a snapshot. Raises ServerUnreachable."""
-        health = _object(self._get("/healthz"), self._url)
-        samples = _samples(self._get("/metrics"))
+        health = self._object("/healthz", "devices")
         try:
-            requests: list[dict[str, Any]] = _object(self._get("/v1/requests"), self._url)["data"]
+            samples = _samples(self._get("/metrics"))
+        except ValueError:
+            raise ServerUnreachable(f"{self._url}/metrics has no metrics") from None
+        try:
+            requests: list[dict[str, Any]] = self._object("/v1/requests", "data")["data"]
             refused = None
         except ServerUnreachable as error:
             requests, refused = [], str(error)
@@ -106,8 +110,18 @@ class Poller:
         except urllib.error.HTTPError as error:
             with error:
                 raise ServerUnreachable(f"{path}: {_reason(error)}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise ServerUnreachable(f"{self._url}: {getattr(error, 'reason', error)}") from None
+
+    def _object(self, path: str, field: str) -> dict[str, Any]:
+        """The JSON object at a path, which has this field."""
+        try:
+            found = json.loads(self._get(path))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or field not in found:
+            raise ServerUnreachable(f"{self._url} is not a genai-server")
+        return found
 
 
 def _samples(text: str) -> dict[tuple[str, Place], float]:
@@ -119,16 +133,6 @@ def _samples(text: str) -> dict[tuple[str, Place], float]:
                 model = sample.labels.get("model_name", "").partition(":")[0]
                 key = (sample.name.partition(":")[2], Place(model, sample.labels.get("device", "")))
                 found[key] = found.get(key, 0.0) + sample.value
-    return found
-
-
-def _object(text: str, url: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ServerUnreachable(f"{url} is not a genai-server")
     return found
 
 

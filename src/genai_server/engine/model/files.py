@@ -7,7 +7,7 @@ from typing import Any
 
 from genai_server.errors import ModelDirectoryError
 from genai_server.generation import ModelInfo, Sampling
-from genai_server.pooling_model import PoolingModel, Task, graph_of, read_pooling_model, task_of
+from genai_server.pooling_model import MODULES, PoolingModel, Task, graph_of, read_pooling_model, task_of
 from genai_server.profile_plan import PREFIX
 from genai_server.quoted_values import quoted
 
@@ -76,10 +76,16 @@ def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
     if model.task is Task.EMBED and not model.modes:
         data = graph.read_bytes()
         if not any(name.encode() in data for name in VECTORS):
-            raise ModelDirectoryError(
-                f"{directory} does not say how a text's vectors become one, and {model.graph} has no output "
-                f"{VECTORS[0]}: copy modules.json and the folders that it names, such as 1_Pooling, from the original"
-            )
+            if (directory / MODULES).is_file():
+                lack = f"{MODULES} names a module, such as Dense, that must be part of the graph"
+                advice = "genai-server export builds such a graph of the original"
+            else:
+                lack = "nothing says how a text's vectors become one"
+                advice = (
+                    f"copy {MODULES} and the folders that it names, such as 1_Pooling, from the original, or name that "
+                    "to genai-server pull with --original"
+                )
+            raise ModelDirectoryError(f"{directory}: {lack}, and {model.graph} has no output {VECTORS[0]}: {advice}")
     for name in external_files(graph):
         inner = str(PurePosixPath(model.graph).parent / name)
         _check_inside(directory, inner, model.graph)

@@ -1,7 +1,7 @@
 """Publishes which blocks of tokens the KV cache slots hold, so that a router knows each replica's cached prefixes.
 
-A block's hash is that of vLLM with `--prefix-caching-hash-algo sha256_cbor` and PYTHONHASHSEED=0: SHA-256 over the CBOR
-form of the hash before it, its tokens and its salt. Events have its last 64 bits.
+A block's hash is that of vLLM 0.32 with `--prefix-caching-hash-algo sha256_cbor` and PYTHONHASHSEED=0: SHA-256 over the
+CBOR form of the hash before it, its tokens and its salt. Events have its last 64 bits.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def first_parent() -> bytes:
 
 def block_hash(parent: bytes, tokens: Sequence[int], salt: str | None) -> bytes:
     """The hash of a block; only the first one of a prompt has the salt."""
-    return _digest((parent, tuple(tokens), None if salt is None else (salt,)))
+    return _digest((parent, tuple(tokens), None if salt is None else (("cache_salt", salt),)))
 
 
 def external(digest: bytes) -> int:

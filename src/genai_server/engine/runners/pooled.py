@@ -233,8 +233,11 @@ def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> st
     """The output to read. Raises ModelDirectoryError if the graph does not have it."""
     if model.task is Task.RERANK:
         wanted: tuple[str, ...] = (_LOGITS,)
+    elif model.modes:
+        # A graph that pools has the prompts in its vectors.
+        wanted = (*_STATES, *VECTORS) if model.includes_prompt else _STATES
     else:
-        wanted = _STATES if model.modes else VECTORS
+        wanted = VECTORS
     for name in wanted:
         if name in outputs:
             return name

@@ -6,7 +6,7 @@ them as a string that holds the object, which is emitted at once.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from genai_server.text.answers.json_text import is_json, read_colon, read_string, read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
@@ -50,6 +50,19 @@ def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
             return call.finish()
         if not (yield from text.take(",")):
             return False
+
+
+def read_section(text: Lookahead, read_call: Callable[[], Reader[bool]], *, begin: str, closing: str) -> Reader[bool]:
+    """Go past calls up to the section's end, each beginning with a token; returns as `ToolFormat.read_calls` does."""
+    while (yield from read_call()):
+        place = text.at
+        if not (yield from text.skip_space()) or (yield from text.take_last(closing)):
+            return True
+        if not (yield from text.take(begin)):
+            text.at = place
+            return True
+        text.at -= len(begin)
+    return False
 
 
 class _Call:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from genai_server.text.answers.json_text import read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, any_of, fits, separated, spelled
-from genai_server.text.tool_formats.call_object import pass_on
+from genai_server.text.tool_formats.call_object import pass_on, read_section
 from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, random_id, read_closing, write_json
 
 _OPENING, _CLOSING = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -55,15 +55,7 @@ class DeepSeek:
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         if not (yield from text.take(_OPENING)):
             return False
-        while (yield from _read_call(text, calls)):
-            place = text.at
-            if not (yield from text.skip_space()) or (yield from text.take_last(_CLOSING)):
-                return True
-            if not (yield from text.take(_CALL)):
-                text.at = place
-                return True
-            text.at -= len(_CALL)
-        return False
+        return (yield from read_section(text, lambda: _read_call(text, calls), begin=_CALL, closing=_CLOSING))
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
         called = []

@@ -1,5 +1,6 @@
 // The list of chats: search, rename, remove, export and import.
 import { chats } from "./chats.js";
+import { running } from "./conversation.js";
 import { useChanges } from "./emitter.js";
 import { html, useRef, useState } from "./html.js";
 import { download, focused } from "./parts.js";
@@ -42,7 +43,11 @@ function Entry({ chat, isCurrent, onOpen }) {
   const [isNamed, setNamed] = useState(false);
   const title = chat.title || "New chat";
   if (isNamed) return html`<${NameForm} chat=${chat} onDone=${() => setNamed(false)} />`;
-  const remove = () => { if (confirm(`Delete “${title}”? It cannot be brought back.`)) chats.remove(chat); };
+  const remove = () => {
+    if (!confirm(`Delete “${title}”? It cannot be brought back.`)) return;
+    running.stop(chat);
+    chats.remove(chat);
+  };
   return html`<li class=${isCurrent ? "current" : ""}>
     <button type="button" class="open" aria-current=${isCurrent ? "page" : undefined} onClick=${() => onOpen(chat)}>
       ${title}</button>

@@ -1,0 +1,106 @@
+"""uvicorn's WebSockets with limits for clients that read nothing, and for messages that do not end."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from genai_server.api.middleware.all_bodies import ALL_BODIES, AllBodies
+from genai_server.cli.serve.protocol import ReaderGuard
+from genai_server.errors import BodiesTooLarge
+
+
+class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
+    """A WebSocket, which is closed if a message has no room among all bodies, or takes too long to arrive.
+
+    A message counts among the bodies from its first byte until the app receives it.
+    """
+
+    def __init__(self, *args: Any, body_timeout: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # In seconds.
+        self._body_timeout = body_timeout
+        self._bodies: AllBodies = self.app_state[ALL_BODIES]
+        # Bytes that count now.
+        self._kept = 0
+        # Of whole messages that the app has not received, and of the fragments of the next one.
+        self._num_whole = 0
+        self._num_fragments = 0
+        # Runs while a message is incomplete.
+        self._message_timer: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._num_whole = self._num_fragments = 0
+        self._count(0)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if not (unread := self._num_unread):
+            self._stop_waiting()
+        elif self._message_timer is None:
+            self._wait_for_end()
+        try:
+            self._count(self._num_whole + unread)
+        except BodiesTooLarge:
+            self._refuse(CloseCode.TRY_AGAIN_LATER, "all bodies together are too large (GENAI_MAX_BODIES_BYTES)")
+
+    def handle_text(self, event: Frame) -> None:
+        self._num_fragments += len(event.data)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._num_fragments += len(event.data)
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        self._num_fragments += len(event.data)
+        super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        self._stop_waiting()
+        self._num_whole += self._num_fragments
+        self._num_fragments = 0
+        super().send_receive_event_to_app()
+
+    async def receive(self) -> Any:
+        """The app's next event."""
+        event = await super().receive()
+        if self.queue.empty() and not self.disconnected:
+            self._num_whole = 0
+            self._count(self._num_unread)
+        return event
+
+    @property
+    def _num_unread(self) -> int:
+        """Bytes of a message that is incomplete, with those of an incomplete frame."""
+        return self._num_fragments + len(self.conn.reader.buffer)
+
+    def _count(self, kept: int) -> None:
+        self._bodies.keep(self._kept, kept)
+        self._kept = kept
+
+    def _wait_for_end(self) -> None:
+        self._message_timer = self.loop.call_later(self._body_timeout, self._too_slow)
+
+    def _stop_waiting(self) -> None:
+        if self._message_timer is not None:
+            self._message_timer.cancel()
+            self._message_timer = None
+
+    def _too_slow(self) -> None:
+        if self.read_paused:  # the app keeps the client waiting
+            self._wait_for_end()
+        else:
+            reason = f"a message must come within {self._body_timeout:g} seconds (GENAI_BODY_TIMEOUT)"
+            self._refuse(CloseCode.POLICY_VIOLATION, reason)
+
+    def _refuse(self, code: CloseCode, reason: str) -> None:
+        self.conn.fail(code, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.transport.close()

@@ -1,0 +1,71 @@
+"""A response in the background: it has one end, in memory and in the store, whatever ends it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, nullcontext
+from typing import Any, cast
+
+from genai_server.answer_parts import Content
+from genai_server.api.generation.answers import Generation, Piece
+from genai_server.api.generation.response_store import ResponseStore
+from genai_server.api.generation.running_response import Keeping, RunningResponse
+from genai_server.openai_api.response_builder import ResponseBuilder
+from genai_server.openai_api.usage import Usage
+
+
+class _Endless:
+    """A generation that gives one piece and never ends."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.progress = None
+
+    async def pieces(self) -> AsyncIterator[tuple[int, None, Piece]]:
+        yield 0, None, Piece([Content("half")], [])
+        await asyncio.Event().wait()
+
+    def usage(self) -> Usage:
+        return Usage(1)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def _running(store: ResponseStore, generation: _Endless) -> RunningResponse:
+    begun: dict[str, Any] = {"id": "resp_1", "object": "response", "status": "queued", "output": []}
+    keeping = Keeping(store, is_stored=True, request="req_1", owner=None)
+    build = ResponseBuilder(begun)
+    return RunningResponse(cast(Generation, generation), build, [], keeping, keeps_events=True)
+
+
+def test_a_response_that_is_stopped_before_its_first_step_has_an_end() -> None:
+    async def job() -> None:
+        store, generation, counted = ResponseStore(9, 9000), _Endless(), ExitStack()
+        uncounted: list[bool] = []
+        counted.callback(uncounted.append, True)
+        running = _running(store, generation)
+        await running.begin_in_background(counted, nullcontext)
+        await running.stop()
+        assert running.response["status"] == "failed"
+        assert [event["type"] async for event in running.follow()] == ["response.failed"]
+        kept = await store.get("resp_1")
+        assert kept is not running
+        assert kept.response["error"]["type"] == "server_stopping"
+        assert generation.is_closed
+        assert uncounted == [True]
+
+    asyncio.run(job())
+
+
+def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
+    async def job() -> None:
+        store, generation = ResponseStore(9, 9000), _Endless()
+        running = _running(store, generation)
+        await running.begin_in_background(ExitStack(), nullcontext)
+        async for event in running.follow():
+            if event["type"] == "response.output_text.delta":
+                await running.stop()
+        (message,) = (await store.get("resp_1")).response["output"]
+        assert message["content"][0]["text"] == "half"
+
+    asyncio.run(job())

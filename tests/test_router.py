@@ -1,0 +1,262 @@
+"""A router that others wrote, before two servers with the demo model: what docs/scale-out.md tells of it.
+
+The router is vLLM's, of the extra `router`, and its command line is the document's.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+import pytest
+from openai import OpenAI
+
+# The tests of a single server, which take the fixture `client` of this module here.
+from tests.api.test_openai_client import (  # noqa: F401
+    test_a_forced_call_parses_and_fits_its_schema,
+    test_a_tools_loop_ends_in_its_result,
+    test_parse_gives_an_object_of_the_callers_class,
+    test_the_streaming_helper_gives_the_same_object_as_the_plain_call,
+)
+from tests.running_server import DEMO, ROOT, EventReader, RunningServer, free_port, run_server, wait_until
+from tests.scraped import scrape
+
+CHAT = "/v1/chat/completions"
+# The router asks after its servers every two seconds, and a machine with other work is slow.
+SECONDS = 60.0
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@dataclass
+class Replica:
+    """A server at one address, which a test may end and start again."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    _open: ExitStack = field(default_factory=ExitStack)
+    _server: RunningServer | None = None
+
+    def server(self) -> RunningServer:
+        """It, running."""
+        if self._server is None or self._server.process.poll() is not None:
+            self.close()
+            options = ("--model-dir", str(DEMO), "--threads", "1")
+            self._server = self._open.enter_context(run_server(self.folder, *options, seconds=SECONDS, port=self.port))
+        return self._server
+
+    def close(self) -> None:
+        """End it, if it runs."""
+        self._open.close()
+
+
+class Routed(NamedTuple):
+    """A router, a server that all tests share, and another that they may end."""
+
+    http: httpx.Client
+    shared: RunningServer
+    other: Replica
+
+    def servers(self) -> list[RunningServer]:
+        return [self.shared, self.other.server()]
+
+    def num_running(self) -> list[int]:
+        return [server.device("cpu")["running"] for server in self.servers()]
+
+    def say(self, content: str, **fields: Any) -> httpx.Response:
+        """An answer by way of the router."""
+        return self.http.post(CHAT, json=_body(content, **fields))
+
+    def is_whole(self, content: str, **fields: Any) -> bool:
+        """Whether a stream comes to its end."""
+        try:
+            with self.http.stream("POST", CHAT, json=_body(content, stream=True, **fields)) as response:
+                return list(EventReader(response))[-1:] == ["[DONE]"]
+        except httpx.TransportError:
+            return False
+
+
+def _body(content: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "onnx-genai", "messages": [{"role": "user", "content": content}], **fields}
+
+
+def _long(number: int, tokens: int = 300) -> dict[str, Any]:
+    """A request for so many tokens whose prompt begins as no other one's."""
+    text = f"{number * 7919} is a number."
+    return {"content": text, "max_tokens": tokens, "ignore_eos": True, "temperature": 1, "seed": number}
+
+
+def _documented(urls: list[str], port: int) -> list[str]:
+    """The command that the document shows first, with these addresses for its own."""
+    text = (ROOT / "docs" / "scale-out.md").read_text(encoding="utf-8")
+    found = re.search(r"^vllm-router .*--policy cache_aware(.*\\\n)*.*", text, re.MULTILINE)
+    assert found is not None
+    names = {"http://a:8002": urls[0], "http://b:8002": urls[1], "0.0.0.0": "127.0.0.1", "8000": str(port)}
+    return [names.get(word, word) for word in shlex.split(found[0].replace("\\\n", " "))]
+
+
+@pytest.fixture(scope="module")
+def module_routed(demo: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
+    program = shutil.which("vllm-router", path=str(Path(sys.executable).parent)) or shutil.which("vllm-router")
+    if program is None:
+        pytest.skip("vllm-router is not installed (extra router, for Linux on x86-64)")
+    folder = tmp_path_factory.mktemp("routed")
+    other = Replica(folder)
+    with closing(other):
+        port = free_port()
+        _, *arguments = _documented([demo.url, other.server().url], port)
+        log = (folder / "router.log").open("wb")
+        command = [program, *arguments, "--prometheus-port", str(free_port())]
+        with log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+            try:
+                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as http:
+                    routed = Routed(http, demo, other)
+                    wait_until(lambda: _is_up(http), SECONDS)
+                    yield routed
+            finally:
+                process.kill()
+
+
+def _is_up(http: httpx.Client) -> bool:
+    try:
+        return http.get("/v1/models").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture
+def routed(module_routed: Routed) -> Iterator[Routed]:
+    """Both servers run, and the router knows it."""
+    module_routed.other.server().recover()
+    _use_both(module_routed)
+    yield module_routed
+    module_routed.shared.recover()
+
+
+_numbers = iter(range(1, 100_000))
+
+
+def _use_both(routed: Routed) -> None:
+    """Ask what nobody has asked before, until both servers have answered.
+
+    Two requests are under way at a time: where no server runs any, the router prefers the same one each time.
+    """
+    before = [_num_answers(server) for server in routed.servers()]
+
+    def is_used() -> bool:
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(2):
+                pool.submit(routed.say, **_long(next(_numbers), 8))
+        now = [_num_answers(server) for server in routed.servers()]
+        return all(after > once for after, once in zip(now, before, strict=True))
+
+    wait_until(is_used, SECONDS)
+
+
+def _num_answers(server: RunningServer) -> float:
+    return scrape(server).value("request_success_total")
+
+
+@pytest.fixture
+def client(module_routed: Routed) -> Iterator[OpenAI]:
+    with OpenAI(base_url=str(module_routed.http.base_url.join("v1")), api_key="none", max_retries=0) as client:
+        yield client
+
+
+def _stream_on_both(routed: Routed, pool: ThreadPoolExecutor) -> list["Future[bool]"]:
+    """Long streams, until each server has one."""
+    streams: list[Future[bool]] = []
+
+    def has_both() -> bool:
+        if sum(routed.num_running()) >= sum(not stream.done() for stream in streams):
+            streams.append(pool.submit(routed.is_whole, **_long(next(_numbers))))
+        return all(routed.num_running())
+
+    wait_until(has_both, SECONDS)
+    return streams
+
+
+def test_with_a_killed_server_only_its_streams_break_and_it_is_used_again(routed: Routed) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        streams = _stream_on_both(routed, pool)
+        killed = routed.other.server().process
+        family = psutil.Process(killed.pid).children(recursive=True)
+        kept, _ = routed.num_running()
+        killed.kill()
+        killed.wait()
+        answered = [routed.say("Hi", max_tokens=1).status_code for _ in range(4)]
+        whole = [stream.result() for stream in streams]
+    # The router sends a stream that has not begun to the other server.
+    assert kept <= sum(whole) < len(whole)
+    assert answered == [200] * 4
+    psutil.wait_procs(family, 20)
+    _use_both(routed)
+
+
+def test_turns_of_a_conversation_find_the_turns_before_while_others_ask(routed: Routed) -> None:
+    ended = threading.Event()
+
+    def ask_on() -> None:
+        while not ended.is_set():
+            assert routed.say(**_long(next(_numbers), 8)).status_code == 200
+
+    talk = [{"role": "system", "content": "You know the numbers. " + " ".join(map(str, range(100, 220)))}]
+    shares = []
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(ask_on) for _ in range(3)]
+        for turn in range(5):
+            talk.append({"role": "user", "content": f"What comes after {turn}?"})
+            answer = routed.http.post(CHAT, json={"messages": talk, "max_tokens": 8}).json()
+            talk.append(answer["choices"][0]["message"])
+            usage = answer["usage"]
+            shares.append(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
+        ended.set()
+        for other in others:
+            other.result()
+    assert min(shares[1:]) >= 0.9, shares
+
+
+def test_sessions_are_terminated_and_profiled_on_each_server_by_itself(routed: Routed) -> None:
+    one, other = routed.servers()
+    one.options(terminate_session="1")
+    assert {routed.say(**_long(next(_numbers), 1)).status_code for _ in range(6)} == {200}
+    other.options(terminate_session="1")
+    assert routed.say("Hi").status_code == 503
+    for server in (one, other):
+        server.recover()
+    _use_both(routed)
+    for server in (one, other):
+        server.options(enable_profiling="routed")
+    _use_both(routed)
+    for server in (one, other):
+        server.options(enable_profiling="0")
+        state = server.client.get("/v1/admin/runtime_options").json()["devices"]["cpu"]
+        assert state["enable_profiling"] == "0"
+        assert list(Path(state["profile_dir"]).glob("routed*"))
+
+
+def test_an_admin_call_by_way_of_the_router_reaches_one_server_only(routed: Routed) -> None:
+    routed.http.post("/v1/admin/runtime_options", json={"enable_profiling": "one"})
+    states = [server.client.get("/v1/admin/runtime_options").json()["devices"]["cpu"] for server in routed.servers()]
+    assert sorted(state["enable_profiling"] for state in states) == ["0", "one"]
+
+
+def test_a_server_that_drains_ends_its_stream_and_nothing_is_refused(routed: Routed) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        streams = _stream_on_both(routed, pool)
+        leaving = routed.other.server()
+        leaving.process.terminate()
+        answered = [routed.say(**_long(next(_numbers), 1)).status_code for _ in range(6)]
+        assert all(stream.result() for stream in streams)
+        assert leaving.process.wait(SECONDS) == 0
+    assert answered == [200] * 6
