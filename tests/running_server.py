@@ -182,8 +182,8 @@ def run_server(
 ) -> Iterator[RunningServer]:
     """Start `genai-server serve`, wait until no device is loading any more, and end its processes.
 
-    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds, and may take half
-    of them to end. Without `port` it listens on a free one.
+    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds, and may take
+    half of them to end. Without `port` it listens on a free one.
     """
     port = port or free_port()
     log = folder / "server.log"

@@ -24,9 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genai_server.api.admin import adapters, profiles, requests, runtime_options
 from genai_server.api.admin import models as model_admin
 from genai_server.api.app import cors_options, open_paths
-from genai_server.api.errors import error_body, error_response, internal_error, speaks_anthropic, speaks_ollama
+from genai_server.api.errors import error_body, error_response, speaks_anthropic, speaks_ollama
+from genai_server.api.middleware.all_bodies import AllBodies
 from genai_server.api.middleware.auth import Authentication
 from genai_server.api.middleware.body import BodyLimits
+from genai_server.api.middleware.internal_errors import InternalErrors
 from genai_server.api.middleware.keys import load_keys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
@@ -119,9 +121,8 @@ class _IngressApp:
 
     def _guarded(self, settings: Settings) -> ASGIApp:
         """The forwarding app behind those checks of the server's own app that a replica must not be asked for."""
-        app: ASGIApp = BodyLimits(
-            self._forward, settings.max_body_bytes, settings.body_timeout, settings.max_bodies_bytes
-        )
+        app: ASGIApp = InternalErrors(self._forward)
+        app = BodyLimits(app, settings.max_body_bytes, settings.body_timeout, AllBodies(settings.max_bodies_bytes))
         app = Authentication(
             app,
             load_keys(settings),
@@ -152,23 +153,11 @@ class _IngressApp:
             await self._app(scope, receive, send_unnamed)
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        async def send_noted(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
         message = await receive()
         try:
-            await self._answer(scope, message.get("body", b""), send_noted)
+            await self._answer(scope, message.get("body", b""), send)
         except GenaiServerError as error:
             await error_response(error, scope)(scope, receive, send)
-        except Exception:
-            if has_begun:
-                raise  # the connection breaks
-            log.exception("a request met an internal error")
-            await error_response(internal_error(), scope)(scope, receive, send)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         request = _request(scope, body)
