@@ -4,22 +4,51 @@ Imported by name in Serve's processes (docs/decisions/0055-ray-serve.md). Ray's 
 `ray.serve.llm`, needs vLLM; the module behind that name needs nothing more than Serve.
 """
 
+from contextlib import suppress
 from typing import Any
 
+import ray
+from ray.exceptions import RayActorError
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
+from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTreeActor
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+# On the head node, which no autoscaler removes, and in no replica's place. Ray's own tree may lie on any node, wants a
+# free core to start, and holds up the ingress until there is one.
+TREE_OPTIONS: dict[str, Any] = {
+    "num_cpus": 0,
+    "resources": {"node:__internal_head__": 0.001},
+    "max_restarts": -1,
+    "lifetime": "detached",
+    "get_if_exists": True,
+}
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):
     """Sends a prompt to the replica that was sent the longest prefix of it, while the load is balanced."""
 
+    def initialize_state(self, **options: Any) -> None:
+        """Make the tree of prefixes, or find that of an earlier ingress."""
+        deployment = self._deployment_id
+        name = f"prefixes of {deployment.app_name} {deployment.name}"
+        tree = PrefixTreeActor.options(name=name, namespace=SERVE_NAMESPACE, **TREE_OPTIONS).remote()
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        ray.get(controller._register_shutdown_cleanup_actor.remote(tree))
+        super().initialize_state(**options, tree_actor=tree)
+
     async def _prefix_match_best_replicas(self, pending_request: Any, candidate_replicas: list[Any]) -> list[list[Any]]:
         """The replicas to choose from; an empty list leaves the choice to the power of two choices.
 
         The tree of prefixes outlives an ingress. After that it may name a replica that has gone, for which Ray's own
-        method raises KeyError, and the request would wait for ever.
+        method raises KeyError, and the request would wait for ever. It would do so, too, while the tree restarts.
         """
         try:
             found: list[list[Any]] = await super()._prefix_match_best_replicas(pending_request, candidate_replicas)
-        except KeyError:
+        except (KeyError, RayActorError):
             return [[]]
         return found
+
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        """Note the prompt in the tree, unless that restarts: the replica has the request already."""
+        with suppress(RayActorError):
+            super().on_request_routed(pending_request, replica_id, result)
