@@ -54,9 +54,12 @@ class Replica:
             raise
 
     def check_health(self) -> None:
-        """Raise ConfigurationError if no device will work again, so that Serve replaces the replica."""
+        """Raise ConfigurationError if no device will work again, so that Serve replaces the replica.
+
+        A model that is unloaded while it is idle has no devices, and is well.
+        """
         statuses = self._supervisor.statuses()
-        if all(status.state == EngineState.FAILED for status in statuses):
+        if statuses and all(status.state == EngineState.FAILED for status in statuses):
             raise ConfigurationError("; ".join(f"device {status.device}: {status.error}" for status in statuses))
 
     async def stream(self, request: ForwardedRequest) -> AsyncIterator[list[Message]]:

@@ -1,0 +1,32 @@
+"""A replica's health, without an engine."""
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from genai_server.errors import ConfigurationError
+from genai_server.messages.status_file import EngineState, EngineStatus
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray Serve is not installed (extra ray)")
+
+FAILED = EngineStatus("cpu", EngineState.FAILED, model="m", error="no more restarts")
+READY = EngineStatus("cuda:0", EngineState.READY, model="m")
+
+
+def _check(*statuses: EngineStatus) -> None:
+    from genai_server.cli.deploy.replica import Replica  # takes seconds
+
+    replica: Any = SimpleNamespace(_supervisor=SimpleNamespace(statuses=lambda: list(statuses)))
+    Replica.check_health(replica)
+
+
+def test_a_replica_is_well_while_a_device_may_work_or_its_model_is_unloaded() -> None:
+    _check(FAILED, READY)
+    _check()
+
+
+def test_a_replica_without_a_device_that_will_work_is_replaced() -> None:
+    with pytest.raises(ConfigurationError, match="device cpu: no more restarts"):
+        _check(FAILED)
