@@ -89,6 +89,7 @@ def test_the_manifest_fits_the_configuration_the_image_and_the_servers_settings(
     assert f"{workers['minReplicas']}:{workers['maxReplicas']}" == arguments["replicas"]
     assert workers["template"]["spec"]["terminationGracePeriodSeconds"] == arguments["drain_timeout"] + 15
     known = {field.alias for field in Settings.model_fields.values()}
+    (path,) = cluster["autoscalerOptions"]["env"]
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     for group in groups:
         (container,) = group["template"]["spec"]["containers"]
@@ -96,5 +97,6 @@ def test_the_manifest_fits_the_configuration_the_image_and_the_servers_settings(
         assert config["http_options"]["port"] in {port["containerPort"] for port in container["ports"]}
         variables = {one["name"]: one.get("value", "") for one in container["env"]}
         assert {name for name in variables if name.startswith("GENAI_")} <= known
+        assert variables["PATH"] == path["value"]
         assert Path(variables["PATH"].partition(":")[0]).name == "bin"
         assert f"WORKDIR {Path(variables['PATH'].partition(':')[0]).parents[1]}\n" in dockerfile
