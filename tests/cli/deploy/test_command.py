@@ -19,6 +19,15 @@ def test_the_configuration_has_what_is_not_the_default_and_no_key(
     assert application["args"] == {"replicas": "1:4", "max_length": 4096, "exact": True}
 
 
+def test_serves_proxies_have_the_certificate(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
+    assert main(["deploy", "ray", "--print-config", "--port", "1", "--tls-cert", "both.pem"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    files = {"ssl_certfile": "both.pem", "ssl_keyfile": "both.pem"}
+    assert config["http_options"] == {"host": "127.0.0.1", "port": 1} | files
+    assert config["applications"][0]["args"] == {"replicas": "1"}
+
+
 def test_without_ray_the_command_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,12 @@
 """`genai-server deploy ray`: replicas of the server as an application of Ray Serve, in a cluster or on this machine."""
 
 import argparse
+import contextlib
 import importlib.util
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 from genai_server.cli.serve.preflight import check_access, check_models
 from genai_server.config import Settings, add_options, is_loopback, keep_ray_local, load_settings
@@ -17,8 +19,8 @@ _NAME = "genai-server"
 _SECRETS = {"api_keys", "admin_api_key"}
 # Of a cluster on this machine: only bodies and answers lie there.
 _OBJECT_BYTES = 200 * 2**20
-# Serve's own: where it listens is said in its options.
-_OF_SERVE = {"host", "port"}
+# Serve's own: where and how it listens is said in its options.
+_OF_SERVE = {"host", "port", "tls_cert", "tls_key"}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -78,11 +80,19 @@ def configuration(settings: Settings, replicas: str) -> str:
     }
     config = {
         "proxy_location": "EveryNode",
-        "http_options": {"host": settings.host, "port": settings.port},
+        "http_options": _http_options(settings),
         "applications": [application],
     }
     text: str = yaml.safe_dump(config, sort_keys=False)
     return text
+
+
+def _http_options(settings: Settings) -> dict[str, Any]:
+    """Where Serve's proxies listen, and their certificate."""
+    options: dict[str, Any] = {"host": settings.host, "port": settings.port}
+    if settings.tls_cert:
+        options |= {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key or settings.tls_cert}
+    return options
 
 
 def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
@@ -93,7 +103,6 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
     from genai_server.cli.deploy.application import application, most_replicas
 
     deployed = application(settings, replicas)
-    stop = threading.Event()
     if address is None:
         ray.init(
             address="local",
@@ -102,21 +111,28 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
             num_cpus=most_replicas(replicas) * len(settings.served) * (settings.threads or 1) + 1,
             object_store_memory=_OBJECT_BYTES,
         )
+        # In place of Ray's handlers. A deployment that waits for devices which are not there must end, too.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
+            signal.signal(number, signal.default_int_handler)
     else:
         ray.init(address=address)
     try:
-        serve.start(http_options={"host": settings.host, "port": settings.port})
+        serve.start(http_options=_http_options(settings))
         try:
             serve.run(deployed, name=_NAME, route_prefix="/")
         except RuntimeError as error:
             raise ConfigurationError(f"{error} The log of Ray Serve has the reason.") from None
         where = ray.get_runtime_context().gcs_address
         # Ray has taken over the log.
-        print(f"ready on http://{settings.host}:{settings.port}; the address of the cluster is {where}", flush=True)
+        scheme = "https" if settings.tls_cert else "http"
+        print(f"ready on {scheme}://{settings.host}:{settings.port}; the address of the cluster is {where}", flush=True)
         if address is None:
-            stop.wait()
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        if address is not None:
+            raise
+        # A second signal cuts the drain short.
+        with contextlib.suppress(KeyboardInterrupt):
             serve.shutdown()
     finally:
         ray.shutdown()
