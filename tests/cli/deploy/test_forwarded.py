@@ -1,10 +1,10 @@
 """What the ingress reads of a request."""
 
-from genai_server.cli.deploy.forwarded import body_head, prompt_text, with_header
+from genai_server.cli.deploy.forwarded import body_fields, prompt_text, with_header
 
 
 def _prompt(body: bytes) -> str:
-    return prompt_text(body_head(body))
+    return prompt_text(body_fields(body))
 
 
 def test_a_prompt_is_its_texts_in_order_in_each_api() -> None:
@@ -23,6 +23,10 @@ def test_the_next_turn_begins_with_the_text_of_the_last() -> None:
 
 def test_a_long_prompt_is_compared_by_its_beginning() -> None:
     assert len(_prompt(b'{"prompt": "%b"}' % (b"x" * 100_000))) == 16_384
+
+
+def test_half_a_surrogate_pair_cannot_go_to_the_router_and_is_replaced() -> None:
+    assert _prompt(rb'{"prompt": "a\ud83d"}') == "a?"
 
 
 def test_whatever_a_body_holds_it_is_left_to_the_replica() -> None:

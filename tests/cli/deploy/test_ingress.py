@@ -127,6 +127,40 @@ def test_the_body_names_the_deployment() -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.parametrize("field", [b'"user": "\\ud83d"', b'"temperature": NaN'])
+def test_the_ingress_reads_the_model_of_every_body_that_a_replica_can_read(field: bytes) -> None:
+    small, big = _Handle(), _Handle([*OK, END])
+    _call({"small": small, "big": big}, "POST", "/v1/chat/completions", content=b'{"model": "big", %b}' % field)
+    assert (len(small.asked), len(big.asked)) == (0, 1)
+
+
+def test_a_death_after_the_end_of_a_response_is_no_second_end() -> None:
+    answer = _call({"m": _Handle([*OK, END, _death()])}, "POST", "/v1/chat/completions", json=CHAT)
+    assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
+
+
+def test_a_list_of_models_survives_the_death_of_a_replica() -> None:
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+    lists = [[start, {"type": "http.response.body", "body": b'{"data": [{"id": "%b"}]}' % id}] for id in (b"a", b"b")]
+    answer = _call({"a": _Handle([_death()], lists[0]), "b": _Handle(lists[1])}, "GET", "/v1/models")
+    assert [entry["id"] for entry in answer.json()["data"]] == ["a", "b"]
+
+
+def test_head_has_the_headers_of_get() -> None:
+    json = [(b"content-type", b"application/json"), (b"content-length", b"2")]
+    answers = [ReplicaAnswer("a", "m", 200, json, b"{}")]
+    found, head = (_call({"m": _Handle(answers=answers)}, method, "/healthz") for method in ("GET", "HEAD"))
+    assert head.headers["content-length"] == found.headers["content-length"]
+    assert head.content == b""
+
+
+def test_replicas_are_asked_for_metrics_in_one_form_whatever_the_scraper_wants() -> None:
+    handle = _Handle(answers=[ReplicaAnswer("a", "m", 200, [], b"# TYPE a_total counter\na_total 1.0\n")])
+    answer = _call({"m": handle}, "GET", "/metrics", headers={"accept": "application/openmetrics-text"})
+    assert b"accept" not in dict(handle.asked[0].headers)
+    assert answer.text == '# HELP a \n# TYPE a counter\na_total{replica="a"} 1.0\n# EOF\n'
+
+
 def test_a_body_over_the_limit_goes_to_no_replica() -> None:
     handle = _Handle()
     assert _call({"m": handle}, "POST", "/v1/chat/completions", content=b"x" * 2000).status_code == 400

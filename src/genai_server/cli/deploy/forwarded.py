@@ -1,16 +1,18 @@
 """A request on its way from the ingress to a replica, and a replica's whole answer: all that crosses a Serve handle."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.types import Message, Scope
 
 # Names the replica that has answered, and in admin calls the one that is meant.
 REPLICA_HEADER = "x-genai-replica"
 # Most characters that the request router compares: longer prefixes are equal to it.
 _MOST_COMPARED = 16_384
+# The fields of all APIs that have a prompt's texts.
+_PROMPT_FIELDS = ("system", "instructions", "messages", "prompt", "input")
 
 
 @dataclass(frozen=True)
@@ -71,36 +73,25 @@ class ReplicaAnswer:
         return found.partition(b";")[0].strip().lower().decode("latin-1")
 
 
-class BodyHead(msgspec.Struct):
-    """What the ingress reads of a body. Anything may be in it: the replica checks it."""
-
-    model: Any = None
-    # Ollama's older name of it.
-    name: Any = None
-    system: Any = None
-    instructions: Any = None
-    messages: Any = None
-    prompt: Any = None
-    input: Any = None
-
-
-def body_head(body: bytes) -> BodyHead:
-    """What the ingress reads of a body; nothing of one that is not a JSON object."""
+def body_fields(body: bytes) -> dict[str, Any]:
+    """The fields of a body, read as the replica reads it, which checks them; none of one that is not a JSON object."""
     try:
-        return msgspec.json.decode(body, type=BodyHead)
-    except (msgspec.DecodeError, RecursionError):
-        return BodyHead()
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
-def prompt_text(head: BodyHead) -> str:
+def prompt_text(fields: Mapping[str, Any]) -> str:
     """The texts of a prompt in their order, as the request router compares them."""
     length, found = 0, []
-    for text in _texts([head.system, head.instructions, head.messages, head.prompt, head.input]):
+    for text in _texts([fields.get(name) for name in _PROMPT_FIELDS]):
         found.append(text)
         length += len(text)
         if length >= _MOST_COMPARED:
             break
-    return "\n".join(found)[:_MOST_COMPARED]
+    # Half of a surrogate pair, which JSON may have, cannot be sent to the router's tree.
+    return "\n".join(found)[:_MOST_COMPARED].encode(errors="replace").decode()
 
 
 def with_header(message: Message, name: str, value: str) -> Message:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +27,8 @@ from genai_server.api.app import cors_options, open_paths
 from genai_server.api.errors import error_body, error_response, speaks_anthropic, speaks_ollama
 from genai_server.api.middleware.all_bodies import AllBodies
 from genai_server.api.middleware.auth import Authentication
-from genai_server.api.middleware.body import BodyLimits
+from genai_server.api.middleware.body import Aside, BodyLimits
+from genai_server.api.middleware.head_requests import HeadRequests
 from genai_server.api.middleware.internal_errors import InternalErrors
 from genai_server.api.middleware.keys import load_keys
 from genai_server.api.middleware.rate_limit import RateLimits
@@ -39,7 +40,7 @@ from genai_server.cli.deploy.forwarded import (
     REPLICA_HEADER,
     ForwardedRequest,
     ReplicaAnswer,
-    body_head,
+    body_fields,
     prompt_text,
     with_header,
 )
@@ -121,7 +122,7 @@ class _IngressApp:
 
     def _guarded(self, settings: Settings) -> ASGIApp:
         """The forwarding app behind those checks of the server's own app that a replica must not be asked for."""
-        app: ASGIApp = InternalErrors(self._forward)
+        app: ASGIApp = InternalErrors(HeadRequests(self._forward))
         app = BodyLimits(app, settings.max_body_bytes, settings.body_timeout, AllBodies(settings.max_bodies_bytes))
         app = Authentication(
             app,
@@ -160,7 +161,9 @@ class _IngressApp:
             await error_response(error, scope)(scope, receive, send)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
-        request = _request(scope, body)
+        aside: Aside = scope["state"]["aside"]
+        fields = await aside.do(lambda: body_fields(body), num_bytes=len(body))
+        request = _request(scope, body, fields)
         path, named = scope["path"], Headers(scope=scope).get(REPLICA_HEADER)
         is_metrics = path == self._metrics_path
         if _matches(_FIXED, scope):
@@ -170,7 +173,9 @@ class _IngressApp:
         if path in _HEALTH:
             await _send(await self._state(), send)
         elif is_metrics or path in _OF_ALL or _matches(_ADMIN, scope):
-            answers = await self._ask_all(request, named)
+            # Prometheus's own form is asked of replicas, whatever form the scraper wants.
+            asked = replace(request, headers=_without(request.headers, b"accept")) if is_metrics else request
+            answers = await self._ask_all(asked, named)
             accept = Headers(scope=scope).get("accept", "")
             await _send(merged_metrics(answers, accept) if is_metrics else merged(answers), send)
         elif named is not None:
@@ -179,18 +184,19 @@ class _IngressApp:
                 param=REPLICA_HEADER,
             )
         elif path in _OF_MODELS and len(self._replicas) > 1:
-            answers = await asyncio.gather(*(self._ask_one(request, model) for model in self._replicas))
+            answers = await asyncio.gather(*(self._ask_one(request, model, scope) for model in self._replicas))
             await _send(joined(answers), send)
         else:
-            await self._pass_on(request, self._model(path, body), scope, send)
+            await self._pass_on(request, self._model(path, fields), scope, send)
 
-    def _model(self, path: str, body: bytes) -> str:
+    def _model(self, path: str, fields: Mapping[str, Any]) -> str:
         """The model that a request chooses. Raises ModelNotFound."""
         for prefix in _MODEL_PATHS:
             if path.startswith(prefix):
                 return self._names.choose(path.removeprefix(prefix))
-        head = body_head(body)
-        return self._names.choose(head.name if head.model is None else head.model)
+        model = fields.get("model")
+        # Ollama's older name of it.
+        return self._names.choose(fields.get("name") if model is None else model)
 
     async def _pass_on(self, request: ForwardedRequest, model: str, scope: Scope, send: Send) -> None:
         """Pass one replica's response on, as it comes.
@@ -199,14 +205,18 @@ class _IngressApp:
         of the death.
         """
         start: Message | None = None
+        has_ended = False
         for is_last in (False, True):
             try:
                 async with aclosing(self._messages(request, model)) as messages:
                     async for message in messages:
                         start = start or message
                         await send(message)
+                        has_ended = message["type"] == "http.response.body" and not message.get("more_body")
                 return
             except RayActorError:
+                if has_ended:
+                    return
                 log.warning("a replica of %s has died", model)
                 error = EngineDied("the replica that answered this request has died")
                 if start is None and is_last:
@@ -235,8 +245,13 @@ class _IngressApp:
             answers.cancel()
             raise
 
-    async def _ask_one(self, request: ForwardedRequest, model: str) -> ReplicaAnswer:
-        found = [message async for message in self._messages(request, model)]
+    async def _ask_one(self, request: ForwardedRequest, model: str, scope: Scope) -> ReplicaAnswer:
+        found: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            found.append(message)
+
+        await self._pass_on(request, model, scope, keep)
         body = b"".join(message.get("body", b"") for message in found)
         return ReplicaAnswer("", model, found[0]["status"], found[0]["headers"], body)
 
@@ -281,9 +296,9 @@ def _matches(routes: Sequence[BaseRoute], scope: Scope) -> bool:
     return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
-def _request(scope: Scope, body: bytes) -> ForwardedRequest:
+def _request(scope: Scope, body: bytes, fields: Mapping[str, Any]) -> ForwardedRequest:
     path: str = scope["path"]
-    has_prompt = body and not any(word in path for word in _NO_PROMPTS)
+    has_prompt = not any(word in path for word in _NO_PROMPTS)
     return ForwardedRequest(
         scope["method"],
         path,
@@ -294,8 +309,12 @@ def _request(scope: Scope, body: bytes) -> ForwardedRequest:
         tuple(scope["client"]) if scope.get("client") else None,
         tuple(scope["server"]) if scope.get("server") else None,
         scope.get("scheme", "http"),
-        prompt_text(body_head(body)) if has_prompt else "",
+        prompt_text(fields) if has_prompt else "",
     )
+
+
+def _without(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[tuple[bytes, bytes]]:
+    return [header for header in headers if header[0].lower() != name]
 
 
 def _last_words(start: Message, error: GenaiServerError, scope: Scope) -> Message:
