@@ -52,6 +52,16 @@ def test_folders_are_absolute_where_replicas_work_in_others(application: Any, mo
     assert found.served == {"onnx-genai": str(DEMO)}
 
 
+def test_changed_keys_are_another_version_and_restart_what_is_deployed(application: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    settings = load_settings({"api_key_file": str(keys)}, environ={}, dotenv=None)
+    versions = []
+    for text in ("me:sk-0123456789abcdef", "me:sk-0123456789abcdef", "me:sk-fedcba9876543210"):
+        keys.write_text(text, encoding="utf-8")
+        versions.append(application._version(settings))
+    assert versions[0] == versions[1] != versions[2]
+
+
 @pytest.mark.parametrize("replicas", ["0", "x", "2:1", "1:", "-1", "1:2:3", "12345"])
 def test_a_wrong_number_of_replicas_is_refused(application: Any, replicas: str) -> None:
     with pytest.raises(ConfigurationError, match=f"replicas={replicas}: expected a number"):

@@ -48,6 +48,8 @@ def build(args: Mapping[str, Any]) -> Any:
 
 def application(settings: Settings, replicas: str) -> Any:
     """The application for these settings. Raises ConfigurationError for a wrong number of replicas."""
+    if settings.api_key_file:
+        settings = settings.model_copy(update={"api_key_file": _absolute(settings.api_key_file)})
     models = {name: _deployment(settings, name, replicas) for name in settings.served}
     ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress").options(
         version=_version(settings),
@@ -124,8 +126,14 @@ def _bounds(replicas: str) -> tuple[int, int]:
 
 
 def _version(settings: Settings) -> str:
-    """Deploying again with the same version changes the number of replicas, and restarts none."""
-    return hashlib.blake2b(f"{__version__} {settings.model_dump_json()}".encode(), digest_size=16).hexdigest()
+    """Deploying again with the same version changes the number of replicas, and restarts none.
+
+    Replicas and ingress read keys and the configuration file at their start only, so what these hold is part of it.
+    """
+    files = [Path(name) for name in (settings.api_key_file, settings.config) if name]
+    parts = [__version__.encode(), settings.model_dump_json().encode()]
+    parts += [file.read_bytes() for file in files if file.is_file()]
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
 
 def _time_to_stop(settings: Settings) -> float:
