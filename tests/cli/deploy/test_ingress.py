@@ -149,7 +149,9 @@ def test_a_list_of_models_survives_the_death_of_a_replica() -> None:
 def test_head_has_the_headers_of_get() -> None:
     json = [(b"content-type", b"application/json"), (b"content-length", b"2")]
     answers = [ReplicaAnswer("a", "m", 200, json, b"{}")]
-    found, head = (_call({"m": _Handle(answers=answers)}, method, "/healthz") for method in ("GET", "HEAD"))
+    handle = _Handle(answers=answers)
+    found, head = (_call({"m": handle}, method, "/healthz") for method in ("GET", "HEAD"))
+    assert {asked.method for asked in handle.asked} == {"GET"}
     assert head.headers["content-length"] == found.headers["content-length"]
     assert head.content == b""
 
