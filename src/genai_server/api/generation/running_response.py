@@ -128,7 +128,11 @@ class RunningResponse:
             if piece is not None:
                 for event in self._build.add(piece.parts, piece.tokens):
                     yield event
-            elif answer.reason is FinishReason.CANCELLED and await self._was_ended_elsewhere():
+                continue
+            was_ended_elsewhere = answer.reason is FinishReason.CANCELLED and await self._was_ended_elsewhere()
+            if self._build.is_ended:  # it was cancelled here meanwhile
+                break
+            if was_ended_elsewhere:
                 self._last_events = self._build.cancel(self._generation.usage())
             else:
                 more = {"metrics": self._generation.metrics()} if self._with_metrics else {}
