@@ -175,21 +175,21 @@ def run_server(
     *options: str,
     settings: Mapping[str, str] | None = None,
     ready: bool = True,
-    program: Sequence[str] = (sys.executable, "-m", "genai_server"),
+    program: Sequence[str] = (sys.executable, "-m", "genai_server", "serve"),
     cwd: Path = ROOT,
     seconds: float = 40.0,
     port: int | None = None,
 ) -> Iterator[RunningServer]:
     """Start `genai-server serve`, wait until no device is loading any more, and end its processes.
 
-    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds. Without `port`
-    it listens on a free one.
+    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds, and may take
+    half of them to end. Without `port` it listens on a free one.
     """
     port = port or free_port()
     log = folder / "server.log"
     folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     environment = clean_environment(**folders, **(settings or {}))
-    command = [*program, "serve", "--port", str(port), *options]
+    command = [*program, "--port", str(port), *options]
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
     server = RunningServer(process, port, log)
@@ -203,7 +203,7 @@ def run_server(
         children = family.children(recursive=True) if process.poll() is None else []
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(15)
+            process.wait(seconds / 2)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

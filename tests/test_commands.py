@@ -31,9 +31,18 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=")
 OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd))?")
 
 
-# Of docker and uvicorn.
+# Of docker, uvicorn, vllm-router, uvx and pipx.
 OTHERS_OPTIONS = (
-    *("--build-arg", "--from", "--gpus", "--no-access-log", "--policy", "--prefix-caching-hash-algo", "--spec"),
+    *(
+        "--build-arg",
+        "--cb-timeout-duration-secs",
+        "--from",
+        "--gpus",
+        "--no-access-log",
+        "--policy",
+        "--prefix-caching-hash-algo",
+        "--spec",
+    ),
     *("--stop-timeout", "--wheel"),
 )
 

@@ -118,7 +118,7 @@ def test_where_uv_fails_pip_installs(clone: Path) -> None:
         (
             ["bench", "bnech"],
             "",
-            "there is no extra bnech; known are bench, chart, dev, export, hub, kv-events, models, otel, router",
+            "there is no extra bnech; known are bench, chart, dev, export, hub, kv-events, models, otel, ray, router",
         ),
         (["cuda"], "", "cuda is for a device: GENAI_EXTRA=cuda ./scripts/install"),
         ([], "gpu", "GENAI_EXTRA=gpu: known are cpu, cuda, directml"),

@@ -68,7 +68,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine.scheduling": ("engine.loop", "engine.process", "engine.host", "engine.ipc", "engine.measuring")
     + ("engine.model", "engine.profiling", "engine.runners", "engine.sampling"),
     # What everybody starts with.
-    "cli.serve": ("cli.doctor", "cli.tune"),
+    "cli.serve": ("cli.deploy", "cli.doctor", "cli.tune"),
     "text.prompts": ("text.answers", "text.codec", "text.grammars"),
     "text.tool_formats": ("text.codec", "text.prompts"),
     "engine_client": ("text", "openai_api", "profiles", "hub", "grammar_checker"),
@@ -96,7 +96,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "starlette": ("api.*", "cli.*"),
     "sse_starlette": ("api.*", "cli.*"),
     "uvicorn": ("cli.*",),
-    "prometheus_client": ("api.*", "cli.top.snapshot"),
+    "prometheus_client": ("api.*", "cli.deploy.merging", "cli.top.snapshot"),
     # For people at a terminal.
     "rich": ("cli.*",),
     "prompt_toolkit": ("cli.dialogue.questions", "cli.top.command"),
@@ -105,6 +105,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "opentelemetry": ("api.telemetry.traces",),
     "matplotlib": ("bench.plot",),
     "huggingface_hub": ("hub.client",),
+    "ray": ("cli.deploy.*",),
     "zmq": ("engine.runners.kv_events",),
     "cbor2": ("engine.runners.kv_events",),
 }
@@ -257,6 +258,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         ("configuration", "import os\nos.environ.clear()"),
         ("cli.serve.command", "from os import environ"),
         ("cli.serve.command", "import os\nos.getenv('A')"),
+        ("cli.serve.composition", "from ray import serve"),
         ("engine.loop", "print(1)"),
     ],
 )

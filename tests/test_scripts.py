@@ -2,8 +2,8 @@
 
 Elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py), document_options.py
 (test_from_triton.py), and those of load (tests/load). Not at all: what builds models with PyTorch, for minutes; its
-arguments are tested (test_commands.py). Nor check_harmony.py, which needs a library and its vocabulary, and
-check_routers.py, which installs the routers from PyPI.
+arguments are tested (test_commands.py). Nor check_harmony.py, which needs a library and its vocabulary,
+check_routers.py, which installs the routers from PyPI, and measure_scale_out.py, which starts a Ray cluster of its own.
 """
 
 import json

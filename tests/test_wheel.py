@@ -50,7 +50,7 @@ def test_an_installed_wheel_serves_the_demo_model_from_an_empty_folder(tmp_path:
     run("pip", "install", "--python", str(python), f"{wheel}[cpu]")
     empty = tmp_path / "empty"
     empty.mkdir()
-    program = (str(python.with_name("genai-server")),)
+    program = (str(python.with_name("genai-server")), "serve")
     with run_server(tmp_path, program=program, cwd=empty, seconds=120) as server:
         model = Path(server.health()["model_dir"])
         assert model.is_relative_to(tmp_path / "clean")

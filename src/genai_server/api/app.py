@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
@@ -221,16 +221,10 @@ def _add_middleware(
         admin_key=settings.admin_api_key,
         on_loopback=on_loopback,
         insecure=settings.insecure,
-        open_paths=_open_paths(settings),
+        open_paths=open_paths(settings),
     )
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.origins,
-            allow_methods=["GET", "HEAD", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "server-timing", "x-genai-ignored", "x-genai-not-stored"],
-        )
+        app.add_middleware(CORSMiddleware, **cors_options(settings))
     app.add_middleware(RequestHead)
     app.add_middleware(ConnectionLimit)
     app.add_middleware(InternalErrors)
@@ -243,7 +237,17 @@ def _add_middleware(
     )
 
 
-def _open_paths(settings: Settings) -> frozenset[str]:
+def cors_options(settings: Settings) -> dict[str, Any]:
+    """What CORSMiddleware allows web pages of other origins."""
+    return {
+        "allow_origins": settings.origins,
+        "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
+        "allow_headers": ["*"],
+        "expose_headers": ["x-request-id", "retry-after", "server-timing", "x-genai-ignored", "x-genai-not-stored"],
+    }
+
+
+def open_paths(settings: Settings) -> frozenset[str]:
     """The paths that need no key."""
     paths = OPEN_PATHS | page.open_paths() if settings.ui else OPEN_PATHS
     return paths | {metrics.PATH} if settings.metrics == "open" else paths

@@ -11,6 +11,7 @@ from genai_server.errors import ChatFailed, ConfigurationError, ExportFailed, Pu
 # Subcommands, each with the module of this package that adds it.
 COMMANDS = {
     "serve": "serve.command",
+    "deploy": "deploy.command",
     "pull": "pull",
     "export": "export",
     "models": "models",

@@ -13,6 +13,7 @@ from genai_server.config.environment import (
     export_engines,
     export_settings,
     export_shared_metrics,
+    keep_ray_local,
     limit_tokenizer_threads,
     shared_metrics,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "export_settings",
     "export_shared_metrics",
     "is_loopback",
+    "keep_ray_local",
     "limit_tokenizer_threads",
     "load_settings",
     "option",

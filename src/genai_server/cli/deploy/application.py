@@ -1,0 +1,136 @@
+"""The Ray Serve application: an ingress, and a deployment of replicas for each model.
+
+Serve imports `build` by its name, from the configuration that `serve deploy` reads.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from genai_server import __version__
+from genai_server.api.middleware.drain import LAST_WORDS
+from genai_server.cli.deploy.ingress import Ingress
+from genai_server.cli.deploy.replica import Replica
+from genai_server.config import Settings, load_settings
+from genai_server.errors import ConfigurationError
+
+# The name of this module's function in a configuration.
+IMPORT_PATH = "genai_server.cli.deploy.application:build"
+_ROUTER = "genai_server.cli.deploy.request_router.PrefixRouter"
+# Calls beside generations that a full replica still takes: admin calls, and reading.
+_SPARE_CALLS = 32
+# Requests that wait in the ingress for a replica. Each does for some milliseconds, even where replicas are idle.
+_MOST_QUEUED = 1_000
+# In seconds.
+_HEALTH_EVERY = 2.0
+_DRAIN_EVERY = 0.5
+# Most requests at once in the ingress, which refuses none itself.
+_MOST_IN_INGRESS = 100_000
+_DEFAULT_CONFIG = "genai-server.toml"
+
+
+def build(args: Mapping[str, Any]) -> Any:
+    """The application of a table of settings, named as in genai-server.toml, and `replicas`: `2`, or `1:4` to scale.
+
+    Other settings come from the environment, as for `serve`. Raises ConfigurationError.
+    """
+    options = {name: str(value) for name, value in args.items()}
+    replicas = options.pop("replicas", "1")
+    if unknown := options.keys() - Settings.model_fields.keys():
+        raise ConfigurationError(f"{', '.join(sorted(unknown))}: not a setting, nor replicas")
+    return application(load_settings(options), replicas)
+
+
+def application(settings: Settings, replicas: str) -> Any:
+    """The application for these settings. Raises ConfigurationError for a wrong number of replicas."""
+    models = {name: _deployment(settings, name, replicas) for name in settings.served}
+    ingress = serve.deployment(serve.ingress()(Ingress), name="Ingress").options(
+        version=_version(settings),
+        _internal=True,
+        max_ongoing_requests=_MOST_IN_INGRESS,
+        graceful_shutdown_timeout_s=_time_to_stop(settings),
+        graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
+        health_check_period_s=_HEALTH_EVERY,
+        # So that it has its place beside Ray's own processes.
+        ray_actor_options={"num_cpus": 0},
+    )
+    return ingress.bind(settings, models)
+
+
+def settings_of(settings: Settings, model: str) -> Settings:
+    """The settings of a model's replicas: those of a server with this model alone, which knows no address.
+
+    Where Serve's proxies listen cannot be seen from a replica, so none counts as bound to loopback.
+    """
+    aliases = [alias for alias, name in settings.aliases.items() if name == model]
+    config = settings.config or (_DEFAULT_CONFIG if Path(_DEFAULT_CONFIG).is_file() else "")
+    changes = {
+        "host": "0.0.0.0",
+        "models": f"{model}={_absolute(settings.served[model])}",
+        "adapters": ",".join(f"{name}={_absolute(file)}" for name, file in settings.adapter_files(model).items()),
+        "model_aliases": ",".join(f"{alias}={model}" for alias in aliases),
+        "chat_template": settings.chat_template_of(model),
+        "config": _absolute(config) if config else "",
+        "cors_origins": "",  # the ingress answers browsers
+    }
+    return settings.model_copy(update=changes)
+
+
+def _deployment(settings: Settings, model: str, replicas: str) -> Any:
+    own = settings_of(settings, model)
+    kinds = {device.partition(":")[0] for device in settings.devices}
+    deployment = serve.deployment(Replica, name=re.sub(r"[^\w.-]", "-", model)).options(
+        **_scaling(replicas, settings.max_batch_size),
+        version=_version(own),
+        _internal=True,
+        # All that the replica itself does not refuse, so that its own queue is the limit.
+        max_ongoing_requests=settings.max_batch_size + settings.max_queue + _SPARE_CALLS,
+        max_queued_requests=_MOST_QUEUED,
+        graceful_shutdown_timeout_s=_time_to_stop(settings),
+        graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
+        health_check_period_s=_HEALTH_EVERY,
+        ray_actor_options={"num_cpus": settings.threads or 1, "num_gpus": int("cuda" in kinds)},
+        request_router_config=RequestRouterConfig(
+            request_router_class=_ROUTER,
+            request_router_kwargs={"imbalanced_threshold": max(1, settings.max_batch_size // 2), "do_eviction": True},
+        ),
+    )
+    return deployment.bind(own)
+
+
+def most_replicas(replicas: str) -> int:
+    """The largest number that is meant by `2`, or by `1:4`. Raises ConfigurationError."""
+    return _bounds(replicas)[1]
+
+
+def _scaling(replicas: str, target: int) -> dict[str, Any]:
+    least, most = _bounds(replicas)
+    if ":" not in replicas:
+        return {"num_replicas": most}
+    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}}
+
+
+def _bounds(replicas: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", replicas)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if least > most:
+        raise ConfigurationError(f"replicas={replicas}: expected a number such as 2, or least and most such as 1:4")
+    return least, most
+
+
+def _version(settings: Settings) -> str:
+    """Deploying again with the same version changes the number of replicas, and restarts none."""
+    return hashlib.blake2b(f"{__version__} {settings.model_dump_json()}".encode(), digest_size=16).hexdigest()
+
+
+def _time_to_stop(settings: Settings) -> float:
+    return settings.drain_timeout + LAST_WORDS
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())

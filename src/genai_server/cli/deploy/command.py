@@ -1,0 +1,123 @@
+"""`genai-server deploy ray`: replicas of the server as an application of Ray Serve, in a cluster or on this machine."""
+
+import argparse
+import importlib.util
+import signal
+import threading
+from pathlib import Path
+
+from genai_server.cli.serve.preflight import check_access, check_models
+from genai_server.config import Settings, add_options, is_loopback, keep_ray_local, load_settings
+from genai_server.errors import ConfigurationError
+from genai_server.installation import this_installation
+from genai_server.logs import configure_logging
+
+_NAME = "genai-server"
+# They come from the environment of the cluster's processes, and are in no file.
+_SECRETS = {"api_keys", "admin_api_key"}
+# Of a cluster on this machine: only bodies and answers lie there.
+_OBJECT_BYTES = 200 * 2**20
+# Serve's own: where it listens is said in its options.
+_OF_SERVE = {"host", "port"}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("deploy", help="deploy replicas on Ray Serve", description=__doc__)
+    parser.add_argument("target", metavar="ray", choices=["ray"], help="where to: ray")
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="of a Ray cluster, such as auto or head:6379; without it, one starts here",
+    )
+    parser.add_argument(
+        "--replicas", metavar="N|MIN:MAX", default="1", help="of each model, such as 2, or 1:4 to scale"
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the configuration for `serve deploy` instead"
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Deploy, and with a cluster of its own serve until a signal arrives; returns the exit status.
+
+    Raises ConfigurationError.
+    """
+    given = vars(arguments)
+    settings = load_settings(given)
+    configure_logging(settings.log_level, settings.log_format)
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigurationError(f"Ray is not installed; install it: {this_installation().extra_command('ray')}")
+    if arguments.print_config:
+        print(configuration(settings, arguments.replicas), end="")
+        return 0
+    check_access(settings)
+    check_models(settings)
+    if arguments.address is None or is_loopback(arguments.address.rpartition(":")[0]):
+        keep_ray_local()
+    return _deploy(settings, arguments.replicas, arguments.address)
+
+
+def configuration(settings: Settings, replicas: str) -> str:
+    """The YAML for `serve deploy`: all settings that are not the default, without keys."""
+    import yaml
+
+    plain = Settings.model_validate({})
+    changed = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in settings.model_dump().items()
+        if value != getattr(plain, name) and name not in _SECRETS | _OF_SERVE
+    }
+    application = {
+        "name": _NAME,
+        "route_prefix": "/",
+        "import_path": "genai_server.cli.deploy.application:build",
+        "args": {"replicas": replicas, **changed},
+    }
+    config = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": settings.host, "port": settings.port},
+        "applications": [application],
+    }
+    text: str = yaml.safe_dump(config, sort_keys=False)
+    return text
+
+
+def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
+    # Ray takes seconds to import.
+    import ray
+    from ray import serve
+
+    from genai_server.cli.deploy.application import application, most_replicas
+
+    deployed = application(settings, replicas)
+    stop = threading.Event()
+    if address is None:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            # Ray counts cores only to place replicas; each is to have its place here.
+            num_cpus=most_replicas(replicas) * len(settings.served) * (settings.threads or 1) + 1,
+            object_store_memory=_OBJECT_BYTES,
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+    else:
+        ray.init(address=address)
+    try:
+        serve.start(http_options={"host": settings.host, "port": settings.port})
+        try:
+            serve.run(deployed, name=_NAME, route_prefix="/")
+        except RuntimeError as error:
+            raise ConfigurationError(f"{error} The log of Ray Serve has the reason.") from None
+        where = ray.get_runtime_context().gcs_address
+        # Ray has taken over the log.
+        print(f"ready on http://{settings.host}:{settings.port}; the address of the cluster is {where}", flush=True)
+        if address is None:
+            stop.wait()
+            serve.shutdown()
+    finally:
+        ray.shutdown()
+    return 0

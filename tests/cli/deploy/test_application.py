@@ -1,0 +1,100 @@
+"""The application of Ray Serve, before it is deployed."""
+
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from genai_server import __version__
+from genai_server.config import Settings, load_settings
+from genai_server.errors import ConfigurationError
+from tests.running_server import DEMO, ROOT
+
+FOLDER = ROOT / "deploy" / "ray"
+
+
+@pytest.fixture(scope="module")
+def application() -> Any:
+    """The module, which takes seconds to import."""
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed (extra ray)")
+    return import_module("genai_server.cli.deploy.application")
+
+
+def _settings() -> Settings:
+    return load_settings(
+        {
+            "models": f"small={DEMO},big=/srv/big",
+            "model_aliases": "gpt=big,s=small",
+            "adapters": "law=/a/law.onnx_adapter,big:tax=/a/tax.onnx_adapter",
+            "chat_template": "chatml,big=llama3",
+        },
+        environ={},
+        dotenv=None,
+    )
+
+
+def test_a_models_replicas_have_the_settings_of_a_server_with_this_model_alone(application: Any) -> None:
+    found = application.settings_of(_settings(), "big")
+    assert found.served == {"big": "/srv/big"}
+    assert found.aliases == {"gpt": "big"}
+    assert found.adapter_files("big") == {"tax": "/a/tax.onnx_adapter"}
+    assert found.chat_template_of("big") == "llama3"
+    assert application.settings_of(_settings(), "small").adapter_files("small") == {"law": "/a/law.onnx_adapter"}
+    assert not found.on_loopback
+
+
+def test_folders_are_absolute_where_replicas_work_in_others(application: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = application.settings_of(load_settings({}, environ={}, dotenv=None), "onnx-genai")
+    assert found.served == {"onnx-genai": str(DEMO)}
+
+
+@pytest.mark.parametrize("replicas", ["0", "x", "2:1", "1:", "-1", "1:2:3", "12345"])
+def test_a_wrong_number_of_replicas_is_refused(application: Any, replicas: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"replicas={replicas}: expected a number"):
+        application.most_replicas(replicas)
+    assert (application.most_replicas("3"), application.most_replicas("1:4")) == (3, 4)
+
+
+def test_an_unknown_argument_is_refused(application: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_lenght: not a setting"):
+        application.build({"max_lenght": 1})
+
+
+def test_the_example_and_the_manifest_are_one_configuration_that_builds(
+    application: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    example = yaml.safe_load((FOLDER / "serve-config.yaml").read_text(encoding="utf-8"))
+    service = yaml.safe_load((FOLDER / "rayservice.yaml").read_text(encoding="utf-8"))
+    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == example
+    (deployed,) = example["applications"]
+    module, _, name = deployed["import_path"].partition(":")
+    assert (module, name) == (application.__name__, application.build.__name__)
+    assert application.build(deployed["args"]) is not None
+
+
+def test_the_manifest_fits_the_configuration_the_image_and_the_servers_settings() -> None:
+    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
+    service = yaml.safe_load((FOLDER / "rayservice.yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    arguments = config["applications"][0]["args"]
+    cluster = service["spec"]["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    groups = [cluster["headGroupSpec"], workers]
+    assert cluster["rayVersion"] == version("ray")
+    assert f"{workers['minReplicas']}:{workers['maxReplicas']}" == arguments["replicas"]
+    assert workers["template"]["spec"]["terminationGracePeriodSeconds"] == arguments["drain_timeout"] + 15
+    known = {field.alias for field in Settings.model_fields.values()}
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for group in groups:
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["image"] == f"genai-server:{__version__}-ray"
+        assert config["http_options"]["port"] in {port["containerPort"] for port in container["ports"]}
+        variables = {one["name"]: one.get("value", "") for one in container["env"]}
+        assert {name for name in variables if name.startswith("GENAI_")} <= known
+        assert Path(variables["PATH"].partition(":")[0]).name == "bin"
+        assert f"WORKDIR {Path(variables['PATH'].partition(':')[0]).parents[1]}\n" in dockerfile

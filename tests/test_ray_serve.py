@@ -1,0 +1,299 @@
+"""Replicas on Ray Serve are one server for clients: answers, streams, deaths, drains, caches and admin calls.
+
+`genai-server deploy ray` starts a cluster of its own with two replicas of the demo model, which all tests share.
+"""
+
+import json
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from openai import OpenAI
+
+from tests.api import test_openai_client as single_server
+from tests.running_server import (
+    DEMO,
+    ROOT,
+    EventReader,
+    RunningServer,
+    body,
+    clean_environment,
+    has_ended,
+    run_server,
+    running_after,
+    wait_until,
+)
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray Serve is not installed (extra ray)"),
+    pytest.mark.cluster,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(sys.platform == "win32", reason="engines are suspended by signals"),
+]
+
+KEY = "an-admin-key-for-the-tests"
+REPLICA = "x-genai-replica"
+# Waiting costs no processor time; on a busy machine Ray's processes take long to start.
+PATIENCE = 120.0
+PLACES = 12
+CHAT = "/v1/chat/completions"
+PROGRAM = (sys.executable, "-m", "genai_server", "deploy", "ray")
+SETTINGS = {
+    "GENAI_ADMIN_API_KEY": KEY,
+    "GENAI_MODEL_DIR": str(DEMO),
+    "GENAI_MAX_BATCH_SIZE": "8",
+    "GENAI_MAX_QUEUE": str(PLACES - 8),
+    "GENAI_DRAIN_TIMEOUT": "120",
+    # Tests suspend engines.
+    "GENAI_STEP_TIMEOUT": "0",
+    # In place of a file in the user's folder.
+    "RAY_AUTH_TOKEN": secrets.token_hex(16),
+    "RAY_raylet_start_wait_time_s": "120",
+}
+
+
+@pytest.fixture(scope="module")
+def settings() -> Iterator[Mapping[str, str]]:
+    """Settings of all that talks to the cluster, whose files are in a folder with a short name for Ray's sockets."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    yield SETTINGS | {"RAY_TMPDIR": folder}
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def demo(settings: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """In place of the single server over the demo model."""
+    folder = tmp_path_factory.mktemp("ray")
+    with run_server(folder, "--replicas", "2", settings=settings, program=PROGRAM, seconds=PATIENCE) as server:
+        server.client.headers["authorization"] = f"Bearer {KEY}"
+        server.client.timeout = httpx.Timeout(PATIENCE)
+        wait_until(lambda: len(_engines(server)) == 2, PATIENCE)
+        yield server
+
+
+@pytest.fixture
+def client(demo: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def _engines(server: RunningServer) -> dict[str, psutil.Process]:
+    """The engine of each running replica."""
+    replicas = server.health()["replicas"]
+    return {name: psutil.Process(one["body"]["devices"]["cpu"]["pid"]) for name, one in replicas.items()}
+
+
+def _ask(server: RunningServer, content: str, **fields: Any) -> httpx.Response:
+    return server.client.post(CHAT, json=body(content, **fields))
+
+
+@contextmanager
+def _suspended_streams(server: RunningServer) -> Iterator[dict[str, EventReader]]:
+    """A long stream on each replica, whose engines are suspended after the first tokens until the block ends."""
+    engines = _engines(server)
+    streams: dict[str, EventReader] = {}
+    with ExitStack() as stack:
+        number = 0
+        while streams.keys() != engines.keys():
+            number += 1
+            assert number < 2 * PLACES
+            fields: dict[str, Any] = {"stream": True, "ignore_eos": True, "max_tokens": 1500}
+            # With so many on one replica, the next one goes to another.
+            events = stack.enter_context(server.stream(f"{number}: tell me more", path=CHAT, **fields))
+            next(iter(events))
+            streams.setdefault(events.response.headers[REPLICA], events)
+        for engine in engines.values():
+            engine.suspend()
+            stack.callback(_resume, engine)
+        yield streams
+
+
+def _resume(process: psutil.Process) -> None:
+    if not has_ended(process):
+        process.resume()
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        single_server.test_parse_gives_an_object_of_the_callers_class,
+        single_server.test_the_streaming_helper_gives_the_same_object_as_the_plain_call,
+        single_server.test_a_forced_call_parses_and_fits_its_schema,
+        single_server.test_a_tools_loop_ends_in_its_result,
+    ],
+    ids=lambda test: test.__name__,
+)
+def test_openais_client_meets_what_it_meets_at_a_single_server(test: Callable[[OpenAI], None], client: OpenAI) -> None:
+    test(client)
+
+
+def test_a_stream_comes_token_by_token(demo: RunningServer) -> None:
+    with demo.stream("What is the capital of France?", path=CHAT, stream=True) as events:
+        chunks = [raw for raw in events.response.iter_raw() if b"content" in raw]
+    assert len(chunks) > 3
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        (CHAT, b"{"),
+        (CHAT, b"{}"),
+        (CHAT, json.dumps(body("x", temperature=9)).encode()),
+        (CHAT, json.dumps(body("x", model="gpt-9")).encode()),
+        (CHAT, json.dumps(body("x" * 2_000_000)).encode()),
+        ("/v1/messages", json.dumps(body("x")).encode()),
+        ("/api/chat", json.dumps({"messages": 1}).encode()),
+        ("/v1/nothing", b"{}"),
+    ],
+)
+def test_a_wrong_request_gets_what_a_single_server_answers(
+    path: str, content: bytes, demo: RunningServer, shared_demo: RunningServer
+) -> None:
+    headers = {"content-type": "application/json", "x-request-id": "mine"}
+    found, expected = (
+        httpx.post(f"{server.url}{path}", content=content, headers=headers) for server in (demo, shared_demo)
+    )
+    assert (found.status_code, found.json()) == (expected.status_code, expected.json())
+    assert found.headers.get_list("x-request-id") == ["mine"]
+
+
+def test_a_conversation_finds_its_prefix_again_while_others_load_both_replicas(demo: RunningServer) -> None:
+    stop = threading.Event()
+
+    def conversation(number: int, turns: int) -> Iterator[tuple[str, float]]:
+        """The replica of each turn, and the share of its prompt that was found in the cache."""
+        messages = [{"role": "system", "content": f"You are guide {number} to the cities of the world. " * 30}]
+        for turn in range(turns):
+            messages.append({"role": "user", "content": f"And {turn}?"})
+            answer = demo.client.post(CHAT, json={"messages": messages, "max_tokens": 8})
+            text, usage = answer.json()["choices"][0]["message"]["content"], answer.json()["usage"]
+            messages.append({"role": "assistant", "content": text})
+            yield answer.headers[REPLICA], usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]
+
+    def load(number: int) -> set[str]:
+        loaded = set()
+        while not stop.is_set():
+            loaded |= {replica for replica, _ in conversation(number, 2)}
+        return loaded
+
+    with ThreadPoolExecutor(3) as threads:
+        # The first turn of each chooses its replica.
+        loads = [threads.submit(load, number) for number in range(3) if list(conversation(number, 1))]
+        turns = list(conversation(3, 5))
+        stop.set()
+    assert set().union(*(one.result() for one in loads)) == _engines(demo).keys()
+    assert len({replica for replica, _ in turns}) == 1
+    assert min(share for _, share in turns[1:]) >= 0.9
+
+
+def test_metrics_are_those_of_each_replica(demo: RunningServer) -> None:
+    metrics = demo.client.get("/metrics").text
+    running = re.findall(r'^genai:server_num_requests_running{replica="(\w+)"} 0.0$', metrics, re.MULTILINE)
+    assert set(running) == _engines(demo).keys()
+    assert metrics.count("# TYPE genai:server_num_requests_running gauge") == 1
+
+
+def test_admin_calls_reach_all_replicas_or_the_named_one(demo: RunningServer) -> None:
+    one, other = _engines(demo)
+    terminated = demo.options(terminate_session="1").json()["replicas"]
+    assert {name: found["status"] for name, found in terminated.items()} == {one: 200, other: 200}
+    refused = _ask(demo, "hello")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["code"] == "session_terminated"
+
+    named = demo.client.post(
+        "/v1/admin/runtime_options", json={"terminate_session": "0"}, headers={REPLICA: one}
+    ).json()["replicas"]
+    assert named.keys() == {one}
+    states = demo.client.get("/v1/admin/runtime_options").json()["replicas"]
+    found = {name: state["body"]["devices"]["cpu"]["terminate_session"] for name, state in states.items()}
+    assert found == {one: "0", other: "1"}
+    demo.recover()
+
+
+def test_profiles_are_switched_on_and_listed_for_all_replicas(demo: RunningServer) -> None:
+    replicas = _engines(demo).keys()
+    demo.options(enable_profiling="1")
+    answered: set[str] = set()
+    number = 0
+    while answered != replicas:
+        number += 1
+        # Tokens are no text, and go to either of the less loaded.
+        fields = {"prompt": [number], "max_tokens": 2}
+        answered.add(demo.client.post("/v1/completions", json=fields).headers[REPLICA])
+    demo.options(enable_profiling="0")
+    sessions = demo.client.get("/v1/admin/profiles").json()["data"]
+    assert {session["replica"] for session in sessions} == replicas
+    session = sessions[0]
+    report = demo.client.get(f"/v1/admin/profiles/{session['id']}/report", params={"format": "text"})
+    assert (report.status_code, report.headers[REPLICA]) == (200, session["replica"])
+
+
+def test_the_sequence_of_a_client_that_leaves_ends(demo: RunningServer) -> None:
+    with _suspended_streams(demo) as streams:
+        replicas = set(streams)
+    wait_until(lambda: demo.client.get("/v1/requests").json()["data"] == [])
+    metrics = demo.client.get("/metrics").text
+    aborted = re.findall(r'request_success_total{.*finished_reason="abort".*replica="(\w+)"}', metrics)
+    assert set(aborted) == replicas
+
+
+def test_a_full_queue_is_a_503_with_retry_after(demo: RunningServer) -> None:
+    with ThreadPoolExecutor(40) as threads:
+        asked = [threads.submit(_ask, demo, f"{number} tell", max_tokens=150, ignore_eos=True) for number in range(40)]
+        answers = [one.result() for one in asked]
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert {answer.status_code for answer in answers} == {200, 503}
+    assert {answer.json()["error"]["code"] for answer in refused} == {"queue_full"}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert len(answers) - len(refused) >= 2 * PLACES
+
+
+def test_the_death_of_a_replica_ends_its_streams_with_an_error_and_no_others(demo: RunningServer) -> None:
+    before = _engines(demo)
+    with _suspended_streams(demo) as streams:
+        (killed, events), (other, others) = streams.items()
+        replica = before[killed].parent()
+        assert replica is not None
+        replica.kill()
+        last = list(events)[-1]
+        assert json.loads(last)["error"]["code"] == "engine_died"
+        assert demo.client.get("/health").status_code == 200
+        before[other].resume()
+        assert list(others)[-1] == "[DONE]"
+        assert _ask(demo, "hello").status_code == 200
+    assert running_after([before[killed]], 10.0) == []
+    wait_until(lambda: len(_engines(demo).keys() - {killed}) == 2, PATIENCE)
+
+
+def test_scaling_down_cuts_no_stream(demo: RunningServer, settings: Mapping[str, str], tmp_path: Path) -> None:
+    before = _engines(demo)
+    port = demo.url.rpartition(":")[2]
+    folders = {"GENAI_PROFILE_DIR": str(demo.folder / "profiles"), "GENAI_CACHE_DIR": str(demo.folder / "cache")}
+    address = re.findall(r"the address of the cluster is ([\d.:]+)", demo.log())[0]
+    command = [*PROGRAM, "--address", address, "--port", port]
+    with (tmp_path / "log").open("wb") as log, _suspended_streams(demo) as streams:
+        deploying = subprocess.Popen(
+            command, cwd=ROOT, env=clean_environment(**settings, **folders), stdout=log, stderr=log
+        )
+        wait_until(lambda: deploying.poll() is not None or len(_engines(demo)) == 1, PATIENCE)
+        for engine in before.values():
+            engine.resume()
+        assert [list(events)[-1] for events in streams.values()] == ["[DONE]", "[DONE]"]
+        status = deploying.wait(PATIENCE)
+    assert status == 0, (tmp_path / "log").read_text()
+    (left,) = _engines(demo)
+    assert left in before
