@@ -57,7 +57,9 @@ def main() -> None:
         with pulse(server.port) as beats:
             found = asyncio.run(Fuzzer(server, arguments.seed, asked, beats).run(numbers))
         tracebacks = (Path(folder) / "server.log").read_text(errors="replace").count("Traceback")
-    allowed = arguments.growth or (_MOST_GROWTH if arguments.count >= _LONG else _MOST_GROWTH_WHILE_FILLING)
+    allowed = arguments.growth
+    if allowed is None:
+        allowed = _MOST_GROWTH if arguments.count >= _LONG else _MOST_GROWTH_WHILE_FILLING
     broken = complaints(found, allowed, arguments.seed)
     print(table(report(found), markdown=arguments.markdown), end="\n\n")
     seconds = time.monotonic() - started

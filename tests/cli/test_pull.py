@@ -226,6 +226,26 @@ def test_an_encoder_gets_from_its_original_what_says_how_vectors_become_one(user
     assert "is already up to date" in user.run("pull", "community/converted")[1]
 
 
+def test_an_encoder_keeps_its_own_files_and_takes_another_original_when_told(user: User) -> None:
+    user.hub.repositories["org/original"] = HubRepository(original())
+    changed = {
+        "sentence_bert_config.json": b'{"max_seq_length": 9}',
+        "1_Pooling/config.json": b'{"pooling_mode": "cls"}',
+    }
+    user.hub.repositories["org/other"] = HubRepository(original() | changed)
+    files = converted("model.onnx", **{"sentence_bert_config.json": b'{"max_seq_length": 99}'})
+    user.hub.repositories["community/converted"] = HubRepository(files, base="org/original")
+    status, out, errors = user.run("pull", "community/converted")
+    assert status == 0, errors
+    assert "pooling mean, normalized), texts of at most 99 tokens" in out
+    own = user.models / "converted" / "sentence_bert_config.json"
+    assert "is already up to date" in user.run("pull", "community/converted")[1]
+    out = user.run("pull", "community/converted", "--original", "org/other")[1]
+    assert "pooling cls, normalized), texts of at most 99 tokens" in out
+    assert own.read_bytes() == files[own.name]
+    assert "is already up to date" in user.run("pull", "community/converted", "--original", "org/other")[1]
+
+
 def test_of_a_sentence_transformers_repository_a_graph_is_chosen(user: User) -> None:
     files = original() | {"onnx/model.onnx": b"another", "onnx/model_qint8_avx512.onnx": GRAPH.read_bytes()}
     user.hub.repositories["org/original"] = HubRepository(files)
@@ -245,6 +265,8 @@ def test_an_encoder_that_nothing_says_more_of_is_refused_until_its_original_is_n
     assert "nothing says how a text's vectors become one" in errors
     assert "name that to genai-server pull with --original" in errors
     assert user.run("pull", "community/converted", "--original", "org/original")[0] == 0
+    user.hub.repositories["community/converted"].files["special_tokens_map.json"] = b"{}"
+    assert user.run("pull", "community/converted")[0] == 0  # it is still known
     status, _, errors = user.run("pull", "org/original", "--original", "org/tiny", "--to", str(user.models / "other"))
     assert status == 1
     assert "org/original has no onnxruntime-genai model" in errors
@@ -266,6 +288,9 @@ def test_a_reranker_gets_no_pooling_of_the_model_that_it_was_trained_from(user: 
     status, out, errors = user.run("pull", "org/ranks")
     assert status == 0, errors
     assert "it serves /v1/rerank and /v1/score: scores from 0 to 1, pairs of at most 256 tokens" in out
+    status, _, errors = user.run("pull", "org/ranks", "--original", "org/original", "--to", str(user.models / "other"))
+    assert status == 2
+    assert "--original org/original: org/ranks says itself how its model is used" in errors
 
 
 def test_a_decoder_of_another_library_is_refused_before_its_weights_are_fetched(user: User) -> None:

@@ -52,7 +52,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--original",
         metavar="REPO",
         help="for embeddings: the repository whose modules.json says how vectors are pooled, if REPO has none "
-        "(default: base_model of its card)",
+        "(default: that of the last pull, or base_model of its card)",
     )
     add_hub_options(parser)
     parser.add_argument("--to", type=Path, metavar="DIR", help="target directory (default: GENAI_MODELS_DIR/NAME)")
@@ -92,7 +92,7 @@ class Source:
     include: Sequence[str] = ()
     # A branch, tag or commit; None for `main`.
     revision: str | None = None
-    # The repository of the model that this one was made of; "" if its card says it.
+    # The repository of the model that this one was made of; "" for that of an earlier pull, or else of its card.
     original: str = ""
 
 
@@ -116,34 +116,38 @@ def pull(
     name = source.name
     repository = hub.repository(name, source.revision)
     selection = select_model(repository, source.include)
-    if source.original:
-        repository = replace(repository, base=source.original)
-        if {MODEL_CONFIG, MODULES} & selection.files.keys():
-            raise ConfigurationError(f"--original {source.original}: {name} says itself how its model is used")
+    if source.original and {MODEL_CONFIG, MODULES} & selection.files.keys():
+        raise _no_original_needed(source)
     with store.only_one(directory):
-        if _is_up_to_date(directory, repository, selection):
+        former = _former(directory, name, selection)
+        original = source.original or (former.original if former is not None else "")
+        wanted = store.origin_of_pull(repository, selection, original)
+        if former is not None and _is_up_to_date(directory, former, wanted):
             return f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})"
-        _fetch(hub, repository, selection, directory, tell, watch)
+        repository = replace(repository, base=original or repository.base)
+        _fetch(hub, source, repository, selection, directory, tell, watch)
+        store.install(store.staging(directory), directory, wanted)
         size = selection.size / _MIB
         return f"{name} (commit {repository.commit[:8]}, {size:.0f} MiB) is in {directory}, checked"
 
 
 def _fetch(
     hub: Hub,
+    source: Source,
     repository: Repository,
     selection: Selection,
     directory: Path,
     tell: Callable[[str], None],
     watch: Watch | None,
 ) -> None:
-    """Make the directory of the selected files. Raises PullFailed and then leaves an existing directory as it was."""
+    """Make the staging folder of the selected files. Raises ConfigurationError and PullFailed."""
     folder = store.staging(directory)
     try:
-        if directory.exists():
-            store.seed(folder, directory)
         with tempfile.TemporaryDirectory() as added:
             if MODEL_CONFIG not in selection.files:
-                _find_pooling(hub, repository, Path(added), tell)
+                _find_pooling(hub, source, repository, selection, Path(added), tell)
+            if directory.exists():
+                store.seed(folder, directory)
             download(hub, repository, selection, folder, tell, watch)
             shutil.copytree(added, folder, dirs_exist_ok=True)
         check_model_directory(folder)
@@ -153,27 +157,42 @@ def _fetch(
         raise PullFailed(f"the selected files are not a complete model: {message}") from None
     except KeyboardInterrupt:
         raise PullFailed("stopped; the same command continues from here") from None
-    store.install(folder, directory, store.origin_of_pull(repository, selection))
 
 
-def _find_pooling(hub: Hub, repository: Repository, folder: Path, tell: Callable[[str], None]) -> None:
+def _find_pooling(
+    hub: Hub,
+    source: Source,
+    repository: Repository,
+    selection: Selection,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> None:
     """Fetch what says how the vectors of tokens become one, if the repository left it with its original.
 
-    Raises PullFailed for a decoder that generates text, before its weights are fetched.
+    The repository's own files are kept. Raises PullFailed for a decoder that generates text, before its weights are
+    fetched, and ConfigurationError for a reranker with an original.
     """
     with tempfile.TemporaryDirectory() as own:
         fetch_description(hub, repository, Path(own))
         if task_of(Path(own)) is Task.RERANK or (Path(own) / MODULES).is_file():
+            if source.original:
+                raise _no_original_needed(source)
             return
         if is_repository_name(repository.base):
             base = hub.repository(repository.base, None)
             for name, file in select_pooling(base).files.items():
+                if name in selection.files:
+                    continue
                 tell(f"{name} is fetched from {base.name}, of which this model was made")
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 hub.fetch(base, file, folder / name)
         shutil.copytree(folder, own, dirs_exist_ok=True)
         if task_of(Path(own)) is Task.GENERATE:
             raise PullFailed(no_model(repository))
+
+
+def _no_original_needed(source: Source) -> ConfigurationError:
+    return ConfigurationError(f"--original {source.original}: {source.name} says itself how its model is used")
 
 
 def fetch_description(hub: Hub, repository: Repository, folder: Path) -> None:
@@ -209,12 +228,17 @@ def tell_how_to_serve(directory: Path) -> None:
         print(f"it {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}")
 
 
-def _is_up_to_date(directory: Path, repository: Repository, selection: Selection) -> bool:
-    """Whether the directory has exactly these files. Raises ConfigurationError if it holds something else."""
+def _former(directory: Path, name: str, selection: Selection) -> store.Origin | None:
+    """The note of the directory; None if there is no directory. Raises ConfigurationError if it is another model's."""
     if not directory.exists():
-        return False
-    wanted, origin = store.origin_of_pull(repository, selection), store.read_origin(directory)
-    if origin is None or (origin.source, origin.folder) != (wanted.source, wanted.folder):
+        return None
+    origin = store.read_origin(directory)
+    if origin is None or (origin.source, origin.folder) != (name, selection.folder):
         what = f"{origin.source} {origin.folder}".strip() if origin else "other files"
         raise ConfigurationError(f"{directory} already holds {what}; name another directory with --to")
-    return origin.files == wanted.files and not store.changed_files(directory, origin)
+    return origin
+
+
+def _is_up_to_date(directory: Path, former: store.Origin, wanted: store.Origin) -> bool:
+    is_same = (former.original, former.files) == (wanted.original, wanted.files)
+    return is_same and not store.changed_files(directory, former)

@@ -229,8 +229,8 @@ class Settings(BaseModel):
     max_bodies_bytes: Positive = Field(
         256 * 1024 * 1024,
         alias="GENAI_MAX_BODIES_BYTES",
-        description="Most bytes of all bodies together, in each API process, of requests that have not ended; more get "
-        "a 503.",
+        description="Most bytes of all bodies together, in each API process, of requests that have not ended and of "
+        "unfinished messages on WebSockets; more get a 503.",
     )
     response_store_size: int = Field(
         256,
@@ -347,7 +347,10 @@ class Settings(BaseModel):
         description="Seconds after which a connection without a complete request head is closed.",
     )
     body_timeout: Positive = Field(
-        60, alias="GENAI_BODY_TIMEOUT", le=86400, description="Seconds within which the body of a request must arrive."
+        60,
+        alias="GENAI_BODY_TIMEOUT",
+        le=86400,
+        description="Seconds within which the body of a request, or a message on a WebSocket, must arrive.",
     )
     stall_timeout: Positive = Field(
         30,

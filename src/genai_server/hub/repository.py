@@ -138,11 +138,8 @@ def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
 def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
     """The message about a repository without a model that this server runs."""
     where = f"no {MODEL_CONFIG} among the files that --include names" if include else f"no {MODEL_CONFIG}"
-    remedy = (
-        "name a folder that has one"
-        if include
-        else f"genai-server export {repository.base or repository.name} builds one"
-    )
+    original = repository.base if is_repository_name(repository.base) else repository.name
+    remedy = "name a folder that has one" if include else f"genai-server export {original} builds one"
     return f"{repository.name} has no onnxruntime-genai model ({where}); {remedy}"
 
 

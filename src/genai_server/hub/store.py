@@ -28,16 +28,18 @@ class Origin(msgspec.Struct, frozen=True):
     # The commit.
     revision: str = ""
     folder: str = ""
+    # The repository that the user named as the model's original.
+    original: str = ""
     # How it was built.
     built: str = ""
     # Digests of the fetched files; empty for a built model.
     files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def origin_of_pull(repository: Repository, selection: Selection) -> Origin:
+def origin_of_pull(repository: Repository, selection: Selection, original: str = "") -> Origin:
     """The note for a directory that was fetched from a repository."""
     digests = {name: file.digest for name, file in selection.files.items()}
-    return Origin(repository.name, repository.commit, selection.folder, files=digests)
+    return Origin(repository.name, repository.commit, selection.folder, original, files=digests)
 
 
 def place_of(models: Path, source: str) -> Path:

@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from genai_server.answer_parts import Content
 from genai_server.api.generation.answers import Generation, Piece
 from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.generation.running_response import Keeping, RunningResponse
+from genai_server.generation import FinishReason
 from genai_server.openai_api.response_builder import ResponseBuilder
 from genai_server.openai_api.usage import Usage
 
@@ -20,7 +24,7 @@ class _Endless:
         self.is_closed = False
         self.progress = None
 
-    async def pieces(self) -> AsyncIterator[tuple[int, None, Piece]]:
+    async def pieces(self) -> AsyncIterator[tuple[int, Any, Piece | None]]:
         yield 0, None, Piece([Content("half")], [])
         await asyncio.Event().wait()
 
@@ -29,6 +33,16 @@ class _Endless:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class _Cancelled(_Endless):
+    """A generation that the engine has ended because of another process."""
+
+    answers = ()
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Any, Piece | None]]:
+        yield 0, None, Piece([Content("half")], [])
+        yield 0, SimpleNamespace(reason=FinishReason.CANCELLED), None
 
 
 def _running(store: ResponseStore, generation: _Endless) -> RunningResponse:
@@ -67,5 +81,25 @@ def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
                 await running.stop()
         (message,) = (await store.get("resp_1")).response["output"]
         assert message["content"][0]["text"] == "half"
+
+    asyncio.run(job())
+
+
+def test_a_response_that_is_cancelled_here_while_another_process_is_asked_about_has_one_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000)
+        running = _running(store, _Cancelled())
+
+        async def cancel_meanwhile(id: str, owner: str | None) -> bool:
+            running.cancel()
+            return False
+
+        monkeypatch.setattr(store, "was_ended_elsewhere", cancel_meanwhile)
+        await running.begin_in_background(ExitStack(), nullcontext)
+        numbers = [event["sequence_number"] async for event in running.follow()]
+        assert numbers == list(range(len(numbers)))
+        assert (await store.get("resp_1")).response["status"] == "cancelled"
 
     asyncio.run(job())

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.running_server import SCRIPTED, RunningServer, body, wait_until
 from tests.server_here import run_here
 
 JSON = {"content-type": "application/json"}
+_FRAGMENTS = (Opcode.TEXT, Opcode.CONT)
 
 
 def test_a_body_over_the_limit_is_refused_with_limit_and_size(scripted: RunningServer) -> None:
@@ -152,17 +154,28 @@ def _unfinished(server: RunningServer, size: int) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def _unfinished_message(server: RunningServer, size: int) -> Iterator[Connection]:
-    """A WebSocket with a message of this size whose last fragment does not come."""
+def _unfinished_message(server: RunningServer, size: int, *, before: bytes = b"") -> Iterator[Connection]:
+    """A WebSocket with a message of this size whose last byte does not come, after these frames."""
     fragment = Frame(Opcode.TEXT, b" " * (size // 3), fin=False)
     more = [Frame(Opcode.CONT, fragment.data, fin=False), Frame(Opcode.CONT, fragment.data)]
     sent = b"".join(frame.serialize(mask=True, extensions=[]) for frame in (fragment, *more))
     with connect(f"ws{server.url.removeprefix('http')}/v1/responses") as connection:
-        connection.socket.sendall(sent[:-1])
+        connection.socket.sendall(before + sent[:-1])
         yield connection
 
 
-def test_all_bodies_that_come_have_a_limit_together_and_who_is_too_much_is_told_to_come_again(own_folder: Path) -> None:
+@contextlib.contextmanager
+def _empty_fragments(server: RunningServer, number: int) -> Iterator[Connection]:
+    """A WebSocket with a message of so many fragments without data, whose last one does not come."""
+    first, more = (Frame(opcode, b"", fin=False).serialize(mask=True, extensions=[]) for opcode in _FRAGMENTS)
+    with connect(f"ws{server.url.removeprefix('http')}/v1/responses") as connection:
+        connection.socket.sendall(first + number * more)
+        yield connection
+
+
+def test_all_bodies_that_come_have_a_limit_together_and_who_is_too_much_is_told_to_come_again(
+    own_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = {"GENAI_MAX_BODY_BYTES": "100000", "GENAI_MAX_BODIES_BYTES": "200000"}
     with run_here(own_folder, *SCRIPTED, settings=settings) as server:
 
@@ -196,6 +209,12 @@ def test_all_bodies_that_come_have_a_limit_together_and_who_is_too_much_is_told_
                 sockets.enter_context(_unfinished_message(server, 90_000))
             with _unfinished_message(server, 90_000) as surplus, pytest.raises(ConnectionClosed, match="1013"):
                 surplus.recv(timeout=20)
+            with _empty_fragments(server, 4_000) as surplus, pytest.raises(ConnectionClosed, match="1013"):
+                surplus.recv(timeout=20)
+            whole = Frame(Opcode.TEXT, b"{}").serialize(mask=True, extensions=[])
+            with _unfinished_message(server, 90_000, before=whole) as surplus, pytest.raises(ConnectionClosed):
+                surplus.recv(timeout=20)
+            assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
         wait_until(lambda: ask(90_000).status_code == 200)
 
 

@@ -91,7 +91,7 @@ class Record:
         return _size(self.value) + sum(map(_size, self.items)) + sum(map(_size, self.events or []))
 
     def size_after(self, before: "Record", size: int) -> int:
-        """The same, by that of the record that it was made of; measures only the items that not both have."""
+        """The same, by that of the record that it was made of; measures only the items behind the common beginning."""
         same = 0
         while same < min(len(self.items), len(before.items)) and self.items[same] is before.items[same]:
             same += 1

@@ -128,13 +128,8 @@ class RunningResponse:
             if piece is not None:
                 for event in self._build.add(piece.parts, piece.tokens):
                     yield event
-            elif answer.reason is FinishReason.CANCELLED and await self._was_ended_elsewhere():
-                self._last_events = self._build.cancel(self._generation.usage())
             else:
-                more = {"metrics": self._generation.metrics()} if self._with_metrics else {}
-                self._last_events = self._build.finish(
-                    answer.reason, self._generation.usage(), int(time.time()), **more
-                )
+                self._last_events = await self._ended(answer.reason)
         # Whoever knows of the end finds the response, in other processes, too.
         await self.keep()
         for event in self._last_events:
@@ -244,6 +239,16 @@ class RunningResponse:
     async def _was_ended_elsewhere(self) -> bool:
         store = self._keeping.store
         return self._task is not None and await store.was_ended_elsewhere(self.response["id"], self.owner)
+
+    async def _ended(self, reason: FinishReason) -> list[JsonObject]:
+        """End the response as the engine has ended its answer; returns the last events."""
+        was_ended_elsewhere = reason is FinishReason.CANCELLED and await self._was_ended_elsewhere()
+        if self._build.is_ended:  # it was cancelled here meanwhile
+            return self._last_events
+        if was_ended_elsewhere:
+            return self._build.cancel(self._generation.usage())
+        more = {"metrics": self._generation.metrics()} if self._with_metrics else {}
+        return self._build.finish(reason, self._generation.usage(), int(time.time()), **more)
 
     def _tell(self, event: JsonObject) -> None:
         if self._events is not None:

@@ -11,16 +11,17 @@ from genai_server.messages.commands import KeepModel
 from genai_server.messages.status_file import ModelState, ModelStatus
 from genai_server.ollama_api.schemas import KeptFields
 
-# Seconds; whoever says more means always.
+# More seconds than these mean always.
 _LONGEST_KEPT = 10 * 365 * 86400.0
 
 
 async def seconds_to_keep(
     body: KeptFields, request: Request, services: Services, context: RequestContext, *, is_all: bool
 ) -> float | None:
-    """How long the request has its model stay loaded, infinite for always; None if it says nothing, or may not.
+    """The seconds that the model stays loaded after the request, infinite for always; None if it says nothing.
 
-    Who may not has the field left out, unless it is all that the request is for. Raises AdminForbidden.
+    Without an operator's rights the field is left out, or AdminForbidden raised: if the request is for nothing else
+    (`is_all`), and where fields are not left out.
     """
     if body.seconds_to_keep is None:
         return None
@@ -34,7 +35,7 @@ async def seconds_to_keep(
 
 
 async def keep(services: Services, about: ModelStatus, seconds: float | None) -> None:
-    """Have a model stay loaded for so long without a request, unless nothing is said or it does already."""
+    """Have a model stay loaded for so long without a request. Does nothing for None, or if that is set already."""
     if seconds is None:
         return
     kept = None if seconds > _LONGEST_KEPT else seconds

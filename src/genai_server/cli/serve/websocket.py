@@ -10,6 +10,9 @@ from genai_server.api.middleware.all_bodies import ALL_BODIES, AllBodies
 from genai_server.cli.serve.protocol import ReaderGuard
 from genai_server.errors import BodiesTooLarge
 
+# Bytes that a fragment takes beside its data.
+_FRAGMENT = 48
+
 
 class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
     """A WebSocket, which is closed if a message has no room among all bodies, or takes too long to arrive.
@@ -50,15 +53,15 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
             self._refuse(CloseCode.TRY_AGAIN_LATER, "all bodies together are too large (GENAI_MAX_BODIES_BYTES)")
 
     def handle_text(self, event: Frame) -> None:
-        self._num_fragments += len(event.data)
+        self._num_fragments += _FRAGMENT + len(event.data)
         super().handle_text(event)
 
     def handle_bytes(self, event: Frame) -> None:
-        self._num_fragments += len(event.data)
+        self._num_fragments += _FRAGMENT + len(event.data)
         super().handle_bytes(event)
 
     def handle_cont(self, event: Frame) -> None:
-        self._num_fragments += len(event.data)
+        self._num_fragments += _FRAGMENT + len(event.data)
         super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
@@ -103,4 +106,5 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         self.conn.fail(code, reason)
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
+        self.disconnected = True  # for the app, which may receive and send before the connection is lost
         self.transport.close()
