@@ -297,3 +297,16 @@ def test_scaling_down_cuts_no_stream(demo: RunningServer, settings: Mapping[str,
     assert status == 0, (tmp_path / "log").read_text()
     (left,) = _engines(demo)
     assert left in before
+
+
+def test_a_signal_ends_the_cluster_after_its_streams(demo: RunningServer) -> None:
+    """The last test of the cluster."""
+    engines = _engines(demo)
+    with _suspended_streams(demo) as streams:
+        demo.process.terminate()
+        wait_until(lambda: demo.client.get("/health").status_code == 404, PATIENCE)
+        for engine in engines.values():
+            engine.resume()
+        assert {list(events)[-1] for events in streams.values()} == {"[DONE]"}
+    assert demo.process.wait(PATIENCE) == 0
+    assert running_after(engines.values(), 10.0) == []

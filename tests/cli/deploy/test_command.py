@@ -19,6 +19,14 @@ def test_the_configuration_has_what_is_not_the_default_and_no_key(
     assert application["args"] == {"replicas": "1:4", "max_length": 4096, "exact": True}
 
 
+def test_a_configuration_with_a_wrong_number_of_replicas_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
+    assert main(["deploy", "ray", "--replicas", "4:1", "--print-config"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "replicas=4:1: expected a number such as 2" in told.err
+
+
 def test_serves_proxies_have_the_certificate(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
     assert main(["deploy", "ray", "--print-config", "--port", "1", "--tls-cert", "both.pem"]) == 0

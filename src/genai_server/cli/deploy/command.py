@@ -63,9 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def configuration(settings: Settings, replicas: str) -> str:
-    """The YAML for `serve deploy`: all settings that are not the default, without keys."""
+    """The YAML for `serve deploy`: all settings that are not the default, without keys.
+
+    Raises ConfigurationError for a wrong number of replicas.
+    """
     import yaml
 
+    from genai_server.cli.deploy.application import most_replicas
+
+    most_replicas(replicas)
     plain = Settings.model_validate({})
     changed = {
         name: str(value) if isinstance(value, Path) else value
@@ -131,8 +137,9 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
     except KeyboardInterrupt:
         if address is not None:
             raise
-        # A second signal cuts the drain short.
+        # A second signal cuts the drain short. Shutting down at once would end the proxies, and with them all streams.
         with contextlib.suppress(KeyboardInterrupt):
+            serve.delete(_NAME)
             serve.shutdown()
     finally:
         ray.shutdown()
