@@ -10,8 +10,9 @@ from statistics import median_low
 
 import psutil
 
-# A connection may just be being closed; and the event loop starts the threads of its pool when they are first needed.
-SPARE_HANDLES = 2
+# Two connections may just be closing. Grammar checkers start when they are first needed: two of them, with two pipes
+# each. So do the threads of the event loop's pool.
+SPARE_HANDLES = 2 + 2 * 2
 SPARE_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
