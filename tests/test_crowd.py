@@ -17,7 +17,7 @@ from tests.running_server import DEMO
 from tests.stepped_engine import SLOTS, SteppedEngine
 
 REQUESTS = int(os.environ.get("CROWD_REQUESTS", "30"))
-# Of all answers, those that may depart where two tokens are as good but for rounding.
+# The answers that may depart where two tokens are as good but for rounding: one, and so many of all.
 MOST_DEPARTED = 0.02
 # The largest of many thousand differences, against that of a few hundred.
 MARGIN = 2
@@ -128,7 +128,7 @@ def test_any_other_answer_departs_from_what_it_is_alone_at_near_ties_only(engine
         if departure(answer, alone) is not None:
             departed += 1
             assert found[-1] > 0, asked
-    assert departed <= MOST_DEPARTED * REQUESTS
+    assert departed <= 1 + MOST_DEPARTED * REQUESTS
     assert engine.runners.passes["generator"] >= REQUESTS  # those that were profiled
     check_all_was_met(engine, crowd, answers)
     check_nothing_is_left(engine, crowd)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
+from genai_server.engine.model.session_options import open_with, session_options
+from genai_server.options.device import DEFAULT_OPTIONS
 from scripts._models.requantized import write_requantized
 from tests.running_server import DEMO
 
@@ -53,7 +55,7 @@ def _model(path: Path, weights: NDArray[Any], block: int, *, zeros: bool = False
 
 
 def _run(path: Path, x: NDArray[Any]) -> NDArray[Any]:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = open_with(path, session_options(DEFAULT_OPTIONS, 1), DEFAULT_OPTIONS)
     return np.asarray(session.run(["y"], {"x": x})[0])
 
 

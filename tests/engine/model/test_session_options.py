@@ -188,7 +188,15 @@ def test_an_option_is_laid_over_the_configuration_of_onnxruntime_genai(
     given: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     found = genai_overlay(checked(**given), 0)["session_options"]
-    assert found == {"intra_op_num_threads": usable_cores()} | expected
+    assert found == {"intra_op_num_threads": usable_cores(), "session.x64quantprecision": "1"} | expected
+
+
+def test_products_of_bytes_do_not_overflow_unless_the_options_allow_it() -> None:
+    options = checked(**{"session.x64quantprecision": 0})
+    for given, expected in ((checked(), "1"), (options, "0")):
+        entry = "session.x64quantprecision"
+        assert session_options(given, 0).get_session_config_entry(entry) == expected
+        assert genai_overlay(given, 0)["session_options"][entry] == expected
 
 
 def test_arena_shrinkage_is_an_option_of_every_pass() -> None:

@@ -29,6 +29,15 @@ _LEVELS = {
     "all": "ORT_ENABLE_ALL",
 }
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+# On x86 processors without VNNI, sums of products of unsigned activations and signed 8-bit weights overflow. With this
+# entry ONNX Runtime makes such weights unsigned there, from optimization level "extended" on. It changes nothing on
+# other processors.
+_DEFAULT_ENTRIES = {"session.x64quantprecision": "1"}
+
+
+def config_entries(options: DeviceOptions) -> dict[str, str]:
+    """The session's entries by name: a device's own, and the server's defaults for the others."""
+    return _DEFAULT_ENTRIES | options.entries
 
 
 def num_threads(options: DeviceOptions, threads: int) -> int:
@@ -62,7 +71,7 @@ def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
     if session.LEVEL in given:
         found[session.LEVEL] = _LEVELS[given[session.LEVEL]]
     found |= {name: given[name] == "1" for name in (session.ARENA, session.PATTERN) if name in given}
-    found |= options.entries
+    found |= config_entries(options)
     if options.custom_op_libraries:
         if len(options.custom_op_libraries) > 1:
             raise ConfigurationError(
@@ -152,7 +161,7 @@ def session_options(options: DeviceOptions, threads: int, *, optimized: bool = F
         found.enable_cpu_mem_arena = given[session.ARENA] == "1"
     if session.PATTERN in given:
         found.enable_mem_pattern = given[session.PATTERN] == "1"
-    for name, value in options.entries.items():
+    for name, value in config_entries(options).items():
         found.add_session_config_entry(name, value)
     for path in options.custom_op_libraries:
         try:

@@ -20,7 +20,7 @@ from filelock import FileLock
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.files import external_files, read_config
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
-from genai_server.engine.model.session_options import num_threads, session_options
+from genai_server.engine.model.session_options import config_entries, num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import LEVEL
 
@@ -154,7 +154,7 @@ def _files(model_dir: Path) -> list[Path]:
 def _packing(options: DeviceOptions) -> dict[str, str]:
     """The options that affect packed weights: not those of threads and memory."""
     level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
-    return level | {name: value for name, value in options.entries.items() if not name.startswith(_OF_THREADS)}
+    return level | {name: value for name, value in config_entries(options).items() if not name.startswith(_OF_THREADS)}
 
 
 def _processor() -> str:
