@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+
+from tests.fork_server import ForkedProcess, ForkServer
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
@@ -85,7 +88,7 @@ def has_ended(process: psutil.Process) -> bool:
 class RunningServer:
     """One server: its address, an HTTP client for it, its processes and its log."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    def __init__(self, process: "ForkedProcess | subprocess.Popen[bytes]", port: int, log: Path) -> None:
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=30)
@@ -164,6 +167,11 @@ class EventReader:
         return (line.removeprefix("data: ") for line in self._lines if line.startswith("data: "))
 
 
+@cache
+def _fork_server() -> ForkServer:
+    return ForkServer()
+
+
 def body(content: str, **fields: Any) -> dict[str, Any]:
     """A chat body with one user message."""
     return {"messages": [{"role": "user", "content": content}], **fields}
@@ -175,7 +183,7 @@ def run_server(
     *options: str,
     settings: Mapping[str, str] | None = None,
     ready: bool = True,
-    program: Sequence[str] = (sys.executable, "-m", "genai_server", "serve"),
+    program: Sequence[str] = (),
     cwd: Path = ROOT,
     seconds: float = 40.0,
     port: int | None = None,
@@ -183,15 +191,21 @@ def run_server(
     """Start `genai-server serve`, wait until no device is loading any more, and end its processes.
 
     `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds, and may take
-    half of them to end. Without `port` it listens on a free one.
+    half of them to end. Without `port` it listens on a free one. A `program` runs in a new interpreter, as one without
+    it does with a PYTHONPATH in its settings; others are forked where that works.
     """
     port = port or free_port()
     log = folder / "server.log"
     folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     environment = clean_environment(**folders, **(settings or {}))
-    command = [*program, "--port", str(port), *options]
+    given = ["--port", str(port), *options]
+    process: ForkedProcess | subprocess.Popen[bytes]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
+        if program or sys.platform != "linux" or "PYTHONPATH" in environment:
+            command = [*(program or (sys.executable, "-m", "genai_server", "serve")), *given]
+            process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
+        else:
+            process = _fork_server().start(["serve", *given], environment, cwd, file)
     server = RunningServer(process, port, log)
     family = psutil.Process(process.pid)
     try:

@@ -1,0 +1,128 @@
+"""Starts the server by forking a process that has imported it, which takes a tenth of the time of a new interpreter.
+
+Run as a program, this module is that process. `tests.running_server` starts it when the first server is wanted.
+"""
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+# What a server imports, and uvicorn by name.
+_IMPORTED = (
+    "genai_server.cli.serve.command",
+    "genai_server.cli.serve.composition",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvicorn.lifespan.on",
+    "uvloop",
+)
+_LARGEST = 1 << 20
+_WORD = 4
+
+
+class ForkedProcess:
+    """A forked process, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, arguments: Sequence[str], pipe: IO[bytes]) -> None:
+        self.args = arguments
+        self.pid = int.from_bytes(pipe.read(_WORD), "little")
+        self.returncode: int | None = None
+        self._pipe = pipe
+
+    def poll(self) -> int | None:
+        """The exit status; None if it has not ended."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, when it has ended. Raises subprocess.TimeoutExpired after so many seconds."""
+        status = self._ended(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._pipe], [], [], seconds)[0]:
+            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(self._pipe.read(_WORD), "little"))
+            self._pipe.close()
+        return self.returncode
+
+
+class ForkServer:
+    """The process that is forked. Ends with this one."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1])
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, output: IO[bytes]
+    ) -> ForkedProcess:
+        """Run `genai-server` with these arguments, in a folder; `output` takes what it prints."""
+        ours, theirs = os.pipe()
+        told = json.dumps([list(arguments), dict(environment), str(folder)])
+        socket.send_fds(self._socket, [told.encode()], [output.fileno(), theirs])
+        os.close(theirs)
+        return ForkedProcess(arguments, os.fdopen(ours, "rb", buffering=0))
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork a process for each request, until the requests end; returns in each forked process, which is to go on."""
+    while True:
+        told, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 2)
+        if not told:
+            sys.exit()
+        if os.fork() == 0:
+            break
+        for descriptor in descriptors:
+            os.close(descriptor)
+    requests.close()
+    output, pipe = descriptors
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if pid := os.fork():
+        # Its parent only waits for it, as the fork server has more to do.
+        os.write(pipe, pid.to_bytes(_WORD, "little"))
+        os.write(pipe, os.waitpid(pid, 0)[1].to_bytes(_WORD, "little"))
+        os._exit(0)
+    os.close(pipe)
+    arguments, environment, folder = json.loads(told)
+    for standard in (sys.stdout, sys.stderr):
+        os.dup2(output, standard.fileno())
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv[1:] = arguments
+
+
+if __name__ == "__main__":
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    from genai_server.cli import main
+
+    sys.exit(main())
