@@ -201,7 +201,7 @@ def run_server(
     given = ["--port", str(port), *options]
     process: ForkedProcess | subprocess.Popen[bytes]
     with log.open("wb") as file:
-        if program or sys.platform != "linux" or "PYTHONPATH" in environment:
+        if program or sys.platform != "linux" or "PYTHONPATH" in (settings or {}):
             command = [*(program or (sys.executable, "-m", "genai_server", "serve")), *given]
             process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
         else:
