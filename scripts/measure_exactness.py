@@ -31,13 +31,13 @@ COST_HEAD = ["rows", "ms a step", "ms a step, exact", "ratio"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
-    parser.add_argument("--quick", action="store_true", help="time one and two rows only, once")
+    parser.add_argument("--quick", action="store_true", help="one size for each question; time one and two rows only, once")
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
     runners = load_runners(engine_spec(arguments.model_dir, SLOTS, MAX_LENGTH))
     if not isinstance(runners.batched, BatchedRunner):
         parser.exit(1, f"{arguments.model_dir} does not run in a batch: {runners.batching.reason}\n")
-    found = list(findings(runners.batched, runners.generator))
+    found = list(findings(runners.batched, runners.generator, 1 if arguments.quick else None))
     deviation = sum((finding.tally for finding in found), Tally()).deviation
     print(f"{arguments.model_dir}: the logits have a standard deviation of {deviation:.2g}\n")
     print(table([HEAD, *map(columns, found)], markdown=arguments.markdown), end="\n\n")

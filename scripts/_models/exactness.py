@@ -52,11 +52,11 @@ class Finding:
     tally: Tally
 
 
-def findings(batched: BatchedRunner, generator: Runner) -> Iterator[Finding]:
-    """All questions, for a runner that has SLOTS slots of MAX_LENGTH tokens."""
-    yield from _batches(batched)
-    yield from _chunks(batched)
-    yield from _pasts(batched)
+def findings(batched: BatchedRunner, generator: Runner, most: int | None = None) -> Iterator[Finding]:
+    """All questions, each with at most so many sizes, for a runner that has SLOTS slots of MAX_LENGTH tokens."""
+    yield from _batches(batched, most)
+    yield from _chunks(batched, most)
+    yield from _pasts(batched, most)
     yield from _generator(batched, generator)
 
 
@@ -98,12 +98,12 @@ def _compared(found: Sequence[Sequence[Logits]], expected: Sequence[Sequence[Log
     return tally
 
 
-def _batches(runner: BatchedRunner) -> Iterator[Finding]:
+def _batches(runner: BatchedRunner, most: int | None) -> Iterator[Finding]:
     """Prompts of different lengths, as many beside each other as there are slots or fewer."""
     streams = [stream(8 + 2 * number, number) for number in range(SLOTS)]
     expected = read(runner, streams)
     for way, sizes in ((WHOLE, BATCHES), (EXACT, (1, 3, 15))):
-        for rows in sizes:
+        for rows in sizes[:most]:
             num_compared = SLOTS // rows * rows
             groups = [streams[start : start + rows] for start in range(0, num_compared, rows)]
             found = [row for group in groups for row in read(runner, group, way)]
@@ -111,9 +111,9 @@ def _batches(runner: BatchedRunner) -> Iterator[Finding]:
             yield Finding(title, f"a row of {SLOTS}", _compared(found, expected[:num_compared]))
 
 
-def _chunks(runner: BatchedRunner) -> Iterator[Finding]:
+def _chunks(runner: BatchedRunner, most: int | None) -> Iterator[Finding]:
     """Prompts that are an even number of whole chunks, so that nothing but the size counts, and as the server does."""
-    for size in CHUNKS:
+    for size in CHUNKS[:most]:
         number = max(2, 2 * round(96 / size))
         streams = [stream(number * size, seed) for seed in (100, 101)]
         expected = [row for one in streams for row in read(runner, [one])]
@@ -141,11 +141,11 @@ def _divided(length: int, most: int) -> tuple[int, ...]:
     return tuple(chunks)
 
 
-def _pasts(runner: BatchedRunner) -> Iterator[Finding]:
+def _pasts(runner: BatchedRunner, most: int | None) -> Iterator[Finding]:
     """A past that a sequence left behind, one that it still uses, and one that it has made token by token."""
     for kind in ("prefilled", "prefilled, exact", "of a running sequence", "decoded too", "decoded too, exact"):
         tally = Tally()
-        for length in PASTS:
+        for length in PASTS[:most]:
             common = stream(length, 200 + length)
             follow = Stream([*common.tokens, *common.following, *prompt(20, 300)], prompt(STEPS, 301))
             exact = "exact" in kind

@@ -27,7 +27,7 @@ from tests.resident import resident_bytes
 from tests.running_server import DEMO
 from tests.tokens import text
 
-MAX_LENGTH = 1024
+MAX_LENGTH = 512
 SLOTS = 16
 API = 1
 
@@ -108,10 +108,10 @@ def device(tmp_path: Path) -> Device:
 
 @needs_linux
 def test_sixteen_short_requests_run_at_once_in_the_memory_of_four_long_ones(device: Device) -> None:
-    keys = [device.ask(100, 40) for _ in range(SLOTS)]
+    keys = [device.ask(70, 30) for _ in range(SLOTS)]
     device.run()
     assert device.most_running == SLOTS
-    assert {len(device.answer(key)) for key in keys} == {40}
+    assert {len(device.answer(key)) for key in keys} == {30}
     assert device.most_resident <= LIMIT
 
 
@@ -119,13 +119,13 @@ def test_sixteen_short_requests_run_at_once_in_the_memory_of_four_long_ones(devi
 def test_long_requests_wait_for_memory_and_no_more_is_resident_than_allowed(device: Device) -> None:
     """Cached prefixes of ended requests fill the memory meanwhile, and give way."""
     for _ in range(SLOTS):
-        device.ask(200, 3)
+        device.ask(100, 3)
     device.run()
     assert device.most_running == SLOTS
     device.most_running = 0
     for _ in range(5):
-        device.ask(900, MAX_LENGTH - 900)
-        device.ask(50, 3)
+        device.ask(450, MAX_LENGTH - 450)
+        device.ask(25, 3)
     device.run()
     assert 4 <= device.most_running <= 8
     assert 0.8 * LIMIT < device.most_resident <= LIMIT
@@ -143,6 +143,6 @@ def test_a_request_is_answered_alike_before_and_after_evictions(device: Device) 
 
     first = ask(1001)
     for _ in range(6):
-        device.ask(900, 9)
+        device.ask(450, 9)
     device.run()
     assert ask(1002) == ask(1003) == first

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli import main
+from genai_server.cli.tune import command
 from genai_server.cli.tune.command import Measured, busy, smallest_good, table, table_of_blocks
 from tests.fake_builder import fake_builder
 from tests.running_server import DEMO
@@ -44,6 +45,13 @@ def test_the_table_marks_the_best() -> None:
         "max_batch_size = 8",
         "prefill_chunk = 64",
     ]
+
+
+@pytest.fixture(autouse=True)
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure few sizes of batches and chunks; tests/test_telemetry.py runs the command with all."""
+    monkeypatch.setattr(command, "_BATCHES", (1, 4))
+    monkeypatch.setattr(command, "_CHUNKS", (32, 64))
 
 
 def tune(*arguments: str) -> int:
