@@ -4,7 +4,7 @@
   while none does. A hidden page, or one that shows “Talk”, asks nothing.
 - How smooth a long answer is: the frames that are drawn while 2,000 tokens arrive, and while it is scrolled through.
 
-usage: scripts/measure_page.py [--quick]      Linux and macOS; needs the extra `dev` and a Chromium
+usage: .venv/bin/python scripts/measure_page.py [--quick]      Linux and macOS; needs the extra `dev` and a Chromium
 """
 
 from __future__ import annotations

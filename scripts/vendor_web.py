@@ -1,6 +1,6 @@
 """Fetch the libraries of the web page and of /docs from the npm registry into src/genai_server/web.
 
-usage: scripts/vendor_web.py [--update]
+usage: .venv/bin/python scripts/vendor_web.py [--update]
 
 Without --update the pinned versions come again, and the script ends with status 1 if the registry's package has
 another hash than src/genai_server/web/vendored.json. With --update the newest versions come, and their hashes are

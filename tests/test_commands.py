@@ -22,6 +22,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs").glob("*.md"),
+    ROOT / "models/README.md",
     ROOT / "models/demo/README.md",
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```|(?<=\n\n)((?:^ {4}[^\n]*\n)+)", re.DOTALL | re.MULTILINE)
@@ -167,6 +168,15 @@ def test_a_wrong_command_line_is_seen(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(faults([*commands(line)], monkeypatch, capsys)) == 1
+
+
+def test_scripts_of_python_are_started_by_an_interpreter_of_an_environment() -> None:
+    """They cannot be executed by themselves. A name without arguments in a sentence is only a name."""
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        code = [*blocks(text), *(span for span in spans(text) if " " in span)]
+        before = {word for line in code for word in re.findall(r"(?:([^\s;&|]+) +)?(?:\./)?scripts/\w+\.py", line)}
+        assert before <= {".venv/bin/python", "python3.12"}, path.name
 
 
 def test_each_command_and_each_script_is_documented() -> None:

@@ -66,6 +66,7 @@ def test_kill_9_on_the_engine_ends_its_streams_with_an_error_and_the_engine_come
             ends = [json.loads(list(reader)[-1])["error"]["code"] for reader in readers]
         assert ends == ["engine_died"] * 2
         assert server.client.get("/readyz").status_code == 503
+        assert server.client.get("/livez").status_code == 200  # the engine is being restarted
         wait_until(server.is_ready)
         assert server.chat("say back").json()["content"] == "back"
         device = server.device("scripted")
@@ -143,6 +144,7 @@ def test_a_crash_loop_is_what_readyz_and_healthz_say_and_ends(own_folder: Path) 
             "devices": {"scripted": reason},
         }
         assert server.device("scripted")["error"] in reason
+        assert server.client.get("/livez").status_code == 503
         assert server.chat("say x").json()["error"]["code"] == "no_engine_ready"
         assert server.process.poll() is None
 

@@ -4,6 +4,7 @@ The chart is rendered by helm, or by Helm's library for Python, and checked agai
 the extra `chart`, and without them these tests are skipped.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -85,7 +86,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "events and a model": {
         "kvEvents": {"enabled": True},
         "model": {"dir": "/models/phi", "volume": {"persistentVolumeClaim": {"claimName": "models"}}},
-        "settings": {"GENAI_EXACT": True, "GENAI_MAX_LENGTH": 4096},
+        "settings": {"GENAI_EXACT": True, "GENAI_MAX_LENGTH": 4096, "GENAI_MAX_BODY_BYTES": 2097152},
         "podLabels": {"team": "a"},
         "podAnnotations": {"note": "b"},
         "imagePullSecrets": [{"name": "registry"}],
@@ -129,6 +130,7 @@ def test_the_chart_sets_what_the_server_knows_and_takes(
         assert settings.kv_events == "tcp://*:5557"
         assert settings.kv_events_topic == "kv@$(POD_IP):8002@{model}"
         assert settings.exact
+        assert settings.max_body_bytes == 2097152
 
 
 def test_the_chart_gives_the_drain_its_time(render: Callable[..., dict[str, Manifest]]) -> None:
@@ -140,10 +142,18 @@ def test_the_chart_gives_the_drain_its_time(render: Callable[..., dict[str, Mani
 
 
 def test_the_chart_waits_as_long_for_the_model_as_the_server_does(render: Callable[..., dict[str, Manifest]]) -> None:
-    server = _server(render(loadSeconds=301))
-    for probe in (server["startupProbe"], server["livenessProbe"]):
-        assert probe["periodSeconds"] * probe["failureThreshold"] >= 301
-    assert _variables(server)["GENAI_LOAD_TIMEOUT"] == "301"
+    assert _variables(_server(render(loadSeconds=301)))["GENAI_LOAD_TIMEOUT"] == "301"
+
+
+def test_a_server_that_hangs_is_started_again_soon_and_one_that_is_not_ready_is_not(
+    render: Callable[..., dict[str, Manifest]],
+) -> None:
+    """What /livez answers is tested in tests/test_faults.py and tests/test_shutdown.py."""
+    server = _server(render())
+    paths = [server[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")]
+    assert paths == ["/livez", "/livez", "/readyz"]
+    probe = server["livenessProbe"]
+    assert 30 <= probe["periodSeconds"] * probe["failureThreshold"] <= 60
 
 
 def test_a_rollout_has_the_time_that_the_model_takes(render: Callable[..., dict[str, Manifest]]) -> None:
@@ -208,13 +218,36 @@ def test_the_chart_scales_by_waiting_sequences(render: Callable[..., dict[str, M
 
 @pytest.mark.parametrize(
     ("values", "reason"),
-    [({"keys": {}}, "keys.existingSecret or keys.apiKeys"), ({"autoscaling": {"kind": "vpa"}}, "vpa is none of")],
+    [
+        ({"keys": {}}, "keys.existingSecret or keys.apiKeys"),
+        ({"autoscaling": {"kind": "vpa"}}, "'none', 'hpa', 'keda'"),
+        ({"replica": 3}, "replica"),
+        ({"drain": {"second": 1}}, "second"),
+        ({"port": "8002"}, "got string, want integer"),
+        ({"image": {"tag": 1.2}}, "got number, want string"),
+        ({"settings": {"genai_exact": True}}, "genai_exact"),
+        ({"settings": {"GENAI_EXACT": None, "GENAI_MODELS": ["a"]}}, "got array"),
+    ],
 )
 def test_the_chart_refuses_what_cannot_work(
     values: dict[str, Any], reason: str, render: Callable[..., dict[str, Manifest]]
 ) -> None:
     with pytest.raises(Refused, match=reason):
         render(**values)
+
+
+def test_every_value_has_a_type_and_no_other_is_taken() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    assert schema["properties"].keys() - values.keys() == {"global"}  # which Helm gives to charts within others
+
+    def check(values: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+        assert schema["additionalProperties"] is False
+        for name, value in values.items():
+            if "properties" in schema["properties"][name]:
+                check(value, schema["properties"][name])
+
+    check(values, schema)
 
 
 def test_the_chart_is_of_this_version_and_its_values_are_the_images() -> None:

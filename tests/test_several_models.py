@@ -79,6 +79,11 @@ def test_each_request_gets_the_model_that_it_names_and_the_first_without(server:
     assert server.client.get("/v1/models/two/b").json()["id"] == "two/b"
 
 
+def test_the_log_says_which_model_is_ready_on_which_device(server: RunningServer) -> None:
+    for name, pid in pids(server).items():
+        assert f"model {name} on device scripted is ready, process {pid}\n" in server.log()
+
+
 def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningServer) -> None:
     kept = pids(server)
     with server.stream(SLOW, model="one") as events:

@@ -133,6 +133,7 @@ def test_during_the_drain_nothing_new_begins_and_no_connection_is_kept_open(own_
                 assert answer.headers["connection"] == "close"
                 assert int(answer.headers["retry-after"]) > 0
                 assert ask(server, "GET", "/healthz").status_code == 200
+                assert ask(server, "GET", "/livez").status_code == 200
                 readiness = ask(server, "GET", "/readyz")
                 assert readiness.json()["reason"] == "the server is about to stop"
                 assert last(iter(short))["finish_reason"] == "stop"

@@ -52,6 +52,10 @@ class Task(StrEnum):
     RERANK = "rerank"
 
 
+# The API's paths for models that do not chat.
+ENDPOINTS = {Task.EMBED: ("/v1/embeddings",), Task.RERANK: ("/v1/rerank", "/v1/score")}
+
+
 class PoolingModel(Struct, frozen=True):
     """A model directory whose model gives vectors or scores."""
 

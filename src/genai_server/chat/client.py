@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 from genai_server.chat.conversation import Message
 from genai_server.chat.parameters import Value
 from genai_server.errors import ChatFailed
+from genai_server.pooling_model import ENDPOINTS
 
-# By what a model can do, if it does not chat.
-_ENDPOINTS = {"embedding": "/v1/embeddings", "rerank": "/v1/rerank"}
 # Seconds to connect or list models, and to wait for the next piece of an answer.
 _SHORT, _LONG = 10.0, 600.0
 
@@ -91,7 +90,7 @@ class ChatClient:
     @staticmethod
     def _endpoint(entry: dict[str, Any]) -> str:
         abilities = entry.get("capabilities") or ()
-        return next((path for ability, path in _ENDPOINTS.items() if ability in abilities), "")
+        return next((paths[0] for task, paths in ENDPOINTS.items() if task in abilities), "")
 
     def takes_messages(self, model: str) -> bool:
         """Whether a model takes messages, as far as the server tells. Models without a chat template do not.

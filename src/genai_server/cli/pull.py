@@ -28,13 +28,12 @@ from genai_server.hub.repository import (
     select_model,
     select_pooling,
 )
-from genai_server.pooling_model import CONFIG, MODULES, Task, read_pooling_model, task_of
+from genai_server.pooling_model import CONFIG, ENDPOINTS, MODULES, Task, read_pooling_model, task_of
 from genai_server.quoted_values import quoted
 
 # The status that shells give for a program which Ctrl-C has ended.
 INTERRUPTED = 130
 _MIB = 1024 * 1024
-_ENDPOINTS = {Task.EMBED: ("/v1/embeddings",), Task.RERANK: ("/v1/rerank", "/v1/score")}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -221,7 +220,7 @@ def tell_how_to_serve(directory: Path) -> None:
     print(f"serve it:  genai-server serve --model-dir {quoted} --model-name {shlex.quote(directory.name)}")
     if (task := task_of(directory)) is not Task.GENERATE:
         model = read_pooling_model(directory)
-        print(f"it serves {' and '.join(_ENDPOINTS[task])}{f': {model.summary()}' if model else ''}")
+        print(f"it serves {' and '.join(ENDPOINTS[task])}{f': {model.summary()}' if model else ''}")
     elif has_chat_template(directory):
         print(f"try it:    genai-server chat {quoted}")
     else:

@@ -43,6 +43,8 @@ class EngineWatch:
         self.status = status
         self.has_loaded = False
         self._spec = spec
+        # As the log has it.
+        self._name = f"model {status.model} on device {spec.device}"
         self._restarts = restarts
         self._on_change = on_change
         self._step_timeout = step_timeout
@@ -88,7 +90,6 @@ class EngineWatch:
 
     def _watch(self) -> None:
         """Run the engine until it stops for good. A device that never loaded is not tried again."""
-        device = self._spec.device
         while not self._stopping.is_set():
             report = self._launch()
             if self._stopping.is_set():
@@ -99,14 +100,14 @@ class EngineWatch:
                 # starting.
                 self._spec = msgspec.structs.replace(self._spec, adapters=[])
                 # Before the state, whose observer may say more.
-                log.info("device %s is ready, process %d", self._spec.device, self.status.pid)
+                log.info("%s is ready, process %d", self._name, self.status.pid)
                 self._set(state=EngineState.READY, address=report.address, error=None, hung=False)
                 error = self._serve_until_death()
                 if self._stopping.is_set():
                     self._set(state=EngineState.STOPPED, pid=None, address="")
                     return
             elif self.status.restarts == 0:
-                log.error("device %s cannot load the model: %s", device, report.error)
+                log.error("%s cannot be loaded: %s", self._name, report.error)
                 self._set(state=EngineState.FAILED, error=report.error)
                 return
             else:
@@ -142,7 +143,7 @@ class EngineWatch:
                     raise
                 waiting = f"the engine process waits for files to be closed: {error}"
             if self.status.error != waiting:
-                log.error("device %s: %s", self._spec.device, waiting)
+                log.error("%s: %s", self._name, waiting)
                 self._set(error=waiting)
             self._stopping.wait(_FILES_PAUSE)
 
@@ -156,14 +157,13 @@ class EngineWatch:
 
     def _pause(self, error: str) -> bool:
         """Wait before the next start; returns False if there is none, after a crash loop or at the end."""
-        device = self._spec.device
         seconds = self._restarts.pause()
         if seconds is None:
             given_up = f"given up after {self._restarts.in_a_row} restarts in a row (GENAI_MAX_RESTARTS): {error}"
-            log.error("device %s is %s", device, given_up)
+            log.error("%s is %s", self._name, given_up)
             self._set(state=EngineState.FAILED, pid=None, address="", error=given_up)
             return False
-        log.error("device %s: %s; it is restarted in %g s", device, error, seconds)
+        log.error("%s: %s; it is restarted in %g s", self._name, error, seconds)
         self._set(state=EngineState.RESTARTING, pid=None, address="", error=error)
         self._stopping.wait(seconds)
         self._set(restarts=self.status.restarts + 1)

@@ -72,6 +72,7 @@ def test_while_terminated_new_requests_are_refused_and_after_recovery_they_work(
     with server.stream("say x") as events:
         assert events.response.status_code == 503
     assert server.client.get("/readyz").status_code == 503
+    assert server.client.get("/livez").status_code == 200
     pid = server.device("scripted:0")["pid"]
     server.options(terminate_session="0")
     assert server.chat("say x").json()["content"] == "x"

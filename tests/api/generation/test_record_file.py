@@ -45,6 +45,33 @@ def test_two_processes_share_a_file(file: RecordFile, path: Path) -> None:
         assert other.get("a") is None
 
 
+def test_a_response_that_is_deleted_while_it_runs_is_not_stored_however_full_the_file_is(path: Path) -> None:
+    with closing(RecordFile(path, 2, 2_000_000)) as file:
+        file.put(record("a", "in_progress"))
+        assert file.delete("a")
+        for id in "bcd":
+            file.put(record(id))
+        assert file.put(record("a"))
+        assert kept(file, *"abcd") == ["c", "d"]
+        file.put(record("a"))
+        assert kept(file, "a") == ["a"]  # the mark was for one response
+
+
+def test_the_mark_of_a_response_whose_process_has_died_goes_in_days(
+    file: RecordFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def marks() -> list[str]:
+        assert file._open is not None
+        return [id for (id,) in file._open.execute("SELECT id FROM deleted ORDER BY id")]
+
+    for day, id in ((10, "a"), (11, "b"), (13, "c")):
+        now = day * 86_400 * 10**9
+        monkeypatch.setattr(record_file, "_now", lambda now=now: now)
+        file.put(record(id, "in_progress"))
+        file.delete(id)
+    assert marks() == ["b", "c"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such bits")
 def test_others_cannot_read_the_file(file: RecordFile, path: Path) -> None:
     file.put(record("a"))
@@ -168,8 +195,9 @@ def test_a_file_of_the_first_version_is_brought_to_this_one(path: Path, monkeypa
     with monkeypatch.context() as patched, closing(RecordFile(path, 3, 2_000_000)) as old:
         patched.setattr(record_file, "_STEPS", record_file._STEPS[:1])
         patched.setattr(old, "_make_room", lambda *_: None)
-        for id in "abc":
-            old.put(record(id))
+        with old._writing() as written:
+            for id in "abc":
+                old._put(written, record(id), record(id).to_json())
     with closing(RecordFile(path, 3, 2_000_000)) as file:
         file.put(record("d"))
         assert kept(file, *"abcd") == ["b", "c", "d"]

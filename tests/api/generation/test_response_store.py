@@ -21,6 +21,7 @@ from genai_server.api.generation.response_store import EndRequest, ResponseStore
 from genai_server.errors import (
     ConversationNotFound,
     InvalidField,
+    NoEngineReady,
     ResponseNotFound,
     StoreUnavailable,
     Unavailable,
@@ -282,6 +283,24 @@ def test_a_response_of_another_process_is_cancelled_by_its_request(file: RecordF
     run(job())
 
 
+@pytest.mark.parametrize("replies", ["never", "with an error"])
+def test_a_response_of_another_process_is_cancelled_although_an_engine_does_not_reply(
+    file: RecordFile, replies: str
+) -> None:
+    async def job() -> None:
+        async def end(request: str) -> None:
+            await here.finish(record("a", "cancelled"))
+            if replies == "never":
+                await asyncio.Event().wait()
+            raise NoEngineReady("the engine of device cuda has not answered for 20 s")
+
+        here, there = _two_processes(file, end)
+        await here.begin_background(Background(_running()))
+        assert (await there.cancel("a")).response["status"] == "cancelled"
+
+    run(job())
+
+
 def test_a_response_that_ends_before_it_is_cancelled_elsewhere_stays_as_it_is(file: RecordFile) -> None:
     async def job() -> None:
         async def end(request: str) -> None:
@@ -297,7 +316,7 @@ def test_a_response_that_ends_before_it_is_cancelled_elsewhere_stays_as_it_is(fi
 
 
 def test_a_cancellation_that_does_not_come_in_time_is_told(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_store, "_PATIENCE", 0.2)
+    monkeypatch.setattr(response_store, "_ENDING_PATIENCE", 0.2)
 
     async def job() -> None:
         async def end(request: str) -> None:
@@ -320,7 +339,7 @@ def test_a_response_that_another_process_deletes_while_it_runs_is_ended_and_stay
         here, there = _two_processes(file, end)
         await here.begin_background(Background(_running()))
         await there.delete("a")
-        for _ in range(2):  # the mark, and nothing
+        for _ in range(2):  # with its mark, and without
             for store in (there, ResponseStore(9, 9000, file, run="now")):
                 with pytest.raises(ResponseNotFound):
                     await store.get("a")

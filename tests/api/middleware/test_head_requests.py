@@ -11,6 +11,7 @@ CHANGING = ("date", "x-request-id", "content-length", "server-timing")
 PATHS = [
     "/",
     "/healthz",
+    "/livez",
     "/readyz",
     "/metrics",
     "/docs",

@@ -239,6 +239,19 @@ def test_a_message_on_a_websocket_that_does_not_end_in_time_closes_it(hasty: Run
             assert "within 1 seconds (GENAI_BODY_TIMEOUT)" in closed.value.rcvd.reason
 
 
+def test_a_text_on_a_websocket_that_is_no_utf8_closes_it_without_a_traceback(hasty: RunningServer) -> None:
+    whole = [Frame(Opcode.TEXT, b"\xff")]
+    fragments = [Frame(Opcode.TEXT, b"\xc3", fin=False), Frame(Opcode.CONT, b"x")]
+    for frames in (whole, fragments):
+        with websocket(hasty) as connection:
+            connection.socket.sendall(b"".join(frame.serialize(mask=True, extensions=[]) for frame in frames))
+            with pytest.raises(ConnectionClosed) as closed:
+                connection.recv(timeout=20)
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1007, "a text message must be UTF-8")
+    assert "Traceback" not in hasty.log()
+
+
 def test_a_websocket_may_rest_between_its_messages(hasty: RunningServer) -> None:
     with websocket(hasty) as connection:
         for pause in (0.0, 1.3):

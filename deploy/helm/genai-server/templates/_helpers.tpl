@@ -23,7 +23,4 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if not (or .Values.keys.existingSecret .Values.keys.apiKeys .Values.keys.insecure) }}
 {{- fail "keys.existingSecret or keys.apiKeys must be given, or keys.insecure: the server refuses to serve others without keys" }}
 {{- end }}
-{{- if not (has .Values.autoscaling.kind (list "none" "hpa" "keda")) }}
-{{- fail (printf "autoscaling.kind: %s is none of none, hpa and keda" .Values.autoscaling.kind) }}
-{{- end }}
 {{- end }}

@@ -39,7 +39,15 @@ _STEPS = (
         DELETE FROM owners WHERE owner = old.owner AND number = 0;
     END;
     """,
+    # Marks of responses that were deleted while they ran. No record evicts them.
+    """
+    CREATE TABLE deleted (
+        owner TEXT NOT NULL, id TEXT NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (owner, id)
+    ) WITHOUT ROWID;
+    """,
 )
+# Nanoseconds after which a mark may go: no response runs as long (GENAI_REQUEST_TIMEOUT).
+_LONGEST_RUN = 2 * 86_400 * 10**9
 # Seconds to wait for another process that writes.
 _BUSY = 1.0
 _PAGE = 4096
@@ -68,9 +76,7 @@ class RecordFile:
         """
         text = record.to_json()
         with self._writing() as file:
-            before = _find(file, record.id, record.owner)
-            if before is not None and before.is_deleted:
-                _delete(file, record.owner or "", record.id)
+            if _unmark(file, record.owner or "", record.id):
                 return True
             self._put(file, record, text)
         return len(text) <= self._most_bytes
@@ -82,7 +88,7 @@ class RecordFile:
             # A disk that is full, or can only be read, ends no reading.
             with suppress(sqlite3.Error):
                 file.execute("UPDATE records SET used = ? WHERE owner = ? AND id = ?", (_now(), owner or "", id))
-        return None if found is None or found.is_deleted else found
+        return found
 
     def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record | None:
         """Replace a record by the changed one, and return that; None if there is no such record.
@@ -91,7 +97,7 @@ class RecordFile:
         """
         with self._writing() as file:
             record = _find(file, id, owner)
-            if record is None or record.is_deleted:
+            if record is None:
                 return None
             changed = change(record)
             text = changed.to_json()
@@ -108,12 +114,12 @@ class RecordFile:
         with self._writing() as file:
             record = _find(file, id, owner)
             _delete(file, owner or "", id)
-            if record is not None and record.is_running and not record.is_deleted:
-                mark = Record(
-                    {name: record.value[name] for name in ("id", "object", "status")}, [], owner, is_deleted=True
-                )
-                self._put(file, mark, mark.to_json())
-            return record is not None and not record.is_deleted
+            if record is not None and record.is_running:
+                file.execute("DELETE FROM deleted WHERE at < ?", (_now() - _LONGEST_RUN,))
+                file.execute("INSERT INTO deleted VALUES (?, ?, ?)", (owner or "", id, _now()))
+            else:
+                _unmark(file, owner or "", id)
+        return record is not None
 
     def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
         """The items of the owner's records that have these ids, by id; unknown ids are left out."""
@@ -224,6 +230,11 @@ def _find(file: sqlite3.Connection, id: str, owner: str | None) -> Record | None
 def _delete(file: sqlite3.Connection, owner: str, id: str) -> bool:
     file.execute("DELETE FROM items WHERE owner = ? AND record = ?", (owner, id))
     return file.execute("DELETE FROM records WHERE owner = ? AND id = ?", (owner, id)).rowcount > 0
+
+
+def _unmark(file: sqlite3.Connection, owner: str, id: str) -> bool:
+    """Remove the mark of a deleted response; returns whether there was one."""
+    return file.execute("DELETE FROM deleted WHERE owner = ? AND id = ?", (owner, id)).rowcount > 0
 
 
 def _now() -> int:

@@ -32,9 +32,8 @@ class Record:
     run: str = ""
     pid: int = 0
     request: str = ""
-    # Whether another API process has cancelled a running response, or deleted it and left this in its place.
+    # Whether another API process has cancelled a running response.
     is_cancelled: bool = False
-    is_deleted: bool = False
 
     @property
     def id(self) -> str:

@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 _PATIENCE = 2.0
 # Most calls that wait for the disk; each holds a response.
 _MOST_WAITING = 64
-# Seconds between two looks whether another process has ended its response.
+# Seconds that another process may take to end its response: its engine first ends a forward pass.
+_ENDING_PATIENCE = 20.0
+# Seconds between two looks whether it has.
 _LOOK_EVERY = 0.05
 
 T = TypeVar("T")
@@ -181,8 +183,8 @@ class ResponseStore:
     async def cancel(self, id: str, owner: str | None = None) -> KeptResponse:
         """End a running response, in whichever process it runs, and return it.
 
-        Raises ResponseNotFound, StoreUnavailable, NoEngineReady, Unavailable if it does not end in time, and
-        InvalidField if it has ended in another way.
+        Raises ResponseNotFound, StoreUnavailable, Unavailable if it does not end in time, and InvalidField if it has
+        ended in another way.
         """
         kept = await self.get(id, owner)
         if isinstance(kept, Record) and kept.is_running:
@@ -291,10 +293,10 @@ class ResponseStore:
             return replace(found, is_cancelled=True) if found.is_running else found
 
         await self._on_file(lambda file: file.change(running.id, running.owner, mark))
-        if self._end_request is not None:
-            await self._end_request(running.request)
+        # Another engine than the response's may not reply.
+        self.later(self._end_elsewhere(running))
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_ENDING_PATIENCE):
                 while True:
                     found = await self.get(running.id, running.owner)
                     if found.response["status"] not in RUNNING:

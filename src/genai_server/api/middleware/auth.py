@@ -20,7 +20,7 @@ from genai_server.config import is_loopback
 from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
 
 # Paths that need no key: they tell whether the server lives and works.
-OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
 _NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"

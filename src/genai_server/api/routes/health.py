@@ -13,7 +13,7 @@ from genai_server.api.services import Services, services
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.router import describe
 from genai_server.messages.figures import Load
-from genai_server.messages.status_file import EngineStatus, ModelStatus
+from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
 
 router = APIRouter(tags=["status"])
 
@@ -39,6 +39,18 @@ async def healthz(request: Request, services: Annotated[Services, Depends(servic
         "devices": found[known[0].name]["devices"] if known else {},
         "models": found,
     }
+
+
+@router.get("/livez")
+async def livez(services: Annotated[Services, Depends(services)]) -> JSONResponse:
+    """503 once all devices have been given up, which only a restart of the server mends; else 200.
+
+    For the probes of process managers: a server that loads a model, is about to stop, or has no model is alive.
+    """
+    states = [engine.state for about in services.models.statuses() for engine in services.models.engine_statuses(about)]
+    if states and all(state == EngineState.FAILED for state in states):
+        return JSONResponse({"status": "failed", "reason": "all devices have been given up"}, 503)
+    return JSONResponse({"status": "ok"})
 
 
 # The name in vLLM and llama.cpp, which other programs ask for before they begin.

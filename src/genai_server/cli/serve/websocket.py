@@ -68,6 +68,10 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         self._stop_waiting()
         self._num_whole += self._num_fragments
         self._num_fragments = 0
+        # uvicorn would log a traceback.
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
+            self._refuse(CloseCode.INVALID_DATA, "a text message must be UTF-8")
+            return
         super().send_receive_event_to_app()
 
     async def receive(self) -> Any:
@@ -108,3 +112,11 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         self.close_sent = True
         self.disconnected = True  # for the app, which may receive and send before the connection is lost
         self.transport.close()
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

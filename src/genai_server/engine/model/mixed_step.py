@@ -35,7 +35,7 @@ def mix_steps(graph: onnx.GraphProto, decoder: DecoderGraph) -> bool:
     head = None if decoder.gives_last_logits_only else find_head(graph, decoder.logits)
     if head is None or any(name for node in _attentions(graph) for name in _inputs(node, *_OF_ROWS)):
         return False
-    head.read(_WANTED)
+    head.read_through(graph, helper.make_node("Gather", [head.states, ROWS], [_WANTED], axis=1))
     nodes: list[onnx.NodeProto] = []
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
@@ -44,11 +44,7 @@ def mix_steps(graph: onnx.GraphProto, decoder: DecoderGraph) -> bool:
     for part, rows in ((DECODE, "decode_rows"), (CHUNK, 1)):
         new_inputs.append(_value(part + LAST, TensorProto.INT32, [rows]))
         new_inputs.append(_value(part + LONGEST, TensorProto.INT32, []))
-    before = list(graph.node)
-    first_of_head = next(node for node in before if _WANTED in node.input)
-    for node in before:
-        if node is first_of_head:
-            nodes.append(helper.make_node("Gather", [head.states, ROWS], [_WANTED], axis=1))
+    for node in list(graph.node):
         if node.op_type != _ATTENTION:
             nodes.append(node)
             continue

@@ -34,12 +34,14 @@ class Head:
     # The nodes that read them, of which the first comes before the others.
     readers: list[onnx.NodeProto]
 
-    def read(self, states: str) -> None:
-        """Have it read other states."""
-        for node in self.readers:
-            for position, name in enumerate(node.input):
+    def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
+        """Have it read what this node makes of the states. Adds the node to the graph, before the first reader."""
+        place = next(index for index, node in enumerate(graph.node) if self.states in node.input)
+        for reader in self.readers:
+            for position, name in enumerate(reader.input):
                 if name == self.states:
-                    node.input[position] = states
+                    reader.input[position] = selection.output[0]
+        graph.node.insert(place, selection)
 
 
 def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
@@ -73,13 +75,11 @@ def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
     head = find_head(graph, logits)
     if head is None:
         return False
-    index = next(index for index, node in enumerate(graph.node) if head.states in node.input)
-    head.read(_STATES)
     ends, axes = (f"{_STATES}.{name}" for name in ("ends", "axes"))
     for name, value in ((ends, _TO_THE_END), (axes, _POSITIONS)):
         graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [1], [value]))
     graph.input.append(onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, [1]))
-    graph.node.insert(index, onnx.helper.make_node("Slice", [head.states, FIRST_POSITION, ends, axes], [_STATES]))
+    head.read_through(graph, onnx.helper.make_node("Slice", [head.states, FIRST_POSITION, ends, axes], [_STATES]))
     return True
 
 
@@ -92,10 +92,8 @@ def read_last(graph: onnx.GraphProto, logits: str) -> bool:
     head = find_head(graph, logits)
     if head is None:
         return False
-    index = next(index for index, node in enumerate(graph.node) if head.states in node.input)
-    head.read(_STATES)
     graph.input.append(onnx.helper.make_tensor_value_info(LAST_POSITIONS, onnx.TensorProto.INT64, ["rows", 1, 2]))
-    graph.node.insert(index, onnx.helper.make_node("GatherND", [head.states, LAST_POSITIONS], [_STATES]))
+    head.read_through(graph, onnx.helper.make_node("GatherND", [head.states, LAST_POSITIONS], [_STATES]))
     return True
 
 
