@@ -3,20 +3,10 @@
 import asyncio
 
 import pytest
-from agents import (
-    Agent,
-    ModelSettings,
-    OpenAIChatCompletionsModel,
-    OpenAIResponsesModel,
-    Runner,
-    function_tool,
-    set_tracing_disabled,
-)
 from openai import AsyncOpenAI
 
 from tests.running_server import RunningServer
 
-set_tracing_disabled(True)
 called: list[str] = []
 
 
@@ -26,23 +16,25 @@ def get_weather(city: str) -> str:
     return '{"temperature": 21}'
 
 
-@pytest.mark.parametrize("api", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
+@pytest.mark.parametrize("api", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
 @pytest.mark.parametrize("choice", ["required", None])
 @pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
 def test_an_agent_calls_its_tool_and_tells_the_result(
-    demo: RunningServer,
-    streams: bool,
-    choice: str | None,
-    api: type[OpenAIChatCompletionsModel | OpenAIResponsesModel],
+    demo: RunningServer, streams: bool, choice: str | None, api: str
 ) -> None:
+    import agents  # a second, which each process that collects this module would take
+
+    agents.set_tracing_disabled(True)
+
     async def run(question: str) -> str:
         async with AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-            model = api(model="onnx-genai", openai_client=client)
-            chosen = ModelSettings(tool_choice=choice, temperature=0)
-            agent = Agent("forecaster", tools=[function_tool(get_weather)], model=model, model_settings=chosen)
+            model = getattr(agents, api)(model="onnx-genai", openai_client=client)
+            chosen = agents.ModelSettings(tool_choice=choice, temperature=0)
+            tool = agents.function_tool(get_weather)
+            agent = agents.Agent("forecaster", tools=[tool], model=model, model_settings=chosen)
             if not streams:
-                return str((await Runner.run(agent, question)).final_output)
-            result = Runner.run_streamed(agent, question)
+                return str((await agents.Runner.run(agent, question)).final_output)
+            result = agents.Runner.run_streamed(agent, question)
             assert [event async for event in result.stream_events() if event.type == "raw_response_event"]
             return str(result.final_output)
 
