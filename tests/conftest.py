@@ -19,8 +19,9 @@ from genai_server.cli import main
 from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_server
 from tests.server_here import run_here
 
-# Property tests try the same examples each time, for as long as they take.
-hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True)
+# Property tests try the same examples each time, for as long as they take. HYPOTHESIS_EXAMPLES says how many.
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "50"))
+hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("genai-server")
 
 # numpy's threads for matrices, which nothing here needs, take a quarter of the start of hundreds of processes.
