@@ -31,7 +31,9 @@ COST_HEAD = ["rows", "ms a step", "ms a step, exact", "ratio"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
-    parser.add_argument("--quick", action="store_true", help="one size for each question; time one and two rows only, once")
+    parser.add_argument(
+        "--quick", action="store_true", help="one size for each question; time one and two rows only, once"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
     runners = load_runners(engine_spec(arguments.model_dir, SLOTS, MAX_LENGTH))
