@@ -41,7 +41,6 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     """Exclude all modules and tests from garbage collections: each server in this process begins with a full one."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -1,6 +1,4 @@
-"""The soak, wrong requests, hostile grammars and many connections, each in a short form; two run beside each other.
-
-The shortest follows the longest, because a worker keeps the test that it would run next.
+"""The soak, wrong requests, hostile grammars and many connections, each in a short form.
 
 docs/measuring.md names the long forms. Bounds are wide where they depend on the machine: for memory, because caches
 still fill up in so short a time, and for /healthz, because whatever else runs here takes its cores.
