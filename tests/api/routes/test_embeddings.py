@@ -181,6 +181,10 @@ def test_one_text_is_scored_with_each_of_several(server: RunningServer) -> None:
 def test_long_documents_are_refused_or_cut(server: RunningServer) -> None:
     asked = {"query": "rain", "documents": ["a", "rain " * 400]}
     assert refusal(server.client.post("/v1/rerank", json=asked)) == (400, "context_length_exceeded", "documents[1]")
+    long = {"query": "rain " * 400, "documents": ["a"]}
+    assert refusal(server.client.post("/v1/rerank", json=long)) == (400, "context_length_exceeded", "query")
+    long = {"text_1": ["a", "rain " * 400], "text_2": ["a", "b"]}
+    assert refusal(server.client.post("/v1/score", json=long)) == (400, "context_length_exceeded", "text_1[1]")
     for more in ({"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 50}):
         assert server.client.post("/v1/rerank", json={**asked, **more}).status_code == 200
 

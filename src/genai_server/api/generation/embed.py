@@ -21,7 +21,7 @@ from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, 
 from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases
 from genai_server.openai_api.usage import Usage
 from genai_server.pooling_model import PoolingModel, Task
-from genai_server.text.pooled_texts import CUT_BY, EncodedText, PooledTexts, TextLimit, named_prompt
+from genai_server.text.pooled_texts import CUT_BY, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
 from genai_server.timing import Stopwatch, Timings
 
 
@@ -143,24 +143,24 @@ async def embed(
 async def score(
     services: Services,
     context: RequestContext,
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[Pair],
     options: PoolingOptions,
     *,
-    places: Sequence[str],
+    param: str,
     instruction: str | None = None,
     document_tokens: int | None = None,
 ) -> PairScores:
     """The scores of pairs of a query and a document.
 
-    `places` names each document in errors. `instruction` says what makes a document relevant, for models that read such
+    `param` is the field of the documents. `instruction` says what makes a document relevant, for models that read such
     a text. Documents are cut to `document_tokens`. Raises what `embed` raises.
     """
 
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
         limit = msgspec.structs.replace(limit, document=document_tokens)
-        return texts.encode_pairs(pairs, limit, instruction=instruction, places=places)
+        return texts.encode_pairs(pairs, limit, instruction=instruction, param=param)
 
-    request = _PooledRequest(services, context, options, Task.RERANK, "documents")
+    request = _PooledRequest(services, context, options, Task.RERANK, param)
     pooled = await context.waits_for(request.run(lambda model: None, encode))
     return PairScores(pooled.model, [vector[0] for vector in pooled.vectors], pooled.num_tokens)
 
