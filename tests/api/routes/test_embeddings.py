@@ -1,11 +1,12 @@
 """OpenAI's embeddings, reranking and scores, of the demo models on real engines."""
 
+import asyncio
 import base64
 import json
 import math
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from genai_server.api.generation import embed as embedding
 from tests.running_server import DEMO, ROOT, RunningServer, body, wait_until
 from tests.server_here import run_here
 
@@ -82,6 +84,23 @@ def test_shorter_vectors_are_the_beginning_with_length_1(server: RunningServer) 
     assert math.isclose(math.hypot(*short), 1.0, abs_tol=1e-5)
     length = math.hypot(*whole[:32])
     assert all(math.isclose(a / length, b, abs_tol=1e-6) for a, b in zip(whole[:32], short, strict=True))
+
+
+def test_long_work_on_vectors_is_done_in_threads(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop runs in none of them."""
+    loops = []
+
+    def noted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            loops.append(asyncio._get_running_loop())
+            return method(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(embedding, "_shortened", noted(embedding._shortened))
+    monkeypatch.setattr(embedding._PooledRequest, "_in_order", noted(embedding._PooledRequest._in_order))
+    assert len(embed(server, ["rain"] * 3, dimensions=32)) == 3
+    assert loops == [None, None]
 
 
 def test_dimensions_that_the_model_is_not_trained_for_are_refused_with_those_that_it_is(server: RunningServer) -> None:

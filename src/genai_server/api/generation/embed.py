@@ -3,6 +3,7 @@
 Other APIs call these two as well. Every refusal is raised before any work of the engine.
 """
 
+import asyncio
 import math
 import sys
 from array import array
@@ -18,7 +19,7 @@ from genai_server.api.services import Services
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, SessionTerminated
-from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases
+from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases, PooledText
 from genai_server.openai_api.usage import Usage
 from genai_server.pooling_model import PoolingModel, Task
 from genai_server.text.pooled_texts import CUT_BY, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
@@ -136,7 +137,7 @@ async def embed(
     pooled = await context.waits_for(request.run(check, encode))
     vectors = pooled.vectors
     if dimensions is not None and dimensions < len(vectors[0]):
-        vectors = [_shortened(vector, dimensions, normalizes=pooled.about.normalizes) for vector in vectors]
+        vectors = await asyncio.to_thread(_shortened, vectors, dimensions, normalizes=pooled.about.normalizes)
     return Embeddings(pooled.model, vectors, pooled.num_tokens)
 
 
@@ -201,17 +202,11 @@ class _PooledRequest:
             raise InvalidField(f"model {chosen.id} has changed; it generates text now", param="model")
         check(about)
         limit = self._limit(info)
-        texts = await codec.encode_pooled(lambda pooled: encode(pooled, about, limit))
-        # The engine reads texts of similar lengths together, in this order.
-        order = sorted(range(len(texts)), key=lambda number: -texts[number].about.num_tokens)
-        prompt = [token for number in order for token in texts[number].tokens]
-        if (strange := max(prompt)) >= info.vocab_size:
-            raise InvalidField(
-                f"{self.param} must have token ids below {info.vocab_size}, the model's vocabulary, given {strange}",
-                param=self.param,
-            )
+        order, texts, prompt = await codec.encode_pooled(
+            lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size)
+        )
         engine.require_capacity(1, [len(prompt)], param=self.param)
-        data = await self._read(engine, prompt, [texts[number] for number in order])
+        data = await self._read(engine, prompt, texts)
         found = _vectors(data, len(texts))
         vectors: list[array[float]] = [found[0]] * len(texts)
         for number, vector in zip(order, found, strict=True):
@@ -234,7 +229,18 @@ class _PooledRequest:
         source = "GENAI_MAX_LENGTH" if own < info.context_length else "the model's limit"
         return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.options.remedy)
 
-    async def _read(self, engine: EngineClient, prompt: list[int], texts: Sequence[EncodedText]) -> bytes:
+    def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
+        """The order in which the engine reads the texts, similar lengths together; and texts and tokens in it."""
+        order = sorted(range(len(texts)), key=lambda number: -texts[number].about.num_tokens)
+        prompt = [token for number in order for token in texts[number].tokens]
+        if (strange := max(prompt)) >= vocab_size:
+            raise InvalidField(
+                f"{self.param} must have token ids below {vocab_size}, the model's vocabulary, given {strange}",
+                param=self.param,
+            )
+        return order, [texts[number].about for number in order], prompt
+
+    async def _read(self, engine: EngineClient, prompt: list[int], texts: list[PooledText]) -> bytes:
         context = self.context
         request = GenerationRequest(
             context.request_id,
@@ -244,7 +250,7 @@ class _PooledRequest:
             priority=self.options.priority,
             timeout=context.deadline.seconds_left,
             unique_id=context.unique_id,
-            texts=[text.about for text in texts],
+            texts=texts,
         )
         stopwatch = Stopwatch(self.services.clock, len(prompt))
         (stream,) = await engine.in_flight.submit(request)
@@ -276,8 +282,11 @@ def _vectors(data: bytes, count: int) -> list["array[float]"]:
     return found
 
 
-def _shortened(vector: "array[float]", dimensions: int, *, normalizes: bool) -> "array[float]":
-    """The first numbers of a vector, of length 1 again if the model's vectors are."""
-    short = vector[:dimensions]
-    length = math.hypot(*short) if normalizes else 1.0
-    return array("f", [number / length for number in short]) if length else short
+def _shortened(vectors: "Sequence[array[float]]", dimensions: int, *, normalizes: bool) -> "list[array[float]]":
+    """The first numbers of each vector, of length 1 again if the model's vectors are."""
+    found = []
+    for vector in vectors:
+        short = vector[:dimensions]
+        length = math.hypot(*short) if normalizes else 1.0
+        found.append(array("f", [number / length for number in short]) if length else short)
+    return found
