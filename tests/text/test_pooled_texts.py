@@ -51,6 +51,10 @@ def test_a_prompt_comes_before_each_text_and_its_tokens_are_known(words: PooledT
     assert words.encode(["two"], LIMIT, prompt="one ") == [EncodedText([1, 3, 4, 2], PooledText(4, 0, 2))]
 
 
+def test_no_prompt_comes_before_token_ids_and_all_of_them_are_in_the_vector(words: PooledTexts) -> None:
+    assert words.encode([[3, 4, 3]], LIMIT, prompt="one ") == [EncodedText([3, 4, 3], PooledText(3))]
+
+
 def test_a_long_text_is_refused_with_the_limit(words: PooledTexts) -> None:
     with pytest.raises(PromptTooLong) as refused:
         words.encode(["one", "one two one two one"], LIMIT)
@@ -111,8 +115,10 @@ def test_an_instruction_is_refused_where_none_is_read(words: PooledTexts) -> Non
         words.encode_pairs([Pair("one", "two")], LIMIT, instruction="x")
 
 
-def decoder_texts() -> PooledTexts:
-    template = "S:{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}END"
+TEMPLATE = "S:{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}END"
+
+
+def decoder_texts(template: str = TEMPLATE) -> PooledTexts:
     model = PoolingModel(Task.RERANK, "model.onnx", 100, 257, true_token=1)
     return PooledTexts(ByteTokenizer(), PromptWriter({DEFAULT: ChatTemplate(template)}), model)
 
@@ -121,6 +127,13 @@ def test_a_decoder_reads_a_pair_as_its_template_writes_it() -> None:
     texts = decoder_texts()
     (pair,) = texts.encode_pairs([Pair("q", "d")], TextLimit(100, ""), instruction="I")
     assert bytes(pair.tokens) == b"S:sI;qq;dd;END"
+
+
+def test_what_the_template_refuses_is_said_of_the_documents() -> None:
+    refusing = "{% if messages[1].content == 'd' %}{{ raise_exception('no d') }}{% endif %}" + TEMPLATE
+    with pytest.raises(InvalidField, match="no d") as refused:
+        decoder_texts(refusing).encode_pairs([Pair("q", "d")], TextLimit(100, ""))
+    assert refused.value.param == "documents"
 
 
 def test_what_follows_the_document_is_never_cut_off() -> None:

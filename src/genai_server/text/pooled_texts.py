@@ -87,10 +87,11 @@ class PooledTexts:
             place = param if len(inputs) == 1 else f"{param}[{number}]"
             if isinstance(given, str):
                 tokens = [*before, *_cut(next(encoded), limit.most, len(before) + len(after)), *after]
+                left_out = min(num_left_out, len(tokens) - 1)
             else:
-                tokens = _cut(given, limit.most, 0)
+                tokens, left_out = _cut(given, limit.most, 0), 0
             _check_length(len(tokens), limit, place)
-            found.append(EncodedText(tokens, PooledText(len(tokens), 0, min(num_left_out, len(tokens) - 1))))
+            found.append(EncodedText(tokens, PooledText(len(tokens), 0, left_out)))
         _check_total(sum(text.about.num_tokens for text in found), param)
         return found
 
@@ -138,7 +139,7 @@ class PooledTexts:
         param: str,
     ) -> list[EncodedText]:
         """Pairs as prompts of a decoder. What comes after the document is never cut off."""
-        write = self._template(instruction)
+        write = self._template(instruction, param)
         around = self._tokenizer.encode(*write("", ""))
         _check_room(limit, len(around), 2)
         # Before the prompts are written, each of which has its query.
@@ -162,13 +163,16 @@ class PooledTexts:
         _check_total(sum(text.about.num_tokens for text in found), param)
         return found
 
-    def _template(self, instruction: str | None) -> Callable[[str, str], list[str]]:
-        """Gives the pieces of a pair's prompt."""
+    def _template(self, instruction: str | None, param: str) -> Callable[[str, str], list[str]]:
+        """Gives the pieces of a pair's prompt, or raises InvalidField for what the template refuses."""
         system = [] if instruction is None else [{"role": "system", "content": instruction}]
 
         def write(query: str, document: str) -> list[str]:
             pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-            return self._writer.write([*system, *pair], None, None).pieces
+            try:
+                return self._writer.write([*system, *pair], None, None).pieces
+            except InvalidField as error:  # it names messages, which the request does not have
+                raise InvalidField(error.message, param=param) from None
 
         return write
 

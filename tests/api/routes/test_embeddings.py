@@ -118,6 +118,8 @@ def test_token_ids_are_read_as_they_are(server: RunningServer) -> None:
 
 def test_a_token_that_the_model_does_not_have_is_refused(server: RunningServer) -> None:
     refused = server.client.post("/v1/embeddings", json={"input": [[1], [10**6]]})
+    assert refusal(refused) == (400, "invalid_value", "input[1]")
+    refused = server.client.post("/v1/embeddings", json={"input": [1, 10**6]})
     assert refusal(refused) == (400, "invalid_value", "input")
 
 
@@ -284,3 +286,4 @@ def test_a_client_that_leaves_ends_its_request(server: RunningServer) -> None:
 def test_a_request_whose_time_is_over_fails_with_that_reason(server: RunningServer) -> None:
     refused = server.client.post("/v1/embeddings", json={"input": ["rain " * 200] * 900, "timeout": 0.6})
     assert refusal(refused) == (504, "timeout", None)
+    assert "not done within 0.6 s" in refused.text

@@ -232,12 +232,14 @@ class _PooledRequest:
     def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
         """The order in which the engine reads the texts, similar lengths together; and texts and tokens in it."""
         order = sorted(range(len(texts)), key=lambda number: -texts[number].about.num_tokens)
+        for number, text in enumerate(texts):
+            if (strange := max(text.tokens)) >= vocab_size:
+                place = self.param if len(texts) == 1 else f"{self.param}[{number}]"
+                raise InvalidField(
+                    f"{place} must have token ids below {vocab_size}, the model's vocabulary; given {strange}",
+                    param=place,
+                )
         prompt = [token for number in order for token in texts[number].tokens]
-        if (strange := max(prompt)) >= vocab_size:
-            raise InvalidField(
-                f"{self.param} must have token ids below {vocab_size}, the model's vocabulary, given {strange}",
-                param=self.param,
-            )
         return order, [texts[number].about for number in order], prompt
 
     async def _read(self, engine: EngineClient, prompt: list[int], texts: list[PooledText]) -> bytes:
@@ -262,7 +264,8 @@ class _PooledRequest:
             stream.close()
         match stream.reason:
             case FinishReason.TIMEOUT:
-                raise DeadlinePassed("the request was not done within its time (GENAI_REQUEST_TIMEOUT, or its own)")
+                most = f"{context.deadline.seconds:g} s"
+                raise DeadlinePassed(f"the request was not done within {most} (GENAI_REQUEST_TIMEOUT, or its own)")
             case FinishReason.TERMINATED:
                 raise SessionTerminated("the operator has terminated the device's session")
             case FinishReason.CANCELLED:
