@@ -168,7 +168,7 @@ class EventReader:
 
 
 @cache
-def _fork_server() -> ForkServer:
+def fork_server() -> ForkServer:
     return ForkServer()
 
 
@@ -205,7 +205,7 @@ def run_server(
             command = [*(program or (sys.executable, "-m", "genai_server", "serve")), *given]
             process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
         else:
-            process = _fork_server().start(["serve", *given], environment, cwd, file)
+            process = fork_server().start(["serve", *given], environment, cwd, file)
     server = RunningServer(process, port, log)
     family = psutil.Process(process.pid)
     try:
