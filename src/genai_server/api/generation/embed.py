@@ -223,10 +223,10 @@ class _PooledRequest:
     def _limit(self, info: ModelInfo) -> TextLimit:
         own = self.services.settings.max_length
         limit = min(own, info.context_length)
+        source = "GENAI_MAX_LENGTH" if own < info.context_length else "the model's limit"
         cut_to = self.options.cut_to
         if cut_to is not None and cut_to > limit:
-            raise InvalidField(f"{CUT_BY} must be at most {limit}, what this model reads; given {cut_to}", param=CUT_BY)
-        source = "GENAI_MAX_LENGTH" if own < info.context_length else "the model's limit"
+            raise InvalidField(f"{CUT_BY} must be at most {limit} ({source}), given {cut_to}", param=CUT_BY)
         return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.options.remedy)
 
     def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
