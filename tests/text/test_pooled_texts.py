@@ -142,6 +142,14 @@ def test_what_follows_the_document_is_never_cut_off() -> None:
     assert bytes(pair.tokens) == b"S:qq;d01;END"
 
 
+def test_a_query_that_follows_the_document_is_never_cut_off() -> None:
+    template = "{{ messages[1].content }}|{{ messages[0].content }}END"
+    limit = TextLimit(100, "", cut_to=9)
+    pairs = [Pair("q", "0123456789"), Pair("qq", "0123456789"), Pair("q", "01")]
+    found = decoder_texts(template).encode_pairs(pairs, limit)
+    assert [bytes(pair.tokens) for pair in found] == [b"0123|qEND", b"012|qqEND", b"01|qEND"]
+
+
 def test_documents_are_cut_to_their_own_limit() -> None:
     limit = TextLimit(100, "", document=3)
     (pair,) = decoder_texts().encode_pairs([Pair("q", "0123456789")], limit)

@@ -153,15 +153,28 @@ class PooledTexts:
         encoded = self._tokenizer.encode_each(
             [write(pair.query, document) for pair, document in zip(pairs, documents, strict=True)]
         )
-        end = self._tokenizer.encode("".join(write("", _DOCUMENT)).rpartition(_DOCUMENT)[2])
+        # By their queries, which some templates have after the documents.
+        ends: dict[str, list[int]] = {}
         found = []
         for tokens, pair in zip(encoded, pairs, strict=True):
             if limit.most is not None and len(tokens) > limit.most:
+                if (end := ends.get(pair.query)) is None:
+                    end = ends[pair.query] = self._after_document(write(pair.query, _DOCUMENT))
                 tokens = [*_cut(tokens, limit.most, len(end)), *end]
             _check_length(len(tokens), limit, pair.document_place)
             found.append(EncodedText(tokens, PooledText(len(tokens))))
         _check_total(sum(text.about.num_tokens for text in found), param)
         return found
+
+    def _after_document(self, pieces: Sequence[str]) -> list[int]:
+        """The tokens that follow _DOCUMENT in a prompt, in whose pieces no special token of a request is whole."""
+        found: list[str] = []
+        for piece in reversed(pieces):
+            _, document, rest = piece.rpartition(_DOCUMENT)
+            found.insert(0, rest)
+            if document:
+                break
+        return self._tokenizer.encode(*found)
 
     def _template(self, instruction: str | None, param: str) -> Callable[[str, str], list[str]]:
         """Gives the pieces of a pair's prompt, or raises InvalidField for what the template refuses."""
