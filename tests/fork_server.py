@@ -1,6 +1,6 @@
-"""Starts the server by forking a process that has imported it, which takes a tenth of the time of a new interpreter.
+"""Starts `genai-server` by forking a process that has imported it: a tenth of the time of a new interpreter.
 
-Run as a program, this module is that process. `tests.running_server` starts it when the first server is wanted.
+Run as a program, this module is that process. `tests.running_server` starts it when the first command is wanted.
 """
 
 import gc
@@ -16,8 +16,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-# What a server imports, and uvicorn by name.
+# What commands import, and uvicorn by name. Nothing of these starts a thread.
 _IMPORTED = (
+    "genai_server.cli.bench",
+    "genai_server.cli.chat",
+    "genai_server.cli.doctor.command",
+    "genai_server.cli.models",
+    "genai_server.cli.pull",
+    "genai_server.cli.run",
+    "genai_server.cli.top.command",
+    "genai_server.cli.tune.command",
     "genai_server.cli.serve.command",
     "genai_server.cli.serve.composition",
     "uvicorn.protocols.http.httptools_impl",
@@ -78,12 +86,12 @@ class ForkServer:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1])
 
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, output: IO[bytes]
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, files: Sequence[IO[bytes]]
     ) -> ForkedProcess:
-        """Run `genai-server` with these arguments, in a folder; `output` takes what it prints."""
+        """Run `genai-server` with these arguments, in a folder; the files are its standard input, output and errors."""
         ours, theirs = os.pipe()
         told = json.dumps([list(arguments), dict(environment), str(folder)])
-        socket.send_fds(self._socket, [told.encode()], [output.fileno(), theirs])
+        socket.send_fds(self._socket, [told.encode()], [*(file.fileno() for file in files), theirs])
         os.close(theirs)
         return ForkedProcess(arguments, os.fdopen(ours, "rb", buffering=0))
 
@@ -99,7 +107,7 @@ def _read_word(pipe: IO[bytes]) -> int:
 def _serve(requests: socket.socket) -> None:
     """Fork a process for each request, until the requests end; returns in each forked process, which is to go on."""
     while True:
-        told, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 2)
+        told, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 4)
         if not told:
             sys.exit()
         if os.fork() == 0:
@@ -107,7 +115,7 @@ def _serve(requests: socket.socket) -> None:
         for descriptor in descriptors:
             os.close(descriptor)
     requests.close()
-    output, pipe = descriptors
+    *files, pipe = descriptors
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if pid := os.fork():
         # Its parent only waits for it, as the fork server has more to do.
@@ -116,9 +124,9 @@ def _serve(requests: socket.socket) -> None:
         os._exit(0)
     os.close(pipe)
     arguments, environment, folder = json.loads(told)
-    for standard in (sys.stdout, sys.stderr):
-        os.dup2(output, standard.fileno())
-    os.close(output)
+    for standard, file in enumerate(files):
+        os.dup2(file, standard)
+        os.close(file)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

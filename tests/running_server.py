@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
@@ -172,6 +173,11 @@ def fork_server() -> ForkServer:
     return ForkServer()
 
 
+def _can_fork(environment: Mapping[str, str]) -> bool:
+    """Whether a forked process is as a new one would be."""
+    return sys.platform == "linux" and environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+
+
 def body(content: str, **fields: Any) -> dict[str, Any]:
     """A chat body with one user message."""
     return {"messages": [{"role": "user", "content": content}], **fields}
@@ -201,11 +207,12 @@ def run_server(
     given = ["--port", str(port), *options]
     process: ForkedProcess | subprocess.Popen[bytes]
     with log.open("wb") as file:
-        if program or sys.platform != "linux" or "PYTHONPATH" in (settings or {}):
+        if program or not _can_fork(environment):
             command = [*(program or (sys.executable, "-m", "genai_server", "serve")), *given]
             process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
         else:
-            process = fork_server().start(["serve", *given], environment, cwd, file)
+            with open(os.devnull, "rb") as nothing:
+                process = fork_server().start(["serve", *given], environment, cwd, [nothing, file, file])
     server = RunningServer(process, port, log)
     family = psutil.Process(process.pid)
     try:
@@ -226,6 +233,32 @@ def run_server(
         for child in alive:
             child.kill()
         assert not alive, f"left behind: {alive}"
+
+
+def run_command(
+    *arguments: str, environment: Mapping[str, str], cwd: Path = ROOT, said: str = "", seconds: float = 55.0
+) -> "subprocess.CompletedProcess[str]":
+    """Run `genai-server` with these arguments to its end, forked where that works. `said` is its standard input.
+
+    Raises subprocess.TimeoutExpired after so many seconds.
+    """
+    if not _can_fork(environment):
+        command = [sys.executable, "-m", "genai_server", *arguments]
+        return subprocess.run(
+            command, cwd=cwd, env=environment, input=said, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
+        given.write(said.encode())
+        given.seek(0)
+        process = fork_server().start(arguments, environment, cwd, [given, output, errors])
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        # The files' places are shared with the process.
+        texts = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (output, errors)]
+    return subprocess.CompletedProcess(arguments, status, *texts)
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Models without a chat template: served for raw prompts, and for chats with the template that an operator gives."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.model_edits import base_model
-from tests.running_server import ROOT, RunningServer, clean_environment, run_server, wait_until
+from tests.running_server import RunningServer, clean_environment, run_command, run_server, wait_until
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 ALPACA = (
@@ -97,16 +95,8 @@ def test_a_model_that_is_loaded_later_can_be_given_one(server: RunningServer, tm
 
 
 def test_the_terminal_chat_says_so_before_anything_is_asked(server: RunningServer) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "genai_server", "chat", str(server.client.base_url), "--model", "base"],
-        cwd=ROOT,
-        env=clean_environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    arguments = ["chat", str(server.client.base_url), "--model", "base"]
+    done = run_command(*arguments, environment=clean_environment())
     assert done.returncode == 1
     assert "base has no chat template: it takes raw prompts (/v1/completions)" in done.stderr
     assert ">" not in done.stdout

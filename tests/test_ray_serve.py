@@ -259,7 +259,8 @@ def test_a_full_queue_is_a_503_with_retry_after(demo: RunningServer) -> None:
     assert {answer.status_code for answer in answers} == {200, 503}
     assert {answer.json()["error"]["code"] for answer in refused} == {"queue_full"}
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-    assert len(answers) - len(refused) >= 2 * PLACES
+    # Both replicas were full; the one that has a place again is not always the one that is asked.
+    assert {answer.headers[REPLICA] for answer in answers if answer.status_code == 200} == _engines(demo).keys()
 
 
 def test_the_death_of_a_replica_ends_its_streams_with_an_error_and_no_others(demo: RunningServer) -> None:

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli import main
-from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, environment_without, wait_until
+from tests.running_server import (
+    DEMO,
+    ROOT,
+    RunningServer,
+    clean_environment,
+    environment_without,
+    run_command,
+    wait_until,
+)
 from tests.scraped import scrape
 
 COMMAND = [sys.executable, "-m", "genai_server", "bench"]
@@ -17,10 +25,7 @@ QUICK = ["--rounds", "1", "--requests", "2", "--prompt-tokens", "128", "--output
 
 
 def bench(*options: str, **settings: str) -> "subprocess.CompletedProcess[str]":
-    environment = clean_environment(**settings)
-    return subprocess.run(
-        [*COMMAND, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30, check=False
-    )
+    return run_command("bench", *options, environment=clean_environment(**settings))
 
 
 def test_a_sweep_of_a_server_and_the_library_gives_a_table_json_and_a_plot(

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, free_port, wait_until
+from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, free_port, run_command, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
 CTRL_C, CTRL_D = "\x03", "\x04"
@@ -186,10 +186,9 @@ def test_an_answer_is_shown_as_markdown_where_the_terminal_can(scripted: Running
 
 
 def test_what_is_no_terminal_gets_the_answers_as_they_are(scripted: RunningServer) -> None:
-    command = [sys.executable, "-m", "genai_server", "chat", scripted.url]
     asked = 'say a **strong** word\n/clear\n"""say x\ny"""\n'
-    environment = clean_environment(TERM="xterm")
-    done = subprocess.run(command, cwd=ROOT, env=environment, input=asked, capture_output=True, text=True, check=True)
+    done = run_command("chat", scripted.url, environment=clean_environment(TERM="xterm"), said=asked)
+    assert done.returncode == 0, done.stderr
     lines = [re.sub(r"[0-9.]+ s|[0-9.]+ a second", "N", line) for line in done.stdout.splitlines()]
     assert "\x1b" not in done.stdout
     assert lines[1] == "a **strong** word"
@@ -290,16 +289,8 @@ def test_a_model_that_the_server_lacks_is_named_with_those_that_it_has(scripted:
 
 
 def test_lines_from_a_pipe_are_questions_too(scripted: RunningServer) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "genai_server", "chat", scripted.url],
-        cwd=ROOT,
-        env=clean_environment(),
-        input="say one\nsay two\n",
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
+    done = run_command("chat", scripted.url, environment=clean_environment(), said="say one\nsay two\n")
+    assert done.returncode == 0, done.stderr
     assert "one\n[" in done.stdout
     assert "two\n[" in done.stdout
     assert "\x1b" not in done.stdout

@@ -13,7 +13,7 @@ import pytest
 
 from genai_server.pooling_model import read_pooling_model
 from tests.local_hub import HubRepository, LocalHub, run_hub
-from tests.running_server import DEMO, ROOT, clean_environment, wait_until
+from tests.running_server import DEMO, ROOT, clean_environment, run_command, wait_until
 
 EMBEDDINGS = ROOT / "models" / "demo-embeddings"
 GRAPH = EMBEDDINGS / "model.onnx"
@@ -41,9 +41,8 @@ class User:
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """Status, output and errors."""
-        with self.start(*arguments) as process:
-            out, errors = process.communicate(timeout=50)
-        return process.returncode, out, errors
+        done = run_command(*arguments, environment=self.environment)
+        return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture

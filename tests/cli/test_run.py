@@ -1,14 +1,12 @@
 """`genai-server run`: a model that is here, or comes from a hub over HTTP, and a chat with it."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.local_hub import HubRepository, LocalHub, run_hub
-from tests.running_server import DEMO, ROOT, clean_environment
+from tests.running_server import DEMO, clean_environment, run_command
 
 FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
 QUESTION = "What is the capital of France?\n"
@@ -22,20 +20,11 @@ def hub() -> Iterator[LocalHub]:
 
 
 def run(hub: LocalHub, models: Path, *arguments: str) -> tuple[int, str]:
-    """Ask one question; gives the status and all that was printed."""
+    """Ask one question; gives the status and all that was printed, errors last."""
     kept = {name: value for name, value in clean_environment().items() if not name.startswith("HF_")}
-    ended = subprocess.run(
-        [sys.executable, "-m", "genai_server", "run", *arguments],
-        cwd=ROOT,
-        env=kept | {"GENAI_MODELS_DIR": str(models), "HF_ENDPOINT": hub.url, "HF_HOME": "/nonexistent"},
-        input=QUESTION,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return ended.returncode, ended.stdout
+    environment = kept | {"GENAI_MODELS_DIR": str(models), "HF_ENDPOINT": hub.url, "HF_HOME": "/nonexistent"}
+    ended = run_command("run", *arguments, environment=environment, said=QUESTION)
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 def test_a_model_is_fetched_once_and_then_asked(hub: LocalHub, tmp_path: Path) -> None:

@@ -65,8 +65,10 @@ def _run(arguments: list[str]) -> int:
 
 
 def _needed(arguments: list[str]) -> tuple[str, ...]:
-    """The named subcommand alone; all of them if none is known by that name.
+    """The named subcommand alone; all of them if none is known by that name, and none for the version.
 
     Importing the modules of all subcommands takes most of a second.
     """
+    if arguments[:1] == ["--version"]:
+        return ()
     return tuple(command for command in COMMANDS if arguments[:1] == [command]) or tuple(COMMANDS)

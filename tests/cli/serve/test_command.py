@@ -24,6 +24,7 @@ from tests.running_server import (
     clean_environment,
     environment_without,
     free_port,
+    run_command,
     run_server,
     wait_until,
 )
@@ -42,7 +43,8 @@ def start(
 def serve(
     *options: str, cwd: Path = ROOT, settings: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    return start("genai_server", "serve", *options, cwd=cwd, settings=settings)
+    """`genai-server serve`, where it is expected to end by itself."""
+    return run_command("serve", *options, environment=clean_environment(**(settings or {})), cwd=cwd)
 
 
 def is_ready(url: str) -> bool:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from genai_server.cli.top.command import view
 from genai_server.cli.top.snapshot import Interval, Place, Poller, ServerUnreachable, Snapshot
-from tests.running_server import ROOT, RunningServer, clean_environment, free_port
+from tests.running_server import ROOT, RunningServer, clean_environment, free_port, run_command
 from tests.server_here import run_here
 
 CPU = Place("m", "cpu")
@@ -27,9 +27,7 @@ def _snapshot(at: float, **values: float) -> Snapshot:
 
 
 def _top(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "genai_server", "top", *arguments]
-    environment = clean_environment(COLUMNS="200")
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    return run_command("top", *arguments, environment=clean_environment(COLUMNS="200"))
 
 
 def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
