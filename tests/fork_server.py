@@ -41,7 +41,7 @@ class ForkedProcess:
 
     def __init__(self, arguments: Sequence[str], pipe: IO[bytes]) -> None:
         self.args = arguments
-        self.pid = int.from_bytes(pipe.read(_WORD), "little")
+        self.pid = _read_word(pipe)
         self.returncode: int | None = None
         self._pipe = pipe
 
@@ -71,7 +71,7 @@ class ForkedProcess:
 
     def _ended(self, seconds: float | None) -> int | None:
         if self.returncode is None and select.select([self._pipe], [], [], seconds)[0]:
-            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(self._pipe.read(_WORD), "little"))
+            self.returncode = os.waitstatus_to_exitcode(_read_word(self._pipe))
             self._pipe.close()
         return self.returncode
 
@@ -94,6 +94,14 @@ class ForkServer:
         socket.send_fds(self._socket, [told.encode()], [*(file.fileno() for file in files), theirs])
         os.close(theirs)
         return ForkedProcess(arguments, os.fdopen(ours, "rb", buffering=0))
+
+
+def _read_word(pipe: IO[bytes]) -> int:
+    """A number that the fork server has written. Raises ChildProcessError if it ended before it did: 0 is a success."""
+    data = pipe.read(_WORD)
+    if len(data) < _WORD:
+        raise ChildProcessError("the fork server has ended")
+    return int.from_bytes(data, "little")
 
 
 def _serve(requests: socket.socket) -> None:

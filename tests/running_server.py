@@ -169,7 +169,7 @@ class EventReader:
 
 
 @cache
-def _fork_server() -> ForkServer:
+def fork_server() -> ForkServer:
     return ForkServer()
 
 
@@ -212,7 +212,7 @@ def run_server(
             process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
         else:
             with open(os.devnull, "rb") as nothing:
-                process = _fork_server().start(["serve", *given], environment, cwd, [nothing, file, file])
+                process = fork_server().start(["serve", *given], environment, cwd, [nothing, file, file])
     server = RunningServer(process, port, log)
     family = psutil.Process(process.pid)
     try:
@@ -250,7 +250,7 @@ def run_command(
     with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
         given.write(said.encode())
         given.seek(0)
-        process = _fork_server().start(arguments, environment, cwd, [given, output, errors])
+        process = fork_server().start(arguments, environment, cwd, [given, output, errors])
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:

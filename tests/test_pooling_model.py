@@ -152,6 +152,9 @@ def test_a_decoder_reranks_by_the_tokens_of_its_module(tmp_path: Path) -> None:
     assert model is not None
     assert (model.task, model.true_token, model.false_token) == (Task.RERANK, 7, 3)
     assert is_decoder(tmp_path)
+    written(tmp_path, {"1_LogitScore/config.json": {"true_token_id": 7, "false_token_id": 10**6}})
+    with pytest.raises(ModelDirectoryError, match="false_token_id 1000000: the vocabulary has"):
+        read_pooling_model(tmp_path)
 
 
 def test_a_decoder_without_modules_generates_text(tmp_path: Path) -> None:

@@ -190,6 +190,9 @@ def _read(directory: Path, task: Task) -> PoolingModel:
     )
     if not 0 < model.max_tokens < _MOST_TOKENS or not 0 < model.vocab_size < _MOST_TOKENS:
         raise ValueError("max_seq_length or vocab_size")
+    for name, token in (("true_token_id", model.true_token), ("false_token_id", model.false_token)):
+        if token is not None and not 0 <= token < model.vocab_size:
+            raise ValueError(f"{name} {token}: the vocabulary has {model.vocab_size} tokens")
     return model
 
 

@@ -82,9 +82,8 @@ def test_the_json_has_each_round_and_the_summaries() -> None:
 
 
 def plot(found: Report, path: Path) -> None:
-    from genai_server.bench.plot import (
-        save_plot,
-    )  # matplotlib comes with it, for each process that collects this module
+    # matplotlib comes with it, for each process that collects this module.
+    from genai_server.bench.plot import save_plot
 
     save_plot(found, path)
 

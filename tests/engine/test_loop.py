@@ -1,29 +1,45 @@
 """The generator worker, step by step, without threads or processes."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Several
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from genai_server.engine.ipc.mailbox import Connected, Disconnected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Interrupted
+from genai_server.engine.runners.base import Interrupted, Row
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
+from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Step
 from genai_server.errors import RunnerFailed
-from genai_server.generation import FinishReason, GenerationRequest
+from genai_server.generation import FinishReason, GenerationRequest, PooledText
 from genai_server.messages.admin import CacheReset, GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Capacity, Load
-from genai_server.messages.protocol import Accepted, Cancel, Failed, Finished, Progress, Refused, Submit, ToApi, Tokens
+from genai_server.messages.protocol import (
+    Accepted,
+    Cancel,
+    Failed,
+    Finished,
+    Progress,
+    Refused,
+    Submit,
+    ToApi,
+    Tokens,
+    Vectors,
+)
+from genai_server.pooling_model import PoolingModel, Task
 
 API = 1
 OTHER_API = 2
@@ -36,24 +52,19 @@ class Bench:
         self,
         folder: Path,
         *,
-        max_running: int = 4,
-        max_waiting: int = 4,
-        prefill_chunk: int = 8,
         state_file: Path | None = None,
-        max_waiting_tokens: int = 0,
         clock: Callable[[], float] | None = None,
+        pooled: ScriptedPooledRunner | None = None,
+        **limits: Any,
     ) -> None:
         self.sent: list[tuple[int, ToApi]] = []
-        self.scheduler = Scheduler(
-            max_running=max_running,
-            max_waiting=max_waiting,
-            max_waiting_tokens=max_waiting_tokens,
-            prefill_chunk=prefill_chunk,
+        self.scheduler = (Scheduler if pooled is None else PoolingScheduler)(
+            **{"max_running": 4, "max_waiting": 4, "prefill_chunk": 8} | limits
         )
         self.profiles = ProfileFolder(folder, "scripted", max_files=100, max_bytes=10**6)
         ticks = count()
         self.runner = ScriptedRunner()
-        runners = RunnerPair(self.runner)
+        runners = RunnerPair(pooled or self.runner, pools=pooled is not None)
         self.loop = EngineLoop(
             runners,
             self.scheduler,
@@ -474,3 +485,25 @@ def test_a_cached_prefix_that_cannot_be_copied_costs_no_request(bench: Bench, mo
     bench.run()
     assert bench.text(1) == "a"
     assert len(tried) == 1
+
+
+class Overflowing(ScriptedPooledRunner):
+    """Has no finite numbers for texts that begin with token 7."""
+
+    def forward(self, rows: Several[Row]) -> list[Scores]:
+        found = super().forward(rows)
+        for row, scores in zip(rows, found, strict=True):
+            if row.tokens[0] == 7 and scores.vectors is not None:
+                scores.vectors[0, 0] = np.nan
+        return found
+
+
+def test_a_vector_that_is_not_finite_fails_its_own_request_only(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, pooled=Overflowing(PoolingModel(Task.EMBED, "model.onnx", 9, 257, dimensions=4)))
+    for key, tokens in ((1, [7, 1]), (2, [8, 1])):
+        bench.inbox.put((API, Submit(key, GenerationRequest(f"r{key}", tokens, 0, 2, texts=[PooledText(2)]))))
+    bench.run()
+    (end,) = bench.ends(1)
+    assert isinstance(end, Failed)
+    assert end.error.code == "runner_failed"
+    assert [type(message) for message in bench.of(2)] == [Accepted, Vectors, Finished]

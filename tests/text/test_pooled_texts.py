@@ -1,15 +1,18 @@
 """The token ids of texts to pool, and their limits."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.generation import PooledText
 from genai_server.pooling_model import PoolingModel, Task
+from genai_server.text import pooled_texts
 from genai_server.text.codec import TextCodec, load_text_codec
-from genai_server.text.pooled_texts import EncodedText, PooledTexts, TextLimit, named_prompt
+from genai_server.text.pooled_texts import EncodedText, Pair, PooledTexts, TextLimit, named_prompt
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.template_files import DEFAULT
@@ -48,6 +51,10 @@ def test_a_prompt_comes_before_each_text_and_its_tokens_are_known(words: PooledT
     assert words.encode(["two"], LIMIT, prompt="one ") == [EncodedText([1, 3, 4, 2], PooledText(4, 0, 2))]
 
 
+def test_no_prompt_comes_before_token_ids_and_all_of_them_are_in_the_vector(words: PooledTexts) -> None:
+    assert words.encode([[3, 4, 3]], LIMIT, prompt="one ") == [EncodedText([3, 4, 3], PooledText(3))]
+
+
 def test_a_long_text_is_refused_with_the_limit(words: PooledTexts) -> None:
     with pytest.raises(PromptTooLong) as refused:
         words.encode(["one", "one two one two one"], LIMIT)
@@ -68,7 +75,7 @@ def test_texts_are_never_cut_to_less_than_a_token_between_those_around_it(words:
         words.encode(["one"], CUT_TO_2)
     assert refused.value.param == "truncate_prompt_tokens"
     with pytest.raises(InvalidField, match="must be at least 11: 9 tokens are around what is read; given 2"):
-        decoder_texts().encode_pairs([("one", "two")], CUT_TO_2, instruction=None, places=["documents[0]"])
+        decoder_texts().encode_pairs([Pair("one", "two")], CUT_TO_2)
 
 
 def test_a_text_that_is_no_unicode_is_refused(words: PooledTexts) -> None:
@@ -78,7 +85,7 @@ def test_a_text_that_is_no_unicode_is_refused(words: PooledTexts) -> None:
 
 
 def test_special_tokens_of_a_pair_are_text(words: PooledTexts) -> None:
-    (pair,) = words.encode_pairs([("one", "[SEP]")], TextLimit(20, ""), instruction=None, places=["documents[0]"])
+    (pair,) = words.encode_pairs([Pair("one", "[SEP]")], TextLimit(20, ""))
     assert 2 not in pair.tokens[3:-1]
 
 
@@ -90,7 +97,7 @@ def test_the_longer_text_of_a_pair_is_cut_first() -> None:
         texts = codec._pooled_texts
         assert texts is not None
         limit = TextLimit(256, "", cut_to=most)
-        (pair,) = texts.encode_pairs([(query, document)], limit, instruction=None, places=["documents[0]"])
+        (pair,) = texts.encode_pairs([Pair(query, document)], limit)
         return pair.about.second - 2, pair.about.num_tokens - pair.about.second - 1
 
     assert cut("rain rain", "rain rain rain", 256) == (2, 3)
@@ -105,31 +112,88 @@ def test_the_longer_text_of_a_pair_is_cut_first() -> None:
 
 def test_an_instruction_is_refused_where_none_is_read(words: PooledTexts) -> None:
     with pytest.raises(InvalidField, match="instruction cannot be given: this model reads none"):
-        words.encode_pairs([("one", "two")], LIMIT, instruction="x", places=["documents[0]"])
+        words.encode_pairs([Pair("one", "two")], LIMIT, instruction="x")
 
 
-def decoder_texts() -> PooledTexts:
-    template = "S:{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}END"
+TEMPLATE = "S:{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}END"
+
+
+def decoder_texts(template: str = TEMPLATE) -> PooledTexts:
     model = PoolingModel(Task.RERANK, "model.onnx", 100, 257, true_token=1)
     return PooledTexts(ByteTokenizer(), PromptWriter({DEFAULT: ChatTemplate(template)}), model)
 
 
 def test_a_decoder_reads_a_pair_as_its_template_writes_it() -> None:
     texts = decoder_texts()
-    (pair,) = texts.encode_pairs([("q", "d")], TextLimit(100, ""), instruction="I", places=["documents[0]"])
+    (pair,) = texts.encode_pairs([Pair("q", "d")], TextLimit(100, ""), instruction="I")
     assert bytes(pair.tokens) == b"S:sI;qq;dd;END"
+
+
+def test_what_the_template_refuses_is_said_of_the_documents() -> None:
+    refusing = "{% if messages[1].content == 'd' %}{{ raise_exception('no d') }}{% endif %}" + TEMPLATE
+    with pytest.raises(InvalidField, match="no d") as refused:
+        decoder_texts(refusing).encode_pairs([Pair("q", "d")], TextLimit(100, ""))
+    assert refused.value.param == "documents"
 
 
 def test_what_follows_the_document_is_never_cut_off() -> None:
     limit = TextLimit(100, "", cut_to=12)
-    (pair,) = decoder_texts().encode_pairs([("q", "0123456789")], limit, instruction=None, places=["documents[0]"])
+    (pair,) = decoder_texts().encode_pairs([Pair("q", "0123456789")], limit)
     assert bytes(pair.tokens) == b"S:qq;d01;END"
+
+
+def test_a_query_that_follows_the_document_is_never_cut_off() -> None:
+    template = "{{ messages[1].content }}|{{ messages[0].content }}END"
+    limit = TextLimit(100, "", cut_to=9)
+    pairs = [Pair("q", "0123456789"), Pair("qq", "0123456789"), Pair("q", "01")]
+    found = decoder_texts(template).encode_pairs(pairs, limit)
+    assert [bytes(pair.tokens) for pair in found] == [b"0123|qEND", b"012|qqEND", b"01|qEND"]
 
 
 def test_documents_are_cut_to_their_own_limit() -> None:
     limit = TextLimit(100, "", document=3)
-    (pair,) = decoder_texts().encode_pairs([("q", "0123456789")], limit, instruction=None, places=["documents[0]"])
+    (pair,) = decoder_texts().encode_pairs([Pair("q", "0123456789")], limit)
     assert bytes(pair.tokens) == b"S:qq;d012;END"
+
+
+@pytest.mark.parametrize("is_decoder", [True, False])
+def test_a_query_that_is_too_long_is_named(words: PooledTexts, is_decoder: bool) -> None:
+    texts = decoder_texts() if is_decoder else words
+    pairs = [Pair("one", "two", "text_1[0]", "text_2[0]"), Pair("one " * 40, "two", "text_1[1]", "text_2[1]")]
+    with pytest.raises(PromptTooLong) as refused:
+        texts.encode_pairs(pairs, TextLimit(30, "the model's limit"), param="text_2")
+    assert refused.value.param == "text_1[1]"
+
+
+@pytest.mark.parametrize("is_decoder", [True, False])
+def test_a_query_counts_with_each_of_its_documents_before_they_are_put_together(
+    words: PooledTexts, is_decoder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_made = 0
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal num_made
+            num_made += 1
+            return method(*arguments)
+
+        return call
+
+    monkeypatch.setattr(pooled_texts, "MOST_TOKENS", 600)
+    monkeypatch.setattr(ModelTokenizer, "framed_pair", counted(ModelTokenizer.framed_pair))
+    monkeypatch.setattr(PromptWriter, "write", counted(PromptWriter.write))
+    texts = decoder_texts() if is_decoder else words
+    assert len(texts.encode_pairs([Pair("one " * 5, "two")] * 10, TextLimit(100, ""))) == 10
+    with pytest.raises(InvalidField, match="documents must make at most 600 tokens in all, where a query counts"):
+        texts.encode_pairs([Pair("one " * 20, "two")] * 2000, TextLimit(100, ""))
+    assert num_made < 50
+
+
+def test_the_texts_of_a_request_have_a_limit_together(words: PooledTexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled_texts, "MOST_TOKENS", 9)
+    with pytest.raises(InvalidField, match="input must make at most 9 tokens in all") as refused:
+        words.encode(["one two one", [3] * 5], LIMIT)
+    assert refused.value.param == "input"
 
 
 def test_prompts_are_chosen_by_name() -> None:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from operator import eq
 from queue import Empty, SimpleQueue
 
+import numpy as np
+
 from genai_server.engine.admin import AdminCalls
 from genai_server.engine.admission import Admission
 from genai_server.engine.interrupts import Interrupts
@@ -257,6 +259,8 @@ class EngineLoop:
             return
         connection, key = sequence.origin
         if scores.vectors is not None:
+            if not np.isfinite(scores.vectors).all():
+                raise RunnerFailed("the model gave a number for a text that is not finite")
             self._tell(connection, Vectors(key, scores.vectors.astype("<f4").tobytes()))
             if sequence.num_unread == 0:
                 self._meter.pooled(sequence)

@@ -15,7 +15,7 @@ from genai_server.openai_api.schemas.base import (
     field_error,
 )
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, Function, FunctionName
-from genai_server.openai_api.schemas.completions import MOST_PROMPTS
+from genai_server.openai_api.schemas.embeddings import MOST_INPUTS
 from genai_server.openai_api.schemas.sampling import StopText
 from genai_server.openai_api.schemas.tokens import MOST_TOKENS
 
@@ -192,7 +192,7 @@ class GenerateRequest(_AnswerFields):
 class EmbedRequest(KeptFields):
     """Body of /api/embed. Without a text the model is loaded, or unloaded with a keep_alive of 0."""
 
-    input: Text | Annotated[list[Text], elements(MOST_PROMPTS)] | None = None
+    input: Text | Annotated[list[Text], elements(MOST_INPUTS)] | None = None
     truncate: bool | None = Field(
         None, description="Whether longer texts are cut to what the model reads, as they are."
     )

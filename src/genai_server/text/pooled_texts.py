@@ -1,6 +1,6 @@
 """The token ids of texts that a model makes vectors of, or of pairs that it scores, within its limits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -14,6 +14,9 @@ from genai_server.text.prompts.special_tokens import SpecialTokenGuard, blaming
 from genai_server.text.tokenizer import Tokenizer
 
 CUT_BY = "truncate_prompt_tokens"
+# Most tokens of all texts of a request together. A query counts with each of its documents, so that a short body could
+# otherwise make any number.
+MOST_TOKENS = 1024 * 1024
 # No text has it: it stands for a document, to see what comes after one.
 _DOCUMENT = "\U0010fffd"
 
@@ -42,6 +45,15 @@ class EncodedText(NamedTuple):
 
     tokens: list[int]
     about: PooledText
+
+
+class Pair(NamedTuple):
+    """A query and a document, with their places in the body, for errors."""
+
+    query: str
+    document: str
+    query_place: str = "query"
+    document_place: str = "documents"
 
 
 class PooledTexts:
@@ -75,68 +87,105 @@ class PooledTexts:
             place = param if len(inputs) == 1 else f"{param}[{number}]"
             if isinstance(given, str):
                 tokens = [*before, *_cut(next(encoded), limit.most, len(before) + len(after)), *after]
+                left_out = min(num_left_out, len(tokens) - 1)
             else:
-                tokens = _cut(given, limit.most, 0)
+                tokens, left_out = _cut(given, limit.most, 0), 0
             _check_length(len(tokens), limit, place)
-            found.append(EncodedText(tokens, PooledText(len(tokens), 0, min(num_left_out, len(tokens) - 1))))
+            found.append(EncodedText(tokens, PooledText(len(tokens), 0, left_out)))
+        _check_total(sum(text.about.num_tokens for text in found), param)
         return found
 
     def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], limit: TextLimit, *, instruction: str | None, places: Sequence[str]
+        self, pairs: Sequence[Pair], limit: TextLimit, *, instruction: str | None = None, param: str = "documents"
     ) -> list[EncodedText]:
         """Pairs of a query and a document. Special tokens in them are plain text.
 
-        `places` names each pair's document in errors. Raises InvalidField and PromptTooLong.
+        `param` is the field of the documents. Raises InvalidField and PromptTooLong.
         """
-        for pair, place in zip(pairs, places, strict=True):
+        queries = {pair.query: pair.query_place for pair in reversed(pairs)}
+        for text, place in (*queries.items(), *((pair.document, pair.document_place) for pair in pairs)):
             with blaming(place):
-                "".join(pair).encode()
+                text.encode()
         if self._model.true_token is not None:
-            return self._written(pairs, limit, instruction, places)
+            return self._written(pairs, queries, limit, instruction, param)
         if instruction is not None:
             raise InvalidField("instruction cannot be given: this model reads none", param="instruction")
-        queries = list(dict.fromkeys(query for query, _ in pairs))
-        pieces = [self._guard.plain(text).pieces for text in (*queries, *(document for _, document in pairs))]
+        pieces = [self._guard.plain(text).pieces for text in (*queries, *(pair.document for pair in pairs))]
         encoded = self._tokenizer.encode_each(pieces)
         of_query = dict(zip(queries, encoded, strict=False))
         num_around = len(self._tokenizer.framed_pair([], [])[0])
         _check_room(limit, num_around, 2)
+        _check_queries({queries[query]: num_around + len(tokens) for query, tokens in of_query.items()}, limit)
         found = []
-        for (query, _), document, place in zip(pairs, encoded[len(queries) :], places, strict=True):
-            first, last = of_query[query], document[: limit.document]
+        total = 0
+        for pair, document in zip(pairs, encoded[len(queries) :], strict=True):
+            first, last = of_query[pair.query], document[: limit.document]
             if limit.most is not None:
                 first, last = _cut_pair(first, last, limit.most - num_around)
+            total += num_around + len(first) + len(last)
+            _check_length(num_around + len(first) + len(last), limit, pair.document_place)
+            _check_total(total, param)
             tokens, begins = self._tokenizer.framed_pair(first, last)
-            _check_length(len(tokens), limit, place)
             second = begins if self._model.has_types else 0
             found.append(EncodedText(tokens, PooledText(len(tokens), second)))
         return found
 
     def _written(
-        self, pairs: Sequence[tuple[str, str]], limit: TextLimit, instruction: str | None, places: Sequence[str]
+        self,
+        pairs: Sequence[Pair],
+        queries: Mapping[str, str],
+        limit: TextLimit,
+        instruction: str | None,
+        param: str,
     ) -> list[EncodedText]:
         """Pairs as prompts of a decoder. What comes after the document is never cut off."""
-        write = self._template(instruction)
+        write = self._template(instruction, param)
+        around = self._tokenizer.encode(*write("", ""))
+        _check_room(limit, len(around), 2)
+        # Before the prompts are written, each of which has its query.
+        alone = self._tokenizer.encode_each([self._guard.plain(query).pieces for query in queries])
+        before = {query: len(around) + len(tokens) for query, tokens in zip(queries, alone, strict=True)}
+        _check_queries({queries[query]: num_tokens for query, num_tokens in before.items()}, limit)
+        _check_total(sum(before[pair.query] for pair in pairs), param)
+        documents = [pair.document for pair in pairs]
         if limit.document is not None:
-            pairs = [(query, self._shortened(document, limit.document)) for query, document in pairs]
-        encoded = self._tokenizer.encode_each([write(query, document) for query, document in pairs])
-        end = self._tokenizer.encode("".join(write("", _DOCUMENT)).rpartition(_DOCUMENT)[2])
-        _check_room(limit, len(self._tokenizer.encode(*write("", ""))), 2)
+            documents = [self._shortened(document, limit.document) for document in documents]
+        encoded = self._tokenizer.encode_each(
+            [write(pair.query, document) for pair, document in zip(pairs, documents, strict=True)]
+        )
+        # By their queries, which some templates have after the documents.
+        ends: dict[str, list[int]] = {}
         found = []
-        for tokens, place in zip(encoded, places, strict=True):
+        for tokens, pair in zip(encoded, pairs, strict=True):
             if limit.most is not None and len(tokens) > limit.most:
+                if (end := ends.get(pair.query)) is None:
+                    end = ends[pair.query] = self._after_document(write(pair.query, _DOCUMENT))
                 tokens = [*_cut(tokens, limit.most, len(end)), *end]
-            _check_length(len(tokens), limit, place)
+            _check_length(len(tokens), limit, pair.document_place)
             found.append(EncodedText(tokens, PooledText(len(tokens))))
+        _check_total(sum(text.about.num_tokens for text in found), param)
         return found
 
-    def _template(self, instruction: str | None) -> Callable[[str, str], list[str]]:
-        """Gives the pieces of a pair's prompt."""
+    def _after_document(self, pieces: Sequence[str]) -> list[int]:
+        """The tokens that follow _DOCUMENT in a prompt, in whose pieces no special token of a request is whole."""
+        found: list[str] = []
+        for piece in reversed(pieces):
+            _, document, rest = piece.rpartition(_DOCUMENT)
+            found.insert(0, rest)
+            if document:
+                break
+        return self._tokenizer.encode(*found)
+
+    def _template(self, instruction: str | None, param: str) -> Callable[[str, str], list[str]]:
+        """Gives the pieces of a pair's prompt, or raises InvalidField for what the template refuses."""
         system = [] if instruction is None else [{"role": "system", "content": instruction}]
 
         def write(query: str, document: str) -> list[str]:
             pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-            return self._writer.write([*system, *pair], None, None).pieces
+            try:
+                return self._writer.write([*system, *pair], None, None).pieces
+            except InvalidField as error:  # it names messages, which the request does not have
+                raise InvalidField(error.message, param=param) from None
 
         return write
 
@@ -182,6 +231,23 @@ def _check_room(limit: TextLimit, num_around: int, num_texts: int) -> None:
         raise InvalidField(
             f"{CUT_BY} must be at least {least}: {num_around} tokens are around what is read; given {limit.most}",
             param=CUT_BY,
+        )
+
+
+def _check_queries(num_tokens: Mapping[str, int], limit: TextLimit) -> None:
+    """Raises PromptTooLong for a query, given by its place, that leaves no room for any document."""
+    for place, number in num_tokens.items():
+        if limit.most is None:
+            _check_length(number, limit, place)
+
+
+def _check_total(num_tokens: int, param: str) -> None:
+    """Raises InvalidField for more tokens than a request may have."""
+    if num_tokens > MOST_TOKENS:
+        raise InvalidField(
+            f"{param} must make at most {MOST_TOKENS} tokens in all, where a query counts with each document; given "
+            f"at least {num_tokens}",
+            param=param,
         )
 
 

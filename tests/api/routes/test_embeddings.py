@@ -1,11 +1,12 @@
 """OpenAI's embeddings, reranking and scores, of the demo models on real engines."""
 
+import asyncio
 import base64
 import json
 import math
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from genai_server.api.generation import embed as embedding
 from tests.running_server import DEMO, ROOT, RunningServer, body, wait_until
 from tests.server_here import run_here
 
@@ -84,6 +86,23 @@ def test_shorter_vectors_are_the_beginning_with_length_1(server: RunningServer) 
     assert all(math.isclose(a / length, b, abs_tol=1e-6) for a, b in zip(whole[:32], short, strict=True))
 
 
+def test_long_work_on_vectors_is_done_in_threads(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop runs in none of them."""
+    loops = []
+
+    def noted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            loops.append(asyncio._get_running_loop())
+            return method(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(embedding, "_shortened", noted(embedding._shortened))
+    monkeypatch.setattr(embedding._PooledRequest, "_in_order", noted(embedding._PooledRequest._in_order))
+    assert len(embed(server, ["rain"] * 3, dimensions=32)) == 3
+    assert loops == [None, None]
+
+
 def test_dimensions_that_the_model_is_not_trained_for_are_refused_with_those_that_it_is(server: RunningServer) -> None:
     refused = server.client.post("/v1/embeddings", json={"input": "rain", "dimensions": 100})
     assert refusal(refused) == (400, "invalid_value", "dimensions")
@@ -99,6 +118,8 @@ def test_token_ids_are_read_as_they_are(server: RunningServer) -> None:
 
 def test_a_token_that_the_model_does_not_have_is_refused(server: RunningServer) -> None:
     refused = server.client.post("/v1/embeddings", json={"input": [[1], [10**6]]})
+    assert refusal(refused) == (400, "invalid_value", "input[1]")
+    refused = server.client.post("/v1/embeddings", json={"input": [1, 10**6]})
     assert refusal(refused) == (400, "invalid_value", "input")
 
 
@@ -113,6 +134,8 @@ def test_a_long_text_is_refused_with_the_limit_or_cut(server: RunningServer) -> 
     refused = server.client.post("/v1/embeddings", json={"input": ["a", long]})
     assert refusal(refused) == (400, "context_length_exceeded", "input[1]")
     assert "makes 402 tokens, but this model reads at most 256 (the model's limit)" in refused.text
+    refused = server.client.post("/v1/embeddings", json={"input": "a", "truncate_prompt_tokens": 257})
+    assert "must be at most 256 (the model's limit), given 257" in refused.text
     assert embed(server, long, truncate_prompt_tokens=-1) == embed(server, "rain " * 254)
     assert embed(server, long, truncate_prompt_tokens=12) == embed(server, "rain " * 10)
 
@@ -181,6 +204,10 @@ def test_one_text_is_scored_with_each_of_several(server: RunningServer) -> None:
 def test_long_documents_are_refused_or_cut(server: RunningServer) -> None:
     asked = {"query": "rain", "documents": ["a", "rain " * 400]}
     assert refusal(server.client.post("/v1/rerank", json=asked)) == (400, "context_length_exceeded", "documents[1]")
+    long = {"query": "rain " * 400, "documents": ["a"]}
+    assert refusal(server.client.post("/v1/rerank", json=long)) == (400, "context_length_exceeded", "query")
+    long = {"text_1": ["a", "rain " * 400], "text_2": ["a", "b"]}
+    assert refusal(server.client.post("/v1/score", json=long)) == (400, "context_length_exceeded", "text_1[1]")
     for more in ({"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 50}):
         assert server.client.post("/v1/rerank", json={**asked, **more}).status_code == 200
 
@@ -261,3 +288,4 @@ def test_a_client_that_leaves_ends_its_request(server: RunningServer) -> None:
 def test_a_request_whose_time_is_over_fails_with_that_reason(server: RunningServer) -> None:
     refused = server.client.post("/v1/embeddings", json={"input": ["rain " * 200] * 900, "timeout": 0.6})
     assert refusal(refused) == (504, "timeout", None)
+    assert "not done within 0.6 s" in refused.text

@@ -68,3 +68,8 @@ def test_a_model_for_embeddings_answers_no_chat_and_says_what_it_can(server: Run
     refused = server.client.post("/api/chat", json={"model": "vectors", "messages": [{"role": "user", "content": "x"}]})
     assert (refused.status_code, "vectors" in refused.json()["error"]) == (400, True)
     assert server.client.post("/api/show", json={"model": "vectors"}).json()["capabilities"] == ["embedding"]
+
+
+def test_as_many_texts_are_taken_as_by_openais_endpoint(server: RunningServer) -> None:
+    assert len(embed(server, input=["a"] * 2048).json()["embeddings"]) == 2048
+    assert embed(server, input=["a"] * 2049).status_code == 400

@@ -108,7 +108,7 @@ def test_what_the_configuration_says_of_the_vectors_is_tried_at_the_start(tmp_pa
     pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
     (tmp_path / "wrong" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     runner = PooledRunner(tmp_path / "wrong", 1, DEFAULT_OPTIONS)
-    with pytest.raises(ModelDirectoryError, match=r"gives \(128,\) numbers for a text, .* says 64"):
+    with pytest.raises(ModelDirectoryError, match=r"gives 128 numbers for a text, .* says 64"):
         runner.warm_up()
 
 
@@ -122,6 +122,15 @@ def test_a_graph_without_the_output_that_is_needed_is_refused(tmp_path: Path) ->
     shutil.copy(VECTORS / "modules.json", tmp_path / "wrong")
     with pytest.raises(ModelDirectoryError, match=r"has no output token_embeddings or .*; it has logits"):
         PooledRunner(tmp_path / "wrong", 1, DEFAULT_OPTIONS)
+
+
+def test_a_graph_without_logits_is_refused(tmp_path: Path, decoder: Path) -> None:
+    config = json.loads((decoder / "genai_config.json").read_bytes())
+    config["model"]["decoder"]["filename"] = "states.onnx"
+    (decoder / "genai_config.json").write_text(json.dumps(config))
+    shutil.copy(VECTORS / "model.onnx", decoder / "states.onnx")
+    with pytest.raises(ModelDirectoryError, match=r"states\.onnx has no output logits; it has"):
+        PooledRunner(decoder, 1, DEFAULT_OPTIONS)
 
 
 def test_a_module_that_the_graph_does_not_have_is_refused(tmp_path: Path) -> None:

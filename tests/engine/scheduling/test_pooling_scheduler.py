@@ -58,3 +58,8 @@ def test_a_text_above_the_budget_is_read_alone() -> None:
 def test_the_budget_follows_from_the_measured_times(speed: float, texts: int) -> None:
     steps = Device(("a", [100] * 200)).steps(speed)
     assert len(steps[1][0][1]) in (texts, texts + 1)
+
+
+def test_a_step_has_a_limit_of_texts_whose_vectors_go_out_at_once() -> None:
+    steps = Device(("a", [1] * 200), ("b", [1] * 200)).steps()
+    assert [sum(len(lengths) for _, lengths in step) for step in steps] == [256, 144]

@@ -3,6 +3,7 @@
 Other APIs call these two as well. Every refusal is raised before any work of the engine.
 """
 
+import asyncio
 import math
 import sys
 from array import array
@@ -18,10 +19,10 @@ from genai_server.api.services import Services
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, SessionTerminated
-from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases
+from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases, PooledText
 from genai_server.openai_api.usage import Usage
 from genai_server.pooling_model import PoolingModel, Task
-from genai_server.text.pooled_texts import CUT_BY, EncodedText, PooledTexts, TextLimit, named_prompt
+from genai_server.text.pooled_texts import CUT_BY, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
 from genai_server.timing import Stopwatch, Timings
 
 
@@ -136,31 +137,31 @@ async def embed(
     pooled = await context.waits_for(request.run(check, encode))
     vectors = pooled.vectors
     if dimensions is not None and dimensions < len(vectors[0]):
-        vectors = [_shortened(vector, dimensions, normalizes=pooled.about.normalizes) for vector in vectors]
+        vectors = await asyncio.to_thread(_shortened, vectors, dimensions, normalizes=pooled.about.normalizes)
     return Embeddings(pooled.model, vectors, pooled.num_tokens)
 
 
 async def score(
     services: Services,
     context: RequestContext,
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[Pair],
     options: PoolingOptions,
     *,
-    places: Sequence[str],
+    param: str,
     instruction: str | None = None,
     document_tokens: int | None = None,
 ) -> PairScores:
     """The scores of pairs of a query and a document.
 
-    `places` names each document in errors. `instruction` says what makes a document relevant, for models that read such
+    `param` is the field of the documents. `instruction` says what makes a document relevant, for models that read such
     a text. Documents are cut to `document_tokens`. Raises what `embed` raises.
     """
 
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
         limit = msgspec.structs.replace(limit, document=document_tokens)
-        return texts.encode_pairs(pairs, limit, instruction=instruction, places=places)
+        return texts.encode_pairs(pairs, limit, instruction=instruction, param=param)
 
-    request = _PooledRequest(services, context, options, Task.RERANK, "documents")
+    request = _PooledRequest(services, context, options, Task.RERANK, param)
     pooled = await context.waits_for(request.run(lambda model: None, encode))
     return PairScores(pooled.model, [vector[0] for vector in pooled.vectors], pooled.num_tokens)
 
@@ -201,17 +202,11 @@ class _PooledRequest:
             raise InvalidField(f"model {chosen.id} has changed; it generates text now", param="model")
         check(about)
         limit = self._limit(info)
-        texts = await codec.encode_pooled(lambda pooled: encode(pooled, about, limit))
-        # The engine reads texts of similar lengths together, in this order.
-        order = sorted(range(len(texts)), key=lambda number: -texts[number].about.num_tokens)
-        prompt = [token for number in order for token in texts[number].tokens]
-        if (strange := max(prompt)) >= info.vocab_size:
-            raise InvalidField(
-                f"{self.param} must have token ids below {info.vocab_size}, the model's vocabulary, given {strange}",
-                param=self.param,
-            )
+        order, texts, prompt = await codec.encode_pooled(
+            lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size)
+        )
         engine.require_capacity(1, [len(prompt)], param=self.param)
-        data = await self._read(engine, prompt, [texts[number] for number in order])
+        data = await self._read(engine, prompt, texts)
         found = _vectors(data, len(texts))
         vectors: list[array[float]] = [found[0]] * len(texts)
         for number, vector in zip(order, found, strict=True):
@@ -228,13 +223,26 @@ class _PooledRequest:
     def _limit(self, info: ModelInfo) -> TextLimit:
         own = self.services.settings.max_length
         limit = min(own, info.context_length)
+        source = "GENAI_MAX_LENGTH" if own < info.context_length else "the model's limit"
         cut_to = self.options.cut_to
         if cut_to is not None and cut_to > limit:
-            raise InvalidField(f"{CUT_BY} must be at most {limit}, what this model reads; given {cut_to}", param=CUT_BY)
-        source = "GENAI_MAX_LENGTH" if own < info.context_length else "the model's limit"
+            raise InvalidField(f"{CUT_BY} must be at most {limit} ({source}), given {cut_to}", param=CUT_BY)
         return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.options.remedy)
 
-    async def _read(self, engine: EngineClient, prompt: list[int], texts: Sequence[EncodedText]) -> bytes:
+    def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
+        """The order in which the engine reads the texts, similar lengths together; and texts and tokens in it."""
+        order = sorted(range(len(texts)), key=lambda number: -texts[number].about.num_tokens)
+        for number, text in enumerate(texts):
+            if (strange := max(text.tokens)) >= vocab_size:
+                place = self.param if len(texts) == 1 else f"{self.param}[{number}]"
+                raise InvalidField(
+                    f"{place} must have token ids below {vocab_size}, the model's vocabulary; given {strange}",
+                    param=place,
+                )
+        prompt = [token for number in order for token in texts[number].tokens]
+        return order, [texts[number].about for number in order], prompt
+
+    async def _read(self, engine: EngineClient, prompt: list[int], texts: list[PooledText]) -> bytes:
         context = self.context
         request = GenerationRequest(
             context.request_id,
@@ -244,7 +252,7 @@ class _PooledRequest:
             priority=self.options.priority,
             timeout=context.deadline.seconds_left,
             unique_id=context.unique_id,
-            texts=[text.about for text in texts],
+            texts=texts,
         )
         stopwatch = Stopwatch(self.services.clock, len(prompt))
         (stream,) = await engine.in_flight.submit(request)
@@ -256,7 +264,8 @@ class _PooledRequest:
             stream.close()
         match stream.reason:
             case FinishReason.TIMEOUT:
-                raise DeadlinePassed("the request was not done within its time (GENAI_REQUEST_TIMEOUT, or its own)")
+                most = f"{context.deadline.seconds:g} s"
+                raise DeadlinePassed(f"the request was not done within {most} (GENAI_REQUEST_TIMEOUT, or its own)")
             case FinishReason.TERMINATED:
                 raise SessionTerminated("the operator has terminated the device's session")
             case FinishReason.CANCELLED:
@@ -276,8 +285,11 @@ def _vectors(data: bytes, count: int) -> list["array[float]"]:
     return found
 
 
-def _shortened(vector: "array[float]", dimensions: int, *, normalizes: bool) -> "array[float]":
-    """The first numbers of a vector, of length 1 again if the model's vectors are."""
-    short = vector[:dimensions]
-    length = math.hypot(*short) if normalizes else 1.0
-    return array("f", [number / length for number in short]) if length else short
+def _shortened(vectors: "Sequence[array[float]]", dimensions: int, *, normalizes: bool) -> "list[array[float]]":
+    """The first numbers of each vector, of length 1 again if the model's vectors are."""
+    found = []
+    for vector in vectors:
+        short = vector[:dimensions]
+        length = math.hypot(*short) if normalizes else 1.0
+        found.append(array("f", [number / length for number in short]) if length else short)
+    return found

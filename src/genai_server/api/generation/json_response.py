@@ -17,4 +17,12 @@ def json_response(body: Any) -> Response:
 
 async def built_response(build: Callable[[], JsonObject], *, is_long: bool) -> Response:
     """A JSON response with the body that `build` returns; both are made in a thread if `is_long`."""
-    return await asyncio.to_thread(lambda: json_response(build())) if is_long else json_response(build())
+    return await asyncio.to_thread(lambda: json_response(_in_pieces(build()))) if is_long else json_response(build())
+
+
+def _in_pieces(body: JsonObject) -> JsonObject:
+    """The body, whose lists' elements are encoded one by one: the encoder holds Python's lock meanwhile."""
+    return {
+        name: [msgspec.Raw(msgspec.json.encode(part)) for part in value] if isinstance(value, list) else value
+        for name, value in body.items()
+    }

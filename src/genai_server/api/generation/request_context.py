@@ -36,7 +36,8 @@ class Deadline:
         # In seconds.
         self._clock = clock
         self._began = clock()
-        self._seconds = float(limit)
+        # From the beginning; less where the request says so.
+        self.seconds = float(limit)
 
     def tighten(self, seconds: float, *, param: str) -> None:
         """Bring the deadline forward to the value of a field or header. Raises InvalidField beyond the limit."""
@@ -46,12 +47,12 @@ class Deadline:
                 f"given {seconds:g}",
                 param=param,
             )
-        self._seconds = min(self._seconds, seconds)
+        self.seconds = min(self.seconds, seconds)
 
     @property
     def seconds_left(self) -> float:
         """Seconds left now, at least 0."""
-        return max(0.0, self._began + self._seconds - self._clock())
+        return max(0.0, self._began + self.seconds - self._clock())
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from genai_server.api.services import Services, TheServices
 from genai_server.openai_api.embedding import rerank_body, scores_body
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.embeddings import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
+from genai_server.text.pooled_texts import Pair
 
 router = APIRouter(
     route_class=BodyRoute,
@@ -39,21 +40,27 @@ async def rerank_v2(body: RerankRequest, services: TheServices, context: TheRequ
 @router.post("/score", include_in_schema=False)
 async def score_pairs(body: ScoreRequest, services: TheServices, context: TheRequestContext) -> Response:
     """vLLM's scores of pairs of texts."""
-    pairs = body.pairs
-    places = ["text_2"] if isinstance(body.text_2, str) else [f"text_2[{number}]" for number in range(len(pairs))]
-    found = await score(services, context, pairs, options_of(body), places=places, instruction=body.instruction)
+    pairs = [
+        Pair(first, second, _place("text_1", body.text_1, number), _place("text_2", body.text_2, number))
+        for number, (first, second) in enumerate(body.pairs)
+    ]
+    found = await score(services, context, pairs, options_of(body), param="text_2", instruction=body.instruction)
     id = f"score-{context.request_id.removeprefix('req-')}"
     return json_response(scores_body(id, int(time.time()), found.model, found.scores, found.num_tokens))
 
 
+def _place(field: str, given: str | list[str], number: int) -> str:
+    """The place of a pair's text in the body."""
+    return field if isinstance(given, str) or len(given) == 1 else f"{field}[{number}]"
+
+
 async def _scores(body: RerankRequest, services: Services, context: RequestContext) -> PairScores:
-    texts = body.texts
     return await score(
         services,
         context,
-        [(body.query, text) for text in texts],
+        [Pair(body.query, text, "query", f"documents[{number}]") for number, text in enumerate(body.texts)],
         options_of(body),
-        places=[f"documents[{number}]" for number in range(len(texts))],
+        param="documents",
         instruction=body.instruction,
         document_tokens=body.max_tokens_per_doc,
     )

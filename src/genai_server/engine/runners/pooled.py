@@ -114,7 +114,7 @@ class PooledRunner:
         expected = self._model.dimensions if self._model.task is Task.EMBED else 1
         if vectors.shape != (len(_TRIED), expected):
             raise ModelDirectoryError(
-                f"the graph {self._model.graph} gives {vectors.shape[1:]} numbers for a text, and the directory's "
+                f"the graph {self._model.graph} gives {vectors.shape[1]} numbers for a text, and the directory's "
                 f"configuration says {expected}"
             )
 
@@ -222,8 +222,9 @@ def _open(graph: Path, model: PoolingModel, threads: int, options: DeviceOptions
     if model.true_token is None:
         return open_with(graph, found, options)
     loaded = onnx.load(str(graph), load_external_data=False)
-    (logits,) = (value for value in loaded.graph.output if value.name == _LOGITS)
-    if logits.type.tensor_type.shape.dim[1].dim_value == 1 or not read_last(loaded.graph, _LOGITS):
+    # Without logits the graph is refused later.
+    shapes = [value.type.tensor_type.shape.dim for value in loaded.graph.output if value.name == _LOGITS]
+    if not shapes or shapes[0][1].dim_value == 1 or not read_last(loaded.graph, _LOGITS):
         return open_with(graph, found, options)
     found.add_session_config_entry(EXTERNAL_DATA, str(graph.parent))
     return open_with(loaded.SerializeToString(), found, options)

@@ -16,6 +16,8 @@ from genai_server.generation import PooledText
 # more would not be faster.
 _SECONDS = 0.25
 _LEAST_TOKENS, _MOST_TOKENS = 512, 8192
+# Most texts of a step: their vectors go out at once, and an API process with too many unread bytes is disconnected.
+_MOST_TEXTS = 256
 
 
 class PoolingScheduler(Scheduler):
@@ -23,20 +25,22 @@ class PoolingScheduler(Scheduler):
 
     def _passes(self) -> Iterator[Step]:
         room = int(min(_MOST_TOKENS, max(_LEAST_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
+        left = _MOST_TEXTS
         reads: list[Read] = []
         for sequence in sorted(self.running, key=self._urgency):
-            if (read := _next_texts(sequence, room, is_first=not reads)) is not None:
+            if (read := _next_texts(sequence, room, left, is_first=not reads)) is not None:
                 reads.append(read)
                 room -= read.num_tokens
+                left -= len(read.texts)
         if reads:
             yield Step(reads)
 
 
-def _next_texts(sequence: Sequence, room: int, *, is_first: bool) -> Read | None:
-    """The next texts of a request, at most `room` tokens; the first one of a step may have more."""
+def _next_texts(sequence: Sequence, room: int, most: int, *, is_first: bool) -> Read | None:
+    """The next texts of a request, at most `most`, of at most `room` tokens; the first one of a step may have more."""
     texts: list[PooledText] = []
     num_tokens = 0
-    for text in sequence.request.texts[sequence.num_texts :]:
+    for text in sequence.request.texts[sequence.num_texts : sequence.num_texts + most]:
         if num_tokens + text.num_tokens > room and (texts or not is_first):
             break
         texts.append(text)

@@ -1,6 +1,6 @@
 """Bodies of the endpoints that give vectors and scores of texts: OpenAI's, vLLM's, Jina's and Cohere's."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
@@ -48,7 +48,7 @@ class EmbeddingRequest(PooledFields):
     """Body of /v1/embeddings. Special tokens in a text are read as such; token ids are read as they are."""
 
     input: Inputs
-    encoding_format: Annotated[str, Field(pattern="^(float|base64)$")] | None = Field(
+    encoding_format: Literal["float", "base64"] | None = Field(
         None, description="`float`, a list of numbers, or `base64`, the bytes of float32 numbers, lowest first."
     )
     dimensions: int | None = Field(
