@@ -65,9 +65,9 @@ def test_the_tokenizer_keeps_to_one_thread_unless_the_operator_has_said_otherwis
 
 
 def test_a_cluster_of_this_machine_is_for_this_machine_and_holders_of_its_token() -> None:
-    environ = {"RAY_AUTH_MODE": "disabled"}
+    environ = {"RAY_AUTH_MODE": "disabled", "RAY_enable_metrics_collection": "1"}
     config.keep_ray_local(environ)
     assert (environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"], environ["RAY_USAGE_STATS_ENABLED"]) == ("0", "0")
-    assert environ["RAY_AUTH_MODE"] == "disabled"
+    assert (environ["RAY_AUTH_MODE"], environ["RAY_enable_metrics_collection"]) == ("disabled", "1")
     config.keep_ray_local(environ := {})
-    assert environ["RAY_AUTH_MODE"] == "token"
+    assert (environ["RAY_AUTH_MODE"], environ["RAY_enable_metrics_collection"]) == ("token", "0")

@@ -53,6 +53,12 @@ LoadText = Callable[[str, Sequence[str], str], Mapping[str, TextCodec]]
 Fingerprint = Callable[[ModelStatus], str]
 
 
+def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsupported:
+    """The error of a request for what a model cannot do, which names the models that can."""
+    which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
+    return TaskUnsupported(f"model {quoted(model)} {_CANNOT[task]}; {which}", param="model")
+
+
 @dataclass(frozen=True)
 class ChosenModel:
     """The model that a request has chosen."""
@@ -248,9 +254,7 @@ class Catalog:
         chosen = self.choose(id)
         if chosen.about.task is task:
             return chosen
-        names = ", ".join(quoted(about.name) for about in able)
-        which = f"{names} can" if able else "no model that is served can"
-        raise TaskUnsupported(f"model {quoted(chosen.about.name)} {_CANNOT[task]}; {which}", param="model")
+        raise task_unsupported(chosen.about.name, task, [about.name for about in able])
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
         """The engines of all loaded models, or of one, on all devices, or on one.

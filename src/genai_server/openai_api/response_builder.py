@@ -21,6 +21,12 @@ def error_of(error: GenaiServerError) -> JsonObject:
     return {"code": "server_error", "type": error.code, "message": error.message, "param": None}
 
 
+def stream_error(error: GenaiServerError, number: int) -> JsonObject:
+    """The last event, with this number, of a stream that ends before its response."""
+    told = {"code": error.code, "message": error.message, "param": error.param}
+    return {"type": "error", "sequence_number": number, **told}
+
+
 class ResponseBuilder:
     """Completes a response that `responses.new_response` has made.
 

@@ -11,15 +11,16 @@ import yaml
 from genai_server import __version__
 from genai_server.config import Settings, load_settings
 from genai_server.errors import ConfigurationError
+from genai_server.pooling_model import Task
 from tests.running_server import DEMO, ROOT
 
 FOLDER = ROOT / "deploy" / "ray"
+DEMO_EMBEDDINGS, DEMO_RERANKER = (ROOT / "models" / name for name in ("demo-embeddings", "demo-reranker"))
 
 
 @pytest.fixture(scope="module")
-def application() -> Any:
-    """The module, which takes seconds to import."""
-    pytest.importorskip("ray.serve", reason="Ray Serve is not installed (extra ray)")
+def application(ray_serve: Any) -> Any:
+    """The module."""
     return import_module("genai_server.cli.deploy.application")
 
 
@@ -44,6 +45,26 @@ def test_a_models_replicas_have_the_settings_of_a_server_with_this_model_alone(a
     assert found.chat_template_of("big") == "llama3"
     assert application.settings_of(_settings(), "small").adapter_files("small") == {"law": "/a/law.onnx_adapter"}
     assert not found.on_loopback
+
+
+def test_the_ingress_alone_counts_the_requests_of_a_key(application: Any) -> None:
+    settings = _settings().model_copy(update={"max_concurrent_per_key": 1, "rate_per_key": 1})
+    found = application.settings_of(settings, "big")
+    assert (found.max_concurrent_per_key, found.rate_per_key) == (0, 0)
+
+
+def test_the_ingress_knows_what_each_model_is_for(application: Any) -> None:
+    settings = load_settings(
+        {"models": f"chat={DEMO},vectors={DEMO_EMBEDDINGS},ranks={DEMO_RERANKER},lost=/srv/none"},
+        environ={},
+        dotenv=None,
+    )
+    assert application.tasks_of(settings) == {
+        "chat": Task.GENERATE,
+        "vectors": Task.EMBED,
+        "ranks": Task.RERANK,
+        "lost": Task.GENERATE,
+    }
 
 
 def test_folders_are_absolute_where_replicas_work_in_others(application: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from genai_server.cli import main
+from genai_server.cli.deploy.command import _drain
 
 
 def test_the_configuration_has_what_is_not_the_default_and_no_key(
@@ -42,3 +43,14 @@ def test_without_ray_the_command_says_what_to_install(
     monkeypatch.setattr("genai_server.cli.deploy.command.importlib.util.find_spec", lambda name: None)
     assert main(["deploy", "ray"]) == 2
     assert capsys.readouterr().err.startswith("genai-server: Ray is not installed; install it: ")
+
+
+def test_a_drain_may_take_longer_than_serve_waits_for_it() -> None:
+    ends = [TimeoutError(), TimeoutError(), None]
+
+    def delete(name: str) -> None:
+        if (error := ends.pop(0)) is not None:
+            raise error
+
+    _drain(delete)
+    assert ends == []

@@ -1,6 +1,16 @@
 """What the ingress reads of a request."""
 
-from genai_server.cli.deploy.forwarded import body_fields, prompt_text, with_header
+import asyncio
+from dataclasses import replace
+
+import pytest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from genai_server.api.middleware.auth import Authentication
+from genai_server.api.middleware.keys import ApiKey, ApiKeys, hash_key
+from genai_server.api.middleware.rate_limit import RateLimits
+from genai_server.cli.deploy.forwarded import READINESS, body_fields, prompt_text, with_header
 
 
 def _prompt(body: bytes) -> str:
@@ -38,3 +48,36 @@ def test_a_header_is_there_once() -> None:
     start = {"type": "http.response.start", "headers": [(b"A", b"1"), (b"b", b"2")]}
     assert with_header(start, "a", "3")["headers"] == [(b"b", b"2"), (b"a", b"3")]
     assert with_header(start, "a", "")["headers"] == [(b"b", b"2")]
+
+
+@pytest.mark.parametrize(("is_forwarded", "statuses"), [(True, [200, 200]), (False, [200, 429])])
+def test_a_request_that_the_ingress_has_counted_is_not_counted_in_a_replica(
+    is_forwarded: bool, statuses: list[int]
+) -> None:
+    # A limit of the key's own, which is in no setting.
+    keys = ApiKeys((ApiKey("me", hash_key("sk-0123456789abcdef"), rate=1),))
+    app = Authentication(
+        _answer, keys, RateLimits(0, 0, lambda: 0.0), admin_key=None, on_loopback=False, insecure=False
+    )
+    request = replace(READINESS, method="POST", path="/v1/chat", headers=[(b"x-api-key", b"sk-0123456789abcdef")])
+    found: list[int] = []
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            found.append(message["status"])
+
+    async def ask() -> None:
+        for _ in statuses:
+            scope = request.scope()
+            await app(scope if is_forwarded else {**scope, "state": {}}, _receive, send)
+
+    asyncio.run(ask())
+    assert found == statuses
+
+
+async def _receive() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response()(scope, receive, send)

@@ -1,22 +1,26 @@
 """The ingress before deployments that only pretend to be."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from importlib.util import find_spec
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 import pytest
 
 from genai_server.cli.deploy.forwarded import ForwardedRequest, ReplicaAnswer
-from genai_server.config import Settings, load_settings
-from genai_server.errors import ModelNotFound
+from genai_server.cli.deploy.model_names import ModelNames
+from genai_server.config import Settings
+from genai_server.pooling_model import Task
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray Serve is not installed (extra ray)")
+pytestmark = pytest.mark.usefixtures("ray_serve")
 
+JSON = [(b"content-type", b"application/json")]
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 OK = [START, {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}]
 END = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
+# Of the models by these names; others generate text.
+TASKS = {"embedder": Task.EMBED, "ranker": Task.RERANK}
 
 
 class _Response:
@@ -34,11 +38,16 @@ class _Response:
 
 
 class _Handle:
-    """A deployment's handle. Each call gets the next of the scripts: messages, and errors to raise."""
+    """A deployment's handle. Each call gets the next of the scripts: messages, and errors to raise.
 
-    def __init__(self, *scripts: list[Any], answers: list[ReplicaAnswer] | None = None) -> None:
+    `answers` are those of its replicas to what all are asked.
+    """
+
+    deployment_name = "m"
+
+    def __init__(self, *scripts: list[Any], answers: Sequence[ReplicaAnswer] = ()) -> None:
         self.scripts = list(scripts)
-        self.answers = answers or []
+        self.answers = answers
         self.asked: list[ForwardedRequest] = []
 
     def options(self, **_: Any) -> "_Handle":
@@ -55,8 +64,21 @@ class _Handle:
         self.asked.append(request)
         return self
 
-    async def results_async(self, **_: Any) -> list[ReplicaAnswer]:
-        return self.answers
+    async def _fetch_replica_results_async(self) -> list["_Result"]:
+        return [_Result(answer) for answer in self.answers]
+
+
+class _Result:
+    """A replica's answer on its way; one without a status is silent."""
+
+    def __init__(self, answer: ReplicaAnswer) -> None:
+        self.replica = answer.replica
+        self._answer = answer
+
+    async def get_async(self) -> ReplicaAnswer:
+        if not self._answer.status:
+            await asyncio.Event().wait()
+        return self._answer
 
 
 def _call(handles: Mapping[str, _Handle], method: str, path: str, **fields: Any) -> httpx.Response:
@@ -67,7 +89,7 @@ def _call(handles: Mapping[str, _Handle], method: str, path: str, **fields: Any)
     from genai_server.cli.deploy.ingress import Ingress  # takes seconds
 
     async def call() -> httpx.Response:
-        ingress = Ingress(settings, handles)
+        ingress = Ingress(ModelNames(settings, {name: TASKS.get(name, Task.GENERATE) for name in handles}), handles)
         app: Any = ingress.__serve_build_asgi_app__()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             return await client.request(method, path, **fields)
@@ -102,15 +124,53 @@ def test_a_request_whose_replica_dies_at_once_is_sent_again_once() -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_died")
 
 
+MESSAGE = "the replica that answered this request has died"
+ERROR = {"message": MESSAGE, "type": "server_error", "param": None, "code": "engine_died"}
+
+
 @pytest.mark.parametrize(
-    ("path", "begins"),
-    [("/v1/chat/completions", 'data: {"error"'), ("/v1/messages", 'event: error\ndata: {"type": "error"')],
+    ("path", "kind", "sent", "name", "last"),
+    [
+        ("/v1/chat/completions", "text/event-stream", b"data: 1\n\n", "", {"error": ERROR}),
+        ("/v1/completions", "text/event-stream; charset=utf-8", b": ping\n\n", "", {"error": ERROR}),
+        ("/v1/chat/stream", "text/event-stream", b"data: 1\n\n", "", {"error": ERROR}),
+        (
+            "/v1/messages",
+            "text/event-stream",
+            b"event: ping\ndata: {}\n\n",
+            "error",
+            {
+                "type": "error",
+                "error": {"type": "api_error", "message": MESSAGE, "details": {"error_code": "engine_died"}},
+                "request_id": "mine",
+            },
+        ),
+        (
+            "/v1/responses",
+            "text/event-stream",
+            b'event: x\ndata: {"type":"x","sequence_number":6}\n\n',
+            "error",
+            {"type": "error", "sequence_number": 7, "code": "engine_died", "message": MESSAGE, "param": None},
+        ),
+        ("/api/chat", "application/x-ndjson", b'{"done":false}\n', None, {"error": MESSAGE}),
+        ("/api/generate", "application/x-ndjson", b'{"done":false}\n', None, {"error": MESSAGE}),
+    ],
 )
-def test_a_stream_whose_replica_dies_ends_with_an_event_of_its_api(path: str, begins: str) -> None:
-    answer = _call({"m": _Handle([*OK, _death()])}, "POST", path, json=CHAT)
-    first, last = answer.text.rstrip("\n").split("\n\n")
-    assert first == "data: 1"
-    assert last.startswith(begins)
+def test_a_stream_whose_replica_dies_ends_as_a_single_servers_whose_engine_does(
+    path: str, kind: str, sent: bytes, name: str | None, last: dict[str, Any]
+) -> None:
+    start = {**START, "headers": [(b"content-type", kind.encode())]}
+    event = {"type": "http.response.body", "body": sent, "more_body": True}
+    ping = {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
+    handle = _Handle([start, event, *([] if name is None else [ping]), _death()])
+    answer = _call({"m": handle}, "POST", path, json=CHAT, headers={"x-request-id": "mine"})
+    end = answer.text.removeprefix(sent.decode()).removeprefix(": ping\n\n")
+    if name is None:
+        line, rest = end.split("\n")
+    else:
+        line, rest = end.removeprefix(f"event: {name}\n" if name else "").removeprefix("data: ").split("\n\n")
+        assert end.startswith(f"event: {name}\n" if name else "data: ")
+    assert (json.loads(line), rest) == (last, "")
 
 
 def test_an_unexpected_error_before_the_response_is_a_500_in_the_apis_form() -> None:
@@ -139,16 +199,83 @@ def test_a_death_after_the_end_of_a_response_is_no_second_end() -> None:
     assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
 
 
-def test_a_list_of_models_survives_the_death_of_a_replica() -> None:
-    start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
-    lists = [[start, {"type": "http.response.body", "body": b'{"data": [{"id": "%b"}]}' % id}] for id in (b"a", b"b")]
-    answer = _call({"a": _Handle([_death()], lists[0]), "b": _Handle(lists[1])}, "GET", "/v1/models")
+def test_models_are_told_by_the_replica_of_each_that_answers_first() -> None:
+    models = {
+        id: _Handle(
+            answers=[
+                ReplicaAnswer("hung", id, 0, [], b""),
+                ReplicaAnswer("well", id, 200, JSON, b'{"data":[{"id":"%b"}]}' % id.encode()),
+            ]
+        )
+        for id in "ab"
+    }
+    answer = _call(models, "GET", "/v1/models")
     assert [entry["id"] for entry in answer.json()["data"]] == ["a", "b"]
+    assert _call(models, "GET", "/v1/models/b").json()["data"] == [{"id": "b"}]
+    assert _call({"m": _Handle()}, "GET", "/v1/models").status_code == 503
+
+
+def test_a_silent_replica_has_its_status_beside_the_others_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.cli.deploy.ingress._ACT", 0.05)
+    answers = [ReplicaAnswer("hung", "m", 0, [], b""), ReplicaAnswer("well", "m", 200, JSON, b'{"devices":{}}')]
+    answer = _call({"m": _Handle(answers=answers)}, "GET", "/v1/admin/runtime_options")
+    replicas = answer.json()["replicas"]
+    assert answer.status_code == replicas["hung"]["status"] == 503
+    assert replicas["hung"]["body"]["error"]["message"].startswith("the replica has not answered for")
+    assert replicas["well"] == {"model": "m", "status": 200, "body": {"devices": {}}}
+
+
+def test_metrics_are_those_of_the_replicas_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.cli.deploy.ingress._LOOK", 0.05)
+    text = b"# TYPE a gauge\na 1.0\n"
+    answers = [ReplicaAnswer("hung", "m", 0, [], b""), ReplicaAnswer("well", "m", 200, [], text)]
+    assert 'a{replica="well"} 1.0' in _call({"m": _Handle(answers=answers)}, "GET", "/metrics").text
+    assert _call({"m": _Handle(answers=answers[:1])}, "GET", "/metrics").status_code == 503
+
+
+def test_liveness_is_that_of_the_ingress_and_asks_no_replica() -> None:
+    handle = _Handle(answers=[ReplicaAnswer("hung", "m", 0, [], b"")])
+    answer = _call({"m": handle}, "GET", "/livez", headers={"authorization": "Bearer unknown"})
+    assert (answer.status_code, answer.json(), handle.asked) == (200, {"status": "ok"}, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "chosen"),
+    [
+        ("/v1/chat/completions", CHAT, "chat"),
+        ("/v1/embeddings", {"input": "x"}, "embedder"),
+        ("/api/embed", {"input": "x"}, "embedder"),
+        ("/api/embeddings", {"prompt": "x"}, "embedder"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}, "ranker"),
+        ("/v2/rerank", {"query": "x", "documents": ["y"]}, "ranker"),
+        ("/v1/score", {"text_1": "x", "text_2": "y"}, "ranker"),
+    ],
+)
+def test_a_request_that_names_no_model_goes_to_the_first_that_can_do_it(
+    path: str, body: dict[str, Any], chosen: str
+) -> None:
+    handles = {name: _Handle([*OK, END]) for name in ("ranker", "embedder", "chat")}
+    assert _call(handles, "POST", path, json=body).status_code == 200
+    assert [name for name, handle in handles.items() if handle.asked] == [chosen]
+
+
+def test_a_model_of_another_task_is_refused_with_the_names_of_those_that_can() -> None:
+    answer = _call({"chat": _Handle(), "embedder": _Handle()}, "POST", "/v1/embeddings", json={"model": "chat"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_task")
+    assert answer.json()["error"]["message"] == 'model "chat" makes no embeddings; "embedder" can'
+
+
+def test_the_id_of_a_request_is_that_of_its_replica() -> None:
+    handle = _Handle([*OK, END], [*OK, END])
+    for given in ("mine", "not a plain name"):
+        _call({"m": handle}, "POST", "/v1/chat/completions", json=CHAT, headers={"x-request-id": given})
+    ids = [[value for name, value in asked.headers if name == b"x-request-id"] for asked in handle.asked]
+    assert ids[0] == [b"mine"]
+    assert len(ids[1]) == 1 and ids[1][0].startswith(b"req-")
 
 
 def test_head_has_the_headers_of_get() -> None:
-    json = [(b"content-type", b"application/json"), (b"content-length", b"2")]
-    answers = [ReplicaAnswer("a", "m", 200, json, b"{}")]
+    answers = [ReplicaAnswer("a", "m", 200, [*JSON, (b"content-length", b"2")], b"{}")]
     handle = _Handle(answers=answers)
     found, head = (_call({"m": handle}, method, "/healthz") for method in ("GET", "HEAD"))
     assert {asked.method for asked in handle.asked} == {"GET"}
@@ -170,8 +297,8 @@ def test_a_body_over_the_limit_goes_to_no_replica() -> None:
 
 
 def test_health_is_that_of_a_replica_that_takes_work() -> None:
-    json = [(b"content-type", b"application/json")]
-    answers = [ReplicaAnswer("a", "m", 503, json, b"{}"), ReplicaAnswer("b", "m", 200, json, b"{}")]
+    silent = ReplicaAnswer("c", "m", 0, [], b"")
+    answers = [ReplicaAnswer("a", "m", 503, JSON, b"{}"), ReplicaAnswer("b", "m", 200, JSON, b"{}"), silent]
     handle = _Handle(answers=answers)
     assert _call({"m": handle}, "GET", "/health", headers={"authorization": "Bearer x"}).status_code == 200
     assert handle.asked[0].headers == []
@@ -182,25 +309,3 @@ def test_health_is_that_of_a_replica_that_takes_work() -> None:
 def test_what_a_deployment_serves_is_not_changed_by_a_call() -> None:
     answer = _call({"m": _Handle()}, "POST", "/v1/admin/models/load", json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_endpoint")
-
-
-def test_a_request_chooses_a_deployment_by_all_names_of_a_model() -> None:
-    from genai_server.cli.deploy.ingress import ModelNames
-
-    settings = load_settings({"models": "small=/s,big=/b", "model_aliases": "gpt=big,s=small"}, environ={}, dotenv=None)
-    names = ModelNames(settings)
-    chosen = {id: names.choose(id) for id in (None, "small", "big", "gpt", "big:tax", "gpt:tax", "s", 7)}
-    assert chosen == {
-        None: "small",
-        "small": "small",
-        "big": "big",
-        "gpt": "big",
-        "big:tax": "big",
-        "gpt:tax": "big",
-        "s": "small",
-        7: "small",
-    }
-    with pytest.raises(ModelNotFound, match='"x" is not served; "small", "big" are'):
-        names.choose("x")
-    every = settings.model_copy(update={"model_aliases": "*=big"})
-    assert ModelNames(every).choose("x") == "big"

@@ -1,6 +1,6 @@
-"""A replica's health, without an engine."""
+"""A replica without an engine."""
 
-from importlib.util import find_spec
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 from genai_server.errors import ConfigurationError
 from genai_server.messages.status_file import EngineState, EngineStatus
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray Serve is not installed (extra ray)")
+pytestmark = pytest.mark.usefixtures("ray_serve")
 
 FAILED = EngineStatus("cpu", EngineState.FAILED, model="m", error="no more restarts")
 READY = EngineStatus("cuda:0", EngineState.READY, model="m")
@@ -30,3 +30,23 @@ def test_a_replica_is_well_while_a_device_may_work_or_its_model_is_unloaded() ->
 def test_a_replica_without_a_device_that_will_work_is_replaced() -> None:
     with pytest.raises(ConfigurationError, match="device cpu: no more restarts"):
         _check(FAILED)
+
+
+def test_what_python_throws_away_is_not_what_serve_stops() -> None:
+    from genai_server.cli.deploy.replica import Replica
+
+    class Stopped(Replica):
+        stops = 0
+
+        async def _stop(self) -> None:
+            Stopped.stops += 1
+
+    never_up = Stopped.__new__(Stopped)
+    assert never_up.__del__() is None
+    replica = Stopped.__new__(Stopped)
+    replica._is_up = True
+    stopping = replica.__del__()
+    assert stopping is not None
+    asyncio.run(stopping)
+    assert replica.__del__() is None
+    assert Stopped.stops == 1

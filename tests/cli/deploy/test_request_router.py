@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray Serve is not installed (extra ray)")
+pytestmark = pytest.mark.usefixtures("ray_serve")
 
 
 @pytest.fixture
@@ -48,3 +48,15 @@ def test_the_tree_needs_no_core_and_no_node_that_may_leave() -> None:
 
     assert TREE_OPTIONS["num_cpus"] == 0
     assert HEAD_NODE_RESOURCE_NAME in TREE_OPTIONS["resources"]
+
+
+def test_a_result_says_which_replica_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve._private.request_router.replica_wrapper import RunningReplica
+
+    from genai_server.cli.deploy.request_router import PrefixRouter
+
+    monkeypatch.setattr(RunningReplica, "__init__", lambda self, info: setattr(self, "_replica_info", info))
+    monkeypatch.setattr(RunningReplica, "try_send_request", lambda *_: SimpleNamespace())
+    info = SimpleNamespace(replica_id=SimpleNamespace(unique_id="abc"))
+    replica = object.__new__(PrefixRouter).create_replica_wrapper(info)
+    assert replica.try_send_request(None, with_rejection=False).replica == "abc"

@@ -10,6 +10,11 @@ from genai_server.api.generation.sse import Event, EventStream
 LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}
 
 
+def line_bytes(value: Event) -> bytes:
+    """One object as it goes over the wire."""
+    return msgspec.json.encode(value) + b"\n"
+
+
 class LineStream(EventStream):
     """Sends objects, each as a line, as EventStream sends events. No line is a comment, so none keeps it open."""
 
@@ -17,4 +22,4 @@ class LineStream(EventStream):
     MEDIA_TYPE = "application/x-ndjson"
 
     def _event(self, value: Event) -> bytes:
-        return msgspec.json.encode(value) + b"\n"
+        return line_bytes(value)

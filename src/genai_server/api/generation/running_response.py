@@ -14,7 +14,7 @@ from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.generation.response_store import KeptResponse, ResponseStore
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation import FinishReason
-from genai_server.openai_api.response_builder import ResponseBuilder
+from genai_server.openai_api.response_builder import ResponseBuilder, stream_error
 from genai_server.openai_api.schemas.base import JsonObject
 
 log = logging.getLogger(__name__)
@@ -313,5 +313,4 @@ class Following:
 
     def tell_error(self, error: GenaiServerError) -> JsonObject:
         """The last event of a stream that ends before its response."""
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        return {"type": "error", "sequence_number": 0, **told}
+        return stream_error(error, 0)

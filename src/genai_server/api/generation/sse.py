@@ -41,6 +41,22 @@ class Source(Protocol):
         ...
 
 
+def event_bytes(value: Event, *, named: bool = False) -> bytes:
+    """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+
+    `named` gives an event its `type` as its name.
+    """
+    if isinstance(value, str):
+        return b"data: %b\n\n" % value.encode()
+    data = value if isinstance(value, bytes) else msgspec.json.encode(value)
+    if not data.isascii():
+        for end, escape in _LINE_ENDS:
+            data = data.replace(end, escape)
+    if named and not isinstance(value, bytes):
+        return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), data)
+    return b"data: %b\n\n" % data
+
+
 class EventStream(EventSourceResponse):
     """Sends events, each a JSON object, its JSON or a plain word, and closes their source however the response ends.
 
@@ -119,13 +135,4 @@ class EventStream(EventSourceResponse):
         return self._event(error_body(error, self._scope) if self._tell_error is None else self._tell_error(error))
 
     def _event(self, value: Event) -> bytes:
-        """One event as it goes over the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
-        if isinstance(value, str):
-            return b"data: %b\n\n" % value.encode()
-        data = value if isinstance(value, bytes) else msgspec.json.encode(value)
-        if not data.isascii():
-            for end, escape in _LINE_ENDS:
-                data = data.replace(end, escape)
-        if self._named and not isinstance(value, bytes):
-            return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), data)
-        return b"data: %b\n\n" % data
+        return event_bytes(value, named=self._named)

@@ -21,6 +21,8 @@ from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
 
 # Paths that need no key: they tell whether the server lives and works.
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
+# In the state of a request that an ingress has counted: the limits of its key hold there.
+IS_COUNTED = "is_counted"
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
 _NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
@@ -85,7 +87,7 @@ class Authentication:
         with ExitStack() as counted:
             # A response in the background takes over what counts until its end.
             scope["state"]["counted"] = counted
-            if access is not None and access.key is not None and _makes_work(scope):
+            if access is not None and access.key is not None and _counts(scope):
                 try:
                     counted.enter_context(self._limits.request(access.key))
                 except RateLimitExceeded as error:
@@ -184,9 +186,10 @@ def _names_this_machine(headers: Mapping[str, str]) -> bool:
     return not host or is_loopback(_host_name(f"//{host}"))
 
 
-def _makes_work(scope: Scope) -> bool:
-    """Whether a request counts against its key's limits; reading and cancelling do not."""
-    return scope["method"] == "POST" and not scope["path"].endswith("/cancel")
+def _counts(scope: Scope) -> bool:
+    """Whether a request counts here against its key's limits; reading and cancelling do not."""
+    makes_work = scope["method"] == "POST" and not scope["path"].endswith("/cancel")
+    return makes_work and IS_COUNTED not in scope["state"]
 
 
 def _host_name(url: str) -> str:

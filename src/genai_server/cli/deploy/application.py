@@ -15,9 +15,11 @@ from ray.serve.config import RequestRouterConfig
 from genai_server import __version__
 from genai_server.api.middleware.drain import LAST_WORDS
 from genai_server.cli.deploy.ingress import Ingress
+from genai_server.cli.deploy.model_names import ModelNames
 from genai_server.cli.deploy.replica import Replica
 from genai_server.config import Settings, load_settings
 from genai_server.errors import ConfigurationError
+from genai_server.pooling_model import Task, task_of
 
 # The name of this module's function in a configuration.
 IMPORT_PATH = "genai_server.cli.deploy.application:build"
@@ -28,6 +30,7 @@ _SPARE_CALLS = 32
 _MOST_QUEUED = 1_000
 # In seconds.
 _HEALTH_EVERY = 2.0
+_HEALTH_TIMEOUT = 10.0
 _DRAIN_EVERY = 0.5
 # Most requests at once in the ingress, which refuses none itself.
 _MOST_IN_INGRESS = 100_000
@@ -61,7 +64,7 @@ def application(settings: Settings, replicas: str) -> Any:
         # So that it has its place beside Ray's own processes.
         ray_actor_options={"num_cpus": 0},
     )
-    return ingress.bind(settings, models)
+    return ingress.bind(ModelNames(settings, tasks_of(settings)), models)
 
 
 def settings_of(settings: Settings, model: str) -> Settings:
@@ -78,9 +81,17 @@ def settings_of(settings: Settings, model: str) -> Settings:
         "model_aliases": ",".join(f"{alias}={model}" for alias in aliases),
         "chat_template": settings.chat_template_of(model),
         "config": _absolute(config) if config else "",
-        "cors_origins": "",  # the ingress answers browsers
+        # The ingress answers browsers, and counts the requests of each key.
+        "cors_origins": "",
+        "max_concurrent_per_key": 0,
+        "rate_per_key": 0,
     }
     return settings.model_copy(update=changes)
+
+
+def tasks_of(settings: Settings) -> dict[str, Task]:
+    """What each model is for, by its files on this machine."""
+    return {name: task_of(Path(path)) for name, path in settings.served.items()}
 
 
 def _deployment(settings: Settings, model: str, replicas: str) -> Any:
@@ -96,6 +107,7 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
         graceful_shutdown_timeout_s=_time_to_stop(settings),
         graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
         health_check_period_s=_HEALTH_EVERY,
+        health_check_timeout_s=_HEALTH_TIMEOUT,
         ray_actor_options={"num_cpus": settings.threads or 1, "num_gpus": int("cuda" in kinds)},
         request_router_config=RequestRouterConfig(
             request_router_class=_ROUTER,

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,16 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
             raise
         # A second signal cuts the drain short. Shutting down at once would end the proxies, and with them all streams.
         with contextlib.suppress(KeyboardInterrupt):
-            serve.delete(_NAME)
-            serve.shutdown()
+            _drain(serve.delete)
     finally:
         ray.shutdown()
     return 0
+
+
+def _drain(delete: Callable[[str], None]) -> None:
+    """Delete the application and wait until its replicas have ended: Serve ends those whose time is over."""
+    while True:
+        # It waits for a minute.
+        with contextlib.suppress(TimeoutError):
+            delete(_NAME)
+            return

@@ -7,6 +7,8 @@ from typing import Any
 
 from starlette.types import Message, Scope
 
+from genai_server.api.middleware.auth import IS_COUNTED
+
 # Names the replica that has answered, and in admin calls the one that is meant.
 REPLICA_HEADER = "x-genai-replica"
 # Most characters that the request router compares: longer prefixes are equal to it.
@@ -33,7 +35,7 @@ class ForwardedRequest:
     prompt: str = ""
 
     def scope(self) -> Scope:
-        """The ASGI scope of this request."""
+        """The ASGI scope of this request in the replica."""
         return {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -47,7 +49,7 @@ class ForwardedRequest:
             "headers": self.headers,
             "client": self.client,
             "server": self.server,
-            "state": {},
+            "state": {IS_COUNTED: True},
         }
 
 

@@ -5,26 +5,25 @@ stranger's body takes no memory and goes to no replica.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 from fastapi.middleware.cors import CORSMiddleware
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.datastructures import Headers
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.api.admin import adapters, profiles, requests, runtime_options
 from genai_server.api.admin import models as model_admin
 from genai_server.api.app import cors_options, open_paths
-from genai_server.api.errors import error_body, error_response, speaks_anthropic, speaks_ollama
+from genai_server.api.errors import error_response
 from genai_server.api.middleware.all_bodies import AllBodies
 from genai_server.api.middleware.auth import Authentication
 from genai_server.api.middleware.body import Aside, BodyLimits
@@ -34,7 +33,7 @@ from genai_server.api.middleware.keys import load_keys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
-from genai_server.api.routes import metrics, ollama_pull
+from genai_server.api.routes import metrics, models, ollama_models, ollama_pull
 from genai_server.cli.deploy.forwarded import (
     READINESS,
     REPLICA_HEADER,
@@ -45,25 +44,32 @@ from genai_server.cli.deploy.forwarded import (
     with_header,
 )
 from genai_server.cli.deploy.merging import joined, merged, merged_metrics
+from genai_server.cli.deploy.model_names import ModelNames, matches, requested_task
+from genai_server.cli.deploy.replicas import ask_replicas
+from genai_server.cli.deploy.stream_end import is_event, stream_end
 from genai_server.config import Settings
 from genai_server.errors import (
     EngineDied,
     GenaiServerError,
     InvalidField,
-    ModelNotFound,
     NoEngineReady,
     QueueFull,
     UnsupportedEndpoint,
 )
 from genai_server.logs import configure_logging
-from genai_server.messages.status_file import ANY_NAME
 from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 
-# Seconds for all replicas to answer, and for how long an answer about their health is kept.
-_PATIENCE = 25.0
+# Seconds for a replica to tell what its app knows, to do what an operator asks, and for a named one to do it: nobody
+# else waits for it, and an engine takes the longest pass to answer.
+_LOOK = 5.0
+_ACT = 10.0
+_ACT_ALONE = 25.0
+# For how many seconds an answer about the replicas' health is kept.
 _HEALTH_LASTS = 1.0
+# Whether the ingress itself lives: Serve replaces replicas.
+_LIVENESS = "/livez"
 _HEALTH = frozenset({"/health", "/readyz"})
 # What every replica is asked for.
 _OF_ALL = frozenset({"/healthz"})
@@ -72,48 +78,28 @@ _OF_MODELS = frozenset({"/v1/models", "/models", "/api/tags", "/api/ps"})
 _MODEL_PATHS = ("/v1/models/", "/models/")
 # Texts for these are no prompts, and leave no prefix in a cache.
 _NO_PROMPTS = ("embed", "rerank", "score", "tokenize")
+_REQUEST_ID = b"x-request-id"
 _UNSUPPORTED = 1008
-
-
-@dataclass(frozen=True)
-class ModelNames:
-    """The names by which requests choose a model, as `Catalog.choose` takes them."""
-
-    settings: Settings
-
-    @cached_property
-    def _first(self) -> str:
-        return next(iter(self.settings.served))
-
-    def choose(self, id: object) -> str:
-        """The model of an id; the first one without an id, and for one that is no text. Raises ModelNotFound."""
-        served, aliases = self.settings.served, self.settings.aliases
-        if not isinstance(id, str) or len(served) == 1:
-            return self._first
-        for name in (id, id.partition(":")[0], ANY_NAME):
-            if name in served or name in aliases:
-                return aliases.get(name, name)
-        names = ", ".join(map(quoted, served))
-        raise ModelNotFound(f"model {quoted(id)} is not served; {names} are", param="model")
 
 
 class Ingress:
     """The deployment: makes its app where Serve runs it. `models` has the handle of each model's deployment."""
 
-    def __init__(self, settings: Settings, models: Mapping[str, Any]) -> None:
-        self._settings = settings
+    def __init__(self, names: ModelNames, models: Mapping[str, Any]) -> None:
+        self._names = names
         self._models = models
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # the name that Serve looks for
-        return _IngressApp(self._settings, self._models)
+        return _IngressApp(self._names, self._models)
 
 
 class _IngressApp:
     """The ASGI app."""
 
-    def __init__(self, settings: Settings, models: Mapping[str, Any]) -> None:
+    def __init__(self, names: ModelNames, models: Mapping[str, Any]) -> None:
+        settings = names.settings
         configure_logging(settings.log_level, settings.log_format)
-        self._names = ModelNames(settings)
+        self._names = names
         self._metrics_path = None if settings.metrics == "off" else metrics.PATH
         self._replicas = models
         self._streams = {name: handle.options(stream=True, method_name="stream") for name, handle in models.items()}
@@ -149,7 +135,7 @@ class _IngressApp:
             # Serve's proxy sets the request's id on the response itself.
             async def send_unnamed(message: Message) -> None:
                 is_start = message["type"] == "http.response.start"
-                await send(with_header(message, "x-request-id", "") if is_start else message)
+                await send(with_header(message, _REQUEST_ID.decode(), "") if is_start else message)
 
             await self._app(scope, receive, send_unnamed)
 
@@ -166,16 +152,19 @@ class _IngressApp:
         request = _request(scope, body, fields)
         path, named = scope["path"], Headers(scope=scope).get(REPLICA_HEADER)
         is_metrics = path == self._metrics_path
-        if _matches(_FIXED, scope):
+        if matches(_FIXED, scope):
             raise UnsupportedEndpoint(
                 "what a deployment serves is in its settings: change GENAI_MODELS or GENAI_ADAPTERS, and deploy again"
             )
-        if path in _HEALTH:
+        if path == _LIVENESS:
+            await _send(_ALIVE, send)
+        elif path in _HEALTH:
             await _send(await self._state(), send)
-        elif is_metrics or path in _OF_ALL or _matches(_ADMIN, scope):
+        elif is_metrics or path in _OF_ALL or matches(_ADMIN, scope):
             # Prometheus's own form is asked of replicas, whatever form the scraper wants.
             asked = replace(request, headers=_without(request.headers, b"accept")) if is_metrics else request
-            answers = await self._ask_all(asked, named)
+            seconds = _ACT if matches(_ADMIN, scope) else _LOOK
+            answers = await self._ask_all(asked, seconds if named is None else _ACT_ALONE, named=named)
             accept = Headers(scope=scope).get("accept", "")
             await _send(merged_metrics(answers, accept) if is_metrics else merged(answers), send)
         elif named is not None:
@@ -183,20 +172,21 @@ class _IngressApp:
                 f"{REPLICA_HEADER} is for admin calls, /metrics and /healthz; the request router chooses otherwise",
                 param=REPLICA_HEADER,
             )
-        elif path in _OF_MODELS and len(self._replicas) > 1:
-            answers = await asyncio.gather(*(self._ask_one(request, model, scope) for model in self._replicas))
-            await _send(joined(answers), send)
+        elif matches(_ABOUT_MODELS, scope):
+            meant = self._replicas if path in _OF_MODELS else [self._model(scope, fields)]
+            await _send(joined(await asyncio.gather(*(self._ask_one(request, model) for model in meant))), send)
         else:
-            await self._pass_on(request, self._model(path, fields), scope, send)
+            await self._pass_on(request, self._model(scope, fields), scope, send)
 
-    def _model(self, path: str, fields: Mapping[str, Any]) -> str:
-        """The model that a request chooses. Raises ModelNotFound."""
+    def _model(self, scope: Scope, fields: Mapping[str, Any]) -> str:
+        """The model that a request chooses. Raises ModelNotFound and TaskUnsupported."""
         for prefix in _MODEL_PATHS:
-            if path.startswith(prefix):
-                return self._names.choose(path.removeprefix(prefix))
+            if scope["path"].startswith(prefix):
+                return self._names.choose(scope["path"].removeprefix(prefix))
         model = fields.get("model")
         # Ollama's older name of it.
-        return self._names.choose(fields.get("name") if model is None else model)
+        id = fields.get("name") if model is None else model
+        return self._names.choose(id, requested_task(scope, fields))
 
     async def _pass_on(self, request: ForwardedRequest, model: str, scope: Scope, send: Send) -> None:
         """Pass one replica's response on, as it comes.
@@ -205,6 +195,7 @@ class _IngressApp:
         of the death.
         """
         start: Message | None = None
+        last_event = b""
         has_ended = False
         for is_last in (False, True):
             try:
@@ -212,6 +203,7 @@ class _IngressApp:
                     async for message in messages:
                         start = start or message
                         await send(message)
+                        last_event = message["body"] if is_event(message) else last_event
                         has_ended = message["type"] == "http.response.body" and not message.get("more_body")
                 return
             except RayActorError:
@@ -222,7 +214,7 @@ class _IngressApp:
                 if start is None and is_last:
                     raise error from None
                 if start is not None:
-                    await send(_last_words(start, error, scope))
+                    await send(stream_end(start, last_event, error, scope))
                     return
 
     async def _messages(self, request: ForwardedRequest, model: str) -> AsyncGenerator[Message]:
@@ -245,55 +237,44 @@ class _IngressApp:
             answers.cancel()
             raise
 
-    async def _ask_one(self, request: ForwardedRequest, model: str, scope: Scope) -> ReplicaAnswer:
-        found: list[Message] = []
+    async def _ask_one(self, request: ForwardedRequest, model: str) -> ReplicaAnswer:
+        """The answer of the model's replica that answers first. Raises NoEngineReady."""
+        answers = await ask_replicas([self._replicas[model]], request, _LOOK, is_enough=_is_success)
+        if not answers:
+            raise NoEngineReady(f"no replica of {model} is running")
+        return _best(answers)
 
-        async def keep(message: Message) -> None:
-            found.append(message)
-
-        await self._pass_on(request, model, scope, keep)
-        body = b"".join(message.get("body", b"") for message in found)
-        return ReplicaAnswer("", model, found[0]["status"], found[0]["headers"], body)
-
-    async def _ask_all(self, request: ForwardedRequest, named: str | None = None) -> Sequence[ReplicaAnswer]:
-        """The answers of all replicas of all models, or of the named one. Raises NoEngineReady and InvalidField."""
-        found = await asyncio.gather(*(self._ask(handle, request, named) for handle in self._replicas.values()))
-        answers = [answer for one in found for answer in one]
-        if not answers and named is not None:
+    async def _ask_all(self, request: ForwardedRequest, seconds: float, **options: Any) -> list[ReplicaAnswer]:
+        """The answers that `ask_replicas` gives for all models. Raises NoEngineReady and InvalidField."""
+        answers = await ask_replicas(self._replicas.values(), request, seconds, **options)
+        if not answers and (named := options.get("named")) is not None:
             raise InvalidField(f"no replica {quoted(named)} is running", param=REPLICA_HEADER)
         if not answers:
             raise NoEngineReady("no replica is running")
         return answers
 
-    async def _ask(self, handle: Any, request: ForwardedRequest, named: str | None) -> list[ReplicaAnswer]:
-        try:
-            asked = handle.broadcast("answer", request, named)
-            found = await asked.results_async(timeout_s=_PATIENCE, return_exceptions=True)
-        except DeploymentUnavailableError:
-            return []
-        except TimeoutError:
-            raise NoEngineReady(f"a replica has not answered for {_PATIENCE:.0f} s") from None
-        # A replica that dies meanwhile has nothing to say.
-        return [answer for answer in found if isinstance(answer, ReplicaAnswer)]
-
     async def _state(self) -> ReplicaAnswer:
         """The answer of a replica that takes work, or of another; kept for a moment, for balancers ask often."""
-        now = time.monotonic()
         told, kept = self._health
-        if kept is None or now - told > _HEALTH_LASTS:
-            answers = await self._ask_all(READINESS)
-            kept = min(answers, key=lambda answer: answer.status)
-            self._health = now, kept
+        if kept is None or time.monotonic() - told > _HEALTH_LASTS:
+            kept = _best(await self._ask_all(READINESS, _LOOK, is_enough=_is_success))
+            self._health = time.monotonic(), kept
         return kept
 
 
 _ADMIN: list[BaseRoute] = [route for module in (runtime_options, requests, profiles) for route in module.router.routes]
 # A replica that is started later would not have what these bring.
 _FIXED: list[BaseRoute] = [route for module in (model_admin, adapters, ollama_pull) for route in module.router.routes]
+_ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama_models.router.routes]
+_ALIVE = ReplicaAnswer("", "", HTTPStatus.OK, [(b"content-type", b"application/json")], b'{"status":"ok"}')
 
 
-def _matches(routes: Sequence[BaseRoute], scope: Scope) -> bool:
-    return any(route.matches(scope)[0] is Match.FULL for route in routes)
+def _is_success(answer: ReplicaAnswer) -> bool:
+    return answer.status < HTTPStatus.BAD_REQUEST
+
+
+def _best(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
+    return min(answers, key=lambda answer: answer.status)
 
 
 def _request(scope: Scope, body: bytes, fields: Mapping[str, Any]) -> ForwardedRequest:
@@ -304,7 +285,7 @@ def _request(scope: Scope, body: bytes, fields: Mapping[str, Any]) -> ForwardedR
         path,
         scope.get("raw_path") or path.encode(),
         scope["query_string"],
-        [(bytes(name), bytes(value)) for name, value in scope["headers"]],
+        [*_without(scope["headers"], _REQUEST_ID), (_REQUEST_ID, scope["state"]["request_id"].encode())],
         body,
         tuple(scope["client"]) if scope.get("client") else None,
         tuple(scope["server"]) if scope.get("server") else None,
@@ -314,19 +295,7 @@ def _request(scope: Scope, body: bytes, fields: Mapping[str, Any]) -> ForwardedR
 
 
 def _without(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[tuple[bytes, bytes]]:
-    return [header for header in headers if header[0].lower() != name]
-
-
-def _last_words(start: Message, error: GenaiServerError, scope: Scope) -> Message:
-    """The end of a response that has begun: an event or line with the error where the response has such."""
-    kind = Headers(raw=start["headers"]).get("content-type", "")
-    told = json.dumps(error_body(error, scope)).encode()
-    body = b""
-    if kind.startswith("text/event-stream"):
-        body = b"%bdata: %b\n\n" % (b"event: error\n" if speaks_anthropic(scope) else b"", told)
-    elif speaks_ollama(scope):
-        body = told + b"\n"
-    return {"type": "http.response.body", "body": body, "more_body": False}
+    return [(bytes(given), bytes(value)) for given, value in headers if given.lower() != name]
 
 
 async def _send(answer: ReplicaAnswer, send: Send) -> None:

@@ -53,12 +53,15 @@ def joined(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
 
 def merged_metrics(answers: Sequence[ReplicaAnswer], accept: str) -> ReplicaAnswer:
-    """The metrics of all replicas, each series with the label `replica`, in the form that a scraper accepts."""
-    failure = next((one for one in answers if one.status >= HTTPStatus.BAD_REQUEST), None)
-    if failure is not None:
-        return failure
+    """The metrics of all replicas that give them, in the form that a scraper accepts.
+
+    Each series has the label `replica`. The answer is a failure if no replica gives any.
+    """
+    successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]
+    if not successes:
+        return answers[0]
     registry = CollectorRegistry()
-    registry.register(_Families(answers))
+    registry.register(_Families(successes))
     encode, content_type = choose_encoder(accept)
     headers = [(b"content-type", content_type.encode("latin-1"))]
     return ReplicaAnswer("", "", HTTPStatus.OK, headers, encode(registry))

@@ -4,7 +4,8 @@ Serve's handles call it in the process of an actor. The app gets ASGI messages t
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from ray import serve
 from starlette.types import Message
@@ -25,6 +26,9 @@ _LOOK_EVERY = 0.05
 
 class Replica:
     """One replica of one model. Owned by the event loop of the actor's user code."""
+
+    # Whether it is to be stopped.
+    _is_up = False
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve waits for it
         """Return once the model is loaded. Raises ConfigurationError if it cannot be."""
@@ -52,6 +56,7 @@ class Replica:
         except BaseException:
             await asyncio.to_thread(self._supervisor.stop)
             raise
+        self._is_up = True
 
     def check_health(self) -> None:
         """Raise ConfigurationError if no device will work again, so that Serve replaces the replica.
@@ -106,7 +111,13 @@ class Replica:
         body = b"".join(message.get("body", b"") for message in messages)
         return ReplicaAnswer(self._id, self._model, messages[0]["status"], messages[0]["headers"], body)
 
-    async def __del__(self) -> None:
-        """Called by Serve after the drain."""
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """Called by Serve after the drain, which awaits the stop; and later by Python, when nothing is left to do."""
+        if not self._is_up:
+            return None
+        self._is_up = False
+        return self._stop()
+
+    async def _stop(self) -> None:
         await self._lifespan.shutdown()
         await asyncio.to_thread(self._supervisor.stop)

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTreeActor
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.request_router.replica_wrapper import RunningReplica
 
 # On the head node, which no autoscaler removes, and in no replica's place. Ray's own tree may lie on any node, wants a
 # free core to start, and holds up the ingress until there is one.
@@ -22,6 +23,15 @@ TREE_OPTIONS: dict[str, Any] = {
     "lifetime": "detached",
     "get_if_exists": True,
 }
+
+
+class _NamedReplica(RunningReplica):
+    """Says of each result which replica it is of: of a silent one nothing else does."""
+
+    def try_send_request(self, pr: Any, with_rejection: bool) -> Any:
+        result = super().try_send_request(pr, with_rejection)
+        result.replica = self.replica_id.unique_id
+        return result
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):
@@ -35,6 +45,10 @@ class PrefixRouter(PrefixCacheAffinityRouter):
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         ray.get(controller._register_shutdown_cleanup_actor.remote(tree))
         super().initialize_state(**options, tree_actor=tree)
+
+    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
+        """What sends requests to a replica."""
+        return _NamedReplica(replica_info)
 
     async def _prefix_match_best_replicas(self, pending_request: Any, candidate_replicas: list[Any]) -> list[list[Any]]:
         """The replicas to choose from; an empty list leaves the choice to the power of two choices.
