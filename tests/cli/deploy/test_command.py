@@ -7,10 +7,10 @@ from genai_server.cli import main
 from genai_server.cli.deploy.command import _drain
 
 
+@pytest.mark.usefixtures("ray_serve")
 def test_the_configuration_has_what_is_not_the_default_and_no_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
     monkeypatch.setenv("GENAI_API_KEYS", "me:sk-0123456789abcdef")
     options = ["--replicas", "1:4", "--print-config", "--max-length", "4096", "--exact", "--port", "8000"]
     assert main(["deploy", "ray", *options]) == 0
@@ -20,16 +20,16 @@ def test_the_configuration_has_what_is_not_the_default_and_no_key(
     assert application["args"] == {"replicas": "1:4", "max_length": 4096, "exact": True}
 
 
+@pytest.mark.usefixtures("ray_serve")
 def test_a_configuration_with_a_wrong_number_of_replicas_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
     assert main(["deploy", "ray", "--replicas", "4:1", "--print-config"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert "replicas=4:1: expected a number such as 2" in told.err
 
 
+@pytest.mark.usefixtures("ray_serve")
 def test_serves_proxies_have_the_certificate(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
     assert main(["deploy", "ray", "--print-config", "--port", "1", "--tls-cert", "both.pem"]) == 0
     config = yaml.safe_load(capsys.readouterr().out)
     files = {"ssl_certfile": "both.pem", "ssl_keyfile": "both.pem"}
