@@ -43,7 +43,7 @@ async def healthz(request: Request, services: Annotated[Services, Depends(servic
 
 @router.get("/livez")
 async def livez(services: Annotated[Services, Depends(services)]) -> JSONResponse:
-    """503 once all devices have been given up, which only a restart of the server mends; else 200.
+    """503 once all devices have been given up, until the server restarts or an operator loads a model; else 200.
 
     For the probes of process managers: a server that loads a model, is about to stop, or has no model is alive.
     """
