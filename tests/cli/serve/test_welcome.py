@@ -69,6 +69,22 @@ def test_a_model_without_a_template_is_asked_to_continue_a_text(
     assert "curl http://127.0.0.1:8002/v1/completions " in shown(capsys, model_dir=str(tmp_path))
 
 
+def test_models_for_embeddings_and_reranking_say_what_they_give_and_have_a_request_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    vectors = shown(capsys, model_dir=str(ROOT / "models" / "demo-embeddings"), model_name="vectors")
+    assert "vectors on cpu, vectors of 128 numbers (pooling mean, normalized), texts of at most 256 tokens" in vectors
+    assert """/v1/embeddings -H 'content-type: application/json' -d '{"model": "vectors", "input": """ in vectors
+    scores = shown(capsys, model_dir=str(ROOT / "models" / "demo-reranker"), model_name="scores")
+    assert "scores on cpu, scores from 0 to 1, pairs of at most 256 tokens" in scores
+    assert """/v1/rerank -H 'content-type: application/json' -d '{"model": "scores", "query": """ in scores
+
+
+def test_a_model_for_embeddings_before_one_that_chats_does_not_hide_it(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, models=f"vectors={ROOT / 'models' / 'demo-embeddings'},talk={DEMO}")
+    assert "genai-server chat http://127.0.0.1:8002\n" in text
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
 def test_a_terminal_sees_it_when_the_server_is_ready() -> None:
     import pty

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from genai_server import __version__
 from genai_server.api.middleware.keys import load_keys
@@ -11,10 +12,20 @@ from genai_server.cli.screen import show
 from genai_server.config import Settings
 from genai_server.engine.model.files import has_chat_template, model_info, read_config
 from genai_server.errors import ModelDirectoryError
+from genai_server.pooling_model import Task, read_pooling_model, task_of
 
 # Hosts that stand for all addresses of the machine, each with one by which its own programs reach it.
 _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
 _TITLE = 18
+# A request for each task.
+_EXAMPLES: dict[Task, tuple[str, dict[str, Any]]] = {
+    Task.GENERATE: ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 40}),
+    Task.EMBED: ("/v1/embeddings", {"input": "Paris is the capital of France."}),
+    Task.RERANK: (
+        "/v1/rerank",
+        {"query": "Which is about France?", "documents": ["It will rain.", "Paris is the capital of France."]},
+    ),
+}
 
 
 def url_of(settings: Settings, port: int) -> str:
@@ -53,6 +64,8 @@ def _line(title: str, text: str, style: str = "") -> None:
 
 def _context(settings: Settings, path: str) -> str:
     try:
+        if pooling := read_pooling_model(Path(path)):
+            return f", {pooling.summary()}"
         length = min(settings.max_length, model_info(read_config(Path(path))).context_length)
     except (ModelDirectoryError, LookupError, TypeError, ValueError):  # a scripted device has no directory
         return ""
@@ -60,14 +73,17 @@ def _context(settings: Settings, path: str) -> str:
 
 
 def _first(settings: Settings, url: str) -> str:
-    """The first thing to type."""
-    name, path = next(iter(settings.served.items()))
-    key = load_keys(settings).required
-    if settings.chat_template_of(name) or _has_template(Path(path)):
+    """The first thing to type, for the first model that generates text, or else for the first one."""
+    tasks = {name: task_of(Path(path)) for name, path in settings.served.items()}
+    name = next((name for name, task in tasks.items() if task is Task.GENERATE), next(iter(tasks)))
+    task, key = tasks[name], load_keys(settings).required
+    if task is Task.GENERATE and (settings.chat_template_of(name) or _has_template(Path(settings.served[name]))):
+        # It chooses the same model.
         return f"{_command()} chat {url}{' --api-key KEY' if key else ''}"
     header = "-H 'authorization: Bearer KEY' " if key else ""
-    body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 40})
-    return f"curl {url}/v1/completions {header}-H 'content-type: application/json' -d {shlex.quote(body)}"
+    endpoint, fields = _EXAMPLES[task]
+    body = json.dumps({"model": name} | fields)
+    return f"curl {url}{endpoint} {header}-H 'content-type: application/json' -d {shlex.quote(body)}"
 
 
 def _has_template(path: Path) -> bool:
