@@ -19,8 +19,9 @@ def form_of_texts(given: Any) -> str | None:
         return "text"
     if not isinstance(given, list):
         return None
-    first = given[0] if given else None
-    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
+    if not given or isinstance(given[0], (int, float)):
+        return "tokens"
+    return "texts" if isinstance(given[0], str) else "lists" if isinstance(given[0], list) else None
 
 
 Prompts = Annotated[
