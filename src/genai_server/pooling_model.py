@@ -132,6 +132,16 @@ def read_pooling_model(directory: Path) -> PoolingModel | None:
         raise ModelDirectoryError(f"a configuration in {directory} lacks or has a wrong value for {error}") from None
 
 
+def module_configs(directory: Path) -> list[str]:
+    """The configurations of pooling and scores that modules.json names, relative to the directory.
+
+    Raises ModelDirectoryError.
+    """
+    return [
+        f"{folder}/{CONFIG}" for kind, folder in _modules(directory) if folder and kind in ("Pooling", "LogitScore")
+    ]
+
+
 def is_decoder(directory: Path) -> bool:
     """Whether a directory in Hugging Face's format has a decoder. Raises ModelDirectoryError."""
     return _architecture(_json(directory / CONFIG)).endswith(_DECODERS)

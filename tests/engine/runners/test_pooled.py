@@ -142,6 +142,13 @@ def test_a_module_that_the_graph_does_not_have_is_refused(tmp_path: Path) -> Non
         check_model_directory(tmp_path / "wrong")
 
 
+def test_a_lost_configuration_of_the_pooling_is_named(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS, tmp_path / "wrong")
+    (tmp_path / "wrong" / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(ModelDirectoryError, match=r": 1_Pooling/config\.json, which modules\.json names, is missing"):
+        check_model_directory(tmp_path / "wrong")
+
+
 def test_a_graph_may_pool_by_itself(tmp_path: Path) -> None:
     shutil.copytree(VECTORS, tmp_path / "pools")
     with edited_graph(tmp_path / "pools") as graph:

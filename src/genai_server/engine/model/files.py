@@ -7,7 +7,15 @@ from typing import Any
 
 from genai_server.errors import ModelDirectoryError
 from genai_server.generation import ModelInfo, Sampling
-from genai_server.pooling_model import MODULES, PoolingModel, Task, graph_of, read_pooling_model, task_of
+from genai_server.pooling_model import (
+    MODULES,
+    PoolingModel,
+    Task,
+    graph_of,
+    module_configs,
+    read_pooling_model,
+    task_of,
+)
 from genai_server.profile_plan import PREFIX
 from genai_server.quoted_values import quoted
 
@@ -76,7 +84,11 @@ def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
     if model.task is Task.EMBED and not model.modes:
         data = graph.read_bytes()
         if not any(name.encode() in data for name in VECTORS):
-            if (directory / MODULES).is_file():
+            lost = [name for name in module_configs(directory) if not (directory / name).is_file()]
+            if lost:
+                lack = f"{lost[0]}, which {MODULES} names, is missing"
+                advice = "copy it from the original, or name that to genai-server pull with --original"
+            elif (directory / MODULES).is_file():
                 lack = f"{MODULES} names a module, such as Dense, that must be part of the graph"
                 advice = "genai-server export builds such a graph of the original"
             else:

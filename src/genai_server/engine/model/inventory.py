@@ -22,7 +22,7 @@ from genai_server.engine.model.files import (
     remedy,
 )
 from genai_server.errors import ModelDirectoryError
-from genai_server.pooling_model import POOLING_FILES, Task, graph_of, task_of
+from genai_server.pooling_model import POOLING_FILES, Task, graph_of, module_configs, task_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def _entries(directory: Path) -> Iterator[Entry]:
 
 def _pooling_entries(directory: Path) -> Iterator[Entry]:
     """The files of a model for embeddings or reranking."""
-    yield from (_json_entry(directory, name) for name in POOLING_FILES if (directory / name).exists())
+    names = (*POOLING_FILES, *module_configs(directory))
+    yield from (_json_entry(directory, name) for name in names if (directory / name).exists())
     try:
         graph = graph_of(directory)
     except ModelDirectoryError as error:
