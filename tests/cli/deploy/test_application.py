@@ -83,6 +83,11 @@ def test_changed_keys_are_another_version_and_restart_what_is_deployed(applicati
     assert versions[0] == versions[1] != versions[2]
 
 
+def test_another_address_of_serves_proxies_restarts_nothing(application: Any) -> None:
+    first, second = (load_settings({"port": port}, environ={}, dotenv=None) for port in ("8002", "8003"))
+    assert application._version(first) == application._version(second)
+
+
 @pytest.mark.parametrize("replicas", ["0", "x", "2:1", "1:", "-1", "1:2:3", "12345"])
 def test_a_wrong_number_of_replicas_is_refused(application: Any, replicas: str) -> None:
     with pytest.raises(ConfigurationError, match=f"replicas={replicas}: expected a number"):

@@ -1,10 +1,14 @@
 """`genai-server deploy ray` as far as it needs no cluster."""
 
+import socket
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
 from genai_server.cli import main
-from genai_server.cli.deploy.command import _drain
+from genai_server.cli.deploy.command import _drain, _url
+from tests.running_server import DEMO
 
 
 @pytest.mark.usefixtures("ray_serve")
@@ -43,6 +47,19 @@ def test_without_ray_the_command_says_what_to_install(
     monkeypatch.setattr("genai_server.cli.deploy.command.importlib.util.find_spec", lambda name: None)
     assert main(["deploy", "ray"]) == 2
     assert capsys.readouterr().err.startswith("genai-server: Ray is not installed; install it: ")
+
+
+def test_a_port_in_use_is_refused_before_a_cluster_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["deploy", "ray", "--model-dir", str(DEMO), "--port", str(port)]) == 2
+    assert f"PORT={port}: cannot listen: " in capsys.readouterr().err
+
+
+def test_the_address_is_that_of_serves_proxies() -> None:
+    assert _url(SimpleNamespace(host="127.0.0.1", port=80, ssl_certfile=None)) == "http://127.0.0.1:80"
+    assert _url(SimpleNamespace(host="::1", port=80, ssl_certfile="a.pem")) == "https://[::1]:80"
 
 
 def test_a_drain_may_take_longer_than_serve_waits_for_it() -> None:

@@ -23,6 +23,8 @@ from genai_server.pooling_model import Task, task_of
 
 # The name of this module's function in a configuration.
 IMPORT_PATH = "genai_server.cli.deploy.application:build"
+# Settings of Serve's proxies, which neither ingress nor replicas read.
+OF_SERVE = frozenset({"host", "port", "tls_cert", "tls_key"})
 _ROUTER = "genai_server.cli.deploy.request_router.PrefixRouter"
 # Calls beside generations that a full replica still takes: admin calls, and reading.
 _SPARE_CALLS = 32
@@ -143,7 +145,7 @@ def _version(settings: Settings) -> str:
     Replicas and ingress read keys and the configuration file at their start only, so what these hold is part of it.
     """
     files = [Path(name) for name in (settings.api_key_file, settings.config) if name]
-    parts = [__version__.encode(), settings.model_dump_json().encode()]
+    parts = [__version__.encode(), settings.model_dump_json(exclude=set(OF_SERVE)).encode()]
     parts += [file.read_bytes() for file in files if file.is_file()]
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 

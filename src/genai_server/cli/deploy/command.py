@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from genai_server.cli.serve.preflight import check_access, check_models
+from genai_server.cli.serve.preflight import bind, check_access, check_models
 from genai_server.config import Settings, add_options, is_loopback, keep_ray_local, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
@@ -20,8 +20,6 @@ _NAME = "genai-server"
 _SECRETS = {"api_keys", "admin_api_key"}
 # Of a cluster on this machine: only bodies and answers lie there.
 _OBJECT_BYTES = 200 * 2**20
-# Serve's own: where and how it listens is said in its options.
-_OF_SERVE = {"host", "port", "tls_cert", "tls_key"}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -58,6 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     check_access(settings)
     check_models(settings)
+    if arguments.address is None:
+        # Ray's proxies would share a port with those of another cluster.
+        bind(settings).close()
     if arguments.address is None or is_loopback(arguments.address.rpartition(":")[0]):
         keep_ray_local()
     return _deploy(settings, arguments.replicas, arguments.address)
@@ -70,14 +71,14 @@ def configuration(settings: Settings, replicas: str) -> str:
     """
     import yaml
 
-    from genai_server.cli.deploy.application import most_replicas
+    from genai_server.cli.deploy.application import OF_SERVE, most_replicas
 
     most_replicas(replicas)
     plain = Settings.model_validate({})
     changed = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in settings.model_dump().items()
-        if value != getattr(plain, name) and name not in _SECRETS | _OF_SERVE
+        if value != getattr(plain, name) and name not in _SECRETS | OF_SERVE
     }
     application = {
         "name": _NAME,
@@ -102,10 +103,17 @@ def _http_options(settings: Settings) -> dict[str, Any]:
     return options
 
 
+def _url(options: Any) -> str:
+    """Where proxies with these options listen."""
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{'https' if options.ssl_certfile else 'http'}://{host}:{options.port}"
+
+
 def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
     # Ray takes seconds to import.
     import ray
     from ray import serve
+    from ray.serve.context import _get_global_client
 
     from genai_server.cli.deploy.application import application, most_replicas
 
@@ -130,14 +138,14 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
         except RuntimeError as error:
             raise ConfigurationError(f"{error} The log of Ray Serve has the reason.") from None
         where = ray.get_runtime_context().gcs_address
-        # Ray has taken over the log.
-        scheme = "https" if settings.tls_cert else "http"
-        print(f"ready on {scheme}://{settings.host}:{settings.port}; the address of the cluster is {where}", flush=True)
+        # Ray has taken over the log. Serve's proxies keep the address with which they were first started.
+        print(f"ready on {_url(_get_global_client().http_config)}; the address of the cluster is {where}", flush=True)
         if address is None:
             threading.Event().wait()
     except KeyboardInterrupt:
         if address is not None:
             raise
+        print(f"stopping: running answers have up to {settings.drain_timeout:g} s; Ctrl-C again ends them", flush=True)
         # A second signal cuts the drain short. Shutting down at once would end the proxies, and with them all streams.
         with contextlib.suppress(KeyboardInterrupt):
             _drain(serve.delete)

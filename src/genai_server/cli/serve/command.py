@@ -19,7 +19,7 @@ from uvicorn.config import STARTUP_FAILURE
 import genai_server
 from genai_server.api.middleware.drain import LAST_WORDS
 from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
-from genai_server.cli.serve.preflight import check_server, lone_reloader
+from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
 from genai_server.cli.serve.processes import Reloader, Workers
 from genai_server.cli.serve.protocol import GuardedProtocol
 from genai_server.cli.serve.websocket import GuardedWebSocket
@@ -33,7 +33,6 @@ from genai_server.config import (
     load_settings,
     unknown_variables,
 )
-from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
 from genai_server.supervisor.supervisor import Supervisor
 
@@ -117,16 +116,11 @@ class _Stop:
 
 def listen(settings: Settings) -> socket.socket:
     """Bind the port before anything else is started. Raises ConfigurationError if that fails."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        listener = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
+    listener = bind(settings, backlog=_BACKLOG)
     # asyncio disables Nagle's algorithm only if the socket names its protocol. Nagle's algorithm adds 40 ms to an
     # answer on a connection that is kept open.
     listener = socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, listener.detach())
-    shown = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
+    shown = f"[{settings.host}]" if listener.family == socket.AF_INET6 else settings.host
     log.info("listening on %s://%s:%d", "https" if settings.tls_cert else "http", shown, listener.getsockname()[1])
     return listener
 

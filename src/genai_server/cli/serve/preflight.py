@@ -5,6 +5,7 @@ Every way of starting engines runs these checks. What they load is loaded again 
 
 import importlib.util
 import logging
+import socket
 import ssl
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def check_server(settings: Settings) -> None:
     if (traces := load_traces(settings)) is not None:
         traces.close()
     check_models(settings)
+
+
+def bind(settings: Settings, *, backlog: int | None = None) -> socket.socket:
+    """A socket that listens on the configured address. Raises ConfigurationError if that fails."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=backlog)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
 
 
 def check_models(settings: Settings) -> None:
