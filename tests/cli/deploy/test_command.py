@@ -49,12 +49,22 @@ def test_without_ray_the_command_says_what_to_install(
     assert capsys.readouterr().err.startswith("genai-server: Ray is not installed; install it: ")
 
 
+@pytest.mark.usefixtures("ray_serve")
 def test_a_port_in_use_is_refused_before_a_cluster_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["deploy", "ray", "--model-dir", str(DEMO), "--port", str(port)]) == 2
     assert f"PORT={port}: cannot listen: " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("ray_serve")
+def test_a_cluster_that_is_not_there_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    assert main(["deploy", "ray", "--model-dir", str(DEMO), "--address", address]) == 2
+    assert f"--address {address}: no Ray cluster answers there: " in capsys.readouterr().err
+    assert main(["deploy", "ray", "--model-dir", str(DEMO), "--address", "nonsense"]) == 2
+    assert "--address nonsense: " in capsys.readouterr().err
 
 
 def test_the_address_is_that_of_serves_proxies() -> None:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib.util
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ _NAME = "genai-server"
 _SECRETS = {"api_keys", "admin_api_key"}
 # Of a cluster on this machine: only bodies and answers lie there.
 _OBJECT_BYTES = 200 * 2**20
+# To find out whether a given cluster is there.
+_CONNECT_SECONDS = 5.0
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -103,6 +106,17 @@ def _http_options(settings: Settings) -> dict[str, Any]:
     return options
 
 
+def _check_cluster(address: str) -> None:
+    """Raise ConfigurationError if nothing listens at a host and port: Ray would try for two minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(f"--address {address}: no Ray cluster answers there: {error}") from None
+
+
 def _url(options: Any) -> str:
     """Where proxies with these options listen."""
     host = f"[{options.host}]" if ":" in options.host else options.host
@@ -130,7 +144,11 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
     else:
-        ray.init(address=address)
+        _check_cluster(address)
+        try:
+            ray.init(address=address)
+        except (ConnectionError, ValueError) as error:
+            raise ConfigurationError(f"--address {address}: {error}") from None
     try:
         serve.start(http_options=_http_options(settings))
         try:
