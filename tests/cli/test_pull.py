@@ -68,6 +68,8 @@ def test_a_pulled_model_is_whole_listed_checked_and_removed(user: User) -> None:
     status, out, _ = user.run("models", "check", "tiny")
     assert status == 0
     assert "ok    model.onnx.data: 6.7 MiB" in out
+    config = (user.models / "tiny" / "genai_config.json").stat().st_size
+    assert f"ok    genai_config.json: {config:,} bytes" in out
     assert f"all {len(FILES)} files have the hashes of org/tiny" in out
 
     status, out, _ = user.run("models", "remove", "tiny")

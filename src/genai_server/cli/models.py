@@ -57,12 +57,16 @@ def run_check(arguments: argparse.Namespace) -> int:
             fault, remedy = "differs from the fetched file", f"genai-server pull {origin.source} repairs it"
         failed |= bool(fault)
         state = ("fail ", "bold red") if fault else ("ok   ", "green")
-        show(state, f" {entry.name}: {fault or f'{entry.size / _MIB:.1f} MiB'}")
+        show(state, f" {entry.name}: {fault or _size(entry.size)}")
         if remedy:
             print(f"      → {remedy}")
     if origin and origin.files and not changed:
         print(f"ok    all {len(origin.files)} files have the hashes of {origin.source}, commit {origin.revision[:8]}")
     return 1 if failed else 0
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes:,} bytes"
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
