@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--install-only", action="store_true", help="install the clients and run none")
     parser.add_argument("--write", action="store_true", help=f"update the table of docs/{PAGE.name}")
     arguments = parser.parse_args()
-    clients = QUICK if arguments.quick else _chosen(parser, arguments.clients)
+    clients = _chosen(parser, QUICK if arguments.quick else CLIENTS, arguments.clients)
     work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     results = _install_all(clients, work) if arguments.install_only else check(clients, work, quick=arguments.quick)
@@ -69,10 +69,10 @@ def main() -> int:
     return 1 if any(result.failed for result in results) else 0
 
 
-def _chosen(parser: argparse.ArgumentParser, wanted: str | None) -> Sequence[Client]:
+def _chosen(parser: argparse.ArgumentParser, clients: Sequence[Client], wanted: str | None) -> Sequence[Client]:
     if wanted is None:
-        return CLIENTS
-    known = dict(zip(names(CLIENTS), CLIENTS, strict=True))
+        return clients
+    known = dict(zip(names(clients), clients, strict=True))
     if unknown := [name for name in wanted.split(",") if name not in known]:
         parser.error(f"{', '.join(unknown)}: known are {', '.join(known)}")
     return [known[name] for name in wanted.split(",")]

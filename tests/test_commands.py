@@ -40,11 +40,12 @@ OTHERS_OPTIONS = (
         "--from",
         "--gpus",
         "--no-access-log",
+        "--no-deps",
         "--policy",
         "--prefix-caching-hash-algo",
         "--spec",
     ),
-    *("--stop-timeout", "--wheel"),
+    *("--stop-timeout", "--wheel", "--wheel-dir"),
 )
 
 

@@ -87,11 +87,9 @@ def test_servers_are_compared_in_one_table_and_a_plot(tmp_path: Path) -> None:
 
 @LINUX
 @pytest.mark.timeout(120)
-def test_clients_that_others_wrote_work(tmp_path: Path) -> None:
-    printed = run("check_clients", "--quick", "--work", str(tmp_path))
-    assert [
-        name for name in ("`openai` (Python)", "`anthropic` (Python)", "OpenAI Agents SDK") if name not in printed
-    ] == []
+def test_a_client_that_others_wrote_works(tmp_path: Path) -> None:
+    printed = run("check_clients", "--quick", "--clients", "openai (Python)", "--work", str(tmp_path))
+    assert "`openai` (Python)" in printed
     assert "not run" not in printed
 
 

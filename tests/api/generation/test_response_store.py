@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from genai_server.openai_api.schemas.base import JsonObject
 from tests.api.generation.test_records import record
 
 T = TypeVar("T")
+TwoProcesses = Callable[[EndRequest], tuple[ResponseStore, ResponseStore]]
 
 
 class Background:
@@ -80,6 +81,13 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def file(path: Path) -> Iterator[RecordFile]:
+    with closing(RecordFile(path, 100, 1_000_000)) as file:
+        yield file
+
+
+@pytest.fixture
+def others_file(path: Path) -> Iterator[RecordFile]:
+    """The same file, as another process has opened it."""
     with closing(RecordFile(path, 100, 1_000_000)) as file:
         yield file
 
@@ -262,11 +270,18 @@ def _running(id: str = "a", **fields: Any) -> Record:
     return replace(record(id, "in_progress"), run="now", pid=os.getpid(), request=f"req_{id}", **fields)
 
 
-def _two_processes(file: RecordFile, end_request: EndRequest) -> tuple[ResponseStore, ResponseStore]:
-    return ResponseStore(9, 9000, file, run="now"), ResponseStore(9, 9000, file, run="now", end_request=end_request)
+@pytest.fixture
+def two_processes(file: RecordFile, others_file: RecordFile) -> TwoProcesses:
+    """The stores of two processes with one file; the second one asks engines to end a request."""
+
+    def stores(end_request: EndRequest) -> tuple[ResponseStore, ResponseStore]:
+        other = ResponseStore(9, 9000, others_file, run="now", end_request=end_request)
+        return ResponseStore(9, 9000, file, run="now"), other
+
+    return stores
 
 
-def test_a_response_of_another_process_is_cancelled_by_its_request(file: RecordFile) -> None:
+def test_a_response_of_another_process_is_cancelled_by_its_request(two_processes: TwoProcesses) -> None:
     async def job() -> None:
         async def end(request: str) -> None:
             ended.append(request)
@@ -274,7 +289,7 @@ def test_a_response_of_another_process_is_cancelled_by_its_request(file: RecordF
             await here.finish(record("a", "cancelled", text="half"))
 
         ended: list[str] = []
-        here, there = _two_processes(file, end)
+        here, there = two_processes(end)
         await here.begin_background(Background(_running()))
         assert not await here.was_ended_elsewhere("a", None)
         assert (await there.cancel("a")).response == record("a", "cancelled", text="half").response
@@ -285,7 +300,7 @@ def test_a_response_of_another_process_is_cancelled_by_its_request(file: RecordF
 
 @pytest.mark.parametrize("replies", ["never", "with an error"])
 def test_a_response_of_another_process_is_cancelled_although_an_engine_does_not_reply(
-    file: RecordFile, replies: str
+    two_processes: TwoProcesses, replies: str
 ) -> None:
     async def job() -> None:
         async def end(request: str) -> None:
@@ -294,19 +309,19 @@ def test_a_response_of_another_process_is_cancelled_although_an_engine_does_not_
                 await asyncio.Event().wait()
             raise NoEngineReady("the engine of device cuda has not answered for 20 s")
 
-        here, there = _two_processes(file, end)
+        here, there = two_processes(end)
         await here.begin_background(Background(_running()))
         assert (await there.cancel("a")).response["status"] == "cancelled"
 
     run(job())
 
 
-def test_a_response_that_ends_before_it_is_cancelled_elsewhere_stays_as_it_is(file: RecordFile) -> None:
+def test_a_response_that_ends_before_it_is_cancelled_elsewhere_stays_as_it_is(two_processes: TwoProcesses) -> None:
     async def job() -> None:
         async def end(request: str) -> None:
             await here.finish(record("a"))
 
-        here, there = _two_processes(file, end)
+        here, there = two_processes(end)
         await here.begin_background(Background(_running()))
         with pytest.raises(InvalidField, match="a is completed"):
             await there.cancel("a")
@@ -315,14 +330,16 @@ def test_a_response_that_ends_before_it_is_cancelled_elsewhere_stays_as_it_is(fi
     run(job())
 
 
-def test_a_cancellation_that_does_not_come_in_time_is_told(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_that_does_not_come_in_time_is_told(
+    two_processes: TwoProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(response_store, "_ENDING_PATIENCE", 0.2)
 
     async def job() -> None:
         async def end(request: str) -> None:
             """No engine has it."""
 
-        here, there = _two_processes(file, end)
+        here, there = two_processes(end)
         await here.begin_background(Background(_running()))
         with pytest.raises(Unavailable, match="response a has not ended yet"):
             await there.cancel("a")
@@ -330,17 +347,19 @@ def test_a_cancellation_that_does_not_come_in_time_is_told(file: RecordFile, mon
     run(job())
 
 
-def test_a_response_that_another_process_deletes_while_it_runs_is_ended_and_stays_deleted(file: RecordFile) -> None:
+def test_a_response_that_another_process_deletes_while_it_runs_is_ended_and_stays_deleted(
+    two_processes: TwoProcesses, others_file: RecordFile
+) -> None:
     async def job() -> None:
         async def end(request: str) -> None:
             ended.append(request)
 
         ended: list[str] = []
-        here, there = _two_processes(file, end)
+        here, there = two_processes(end)
         await here.begin_background(Background(_running()))
         await there.delete("a")
         for _ in range(2):  # with its mark, and without
-            for store in (there, ResponseStore(9, 9000, file, run="now")):
+            for store in (there, ResponseStore(9, 9000, others_file, run="now")):
                 with pytest.raises(ResponseNotFound):
                     await store.get("a")
                 with pytest.raises(ResponseNotFound):
