@@ -39,14 +39,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the whole program, which are not below a package of `tests`, come first: they take longest.
-
-    With several processes, short tests are left for the end.
-    """
-    items.sort(key=lambda item: item.path.parent != ROOT / "tests")
-
-
 def pytest_collection_finish() -> None:
     """Exclude all modules and tests from garbage collections: each server in this process begins with a full one."""
     gc.freeze()

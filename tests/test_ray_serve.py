@@ -41,14 +41,14 @@ from tests.running_server import (
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray Serve is not installed (extra ray)"),
     pytest.mark.cluster,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform == "win32", reason="engines are suspended by signals"),
 ]
 
 KEY = "an-admin-key-for-the-tests"
 REPLICA = "x-genai-replica"
 # Waiting costs no processor time; on a busy machine Ray's processes take long to start.
-PATIENCE = 120.0
+PATIENCE = 300.0
 PLACES = 12
 CHAT = "/v1/chat/completions"
 PROGRAM = (sys.executable, "-m", "genai_server", "deploy", "ray")
@@ -64,7 +64,7 @@ SETTINGS = {
     "GENAI_MAX_RESTARTS": "0",
     # In place of a file in the user's folder.
     "RAY_AUTH_TOKEN": secrets.token_hex(16),
-    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_raylet_start_wait_time_s": "300",
     # A busy machine's replicas are late to tell their load; others would be sent all requests.
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "1",
 }

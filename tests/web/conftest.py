@@ -13,7 +13,8 @@ from tests.server_here import run_here
 expect.set_options(timeout=15_000)
 
 
-@pytest.fixture(scope="session")
+# Its event loop runs as long as it does, so that no other test in the process could start one.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """A browser; skips the test where there is none."""
     with launched() as browser:
