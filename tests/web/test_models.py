@@ -120,6 +120,25 @@ def test_a_model_that_is_loading_can_be_chosen_and_says_so(page: Page, tmp_path:
     expect(page.locator(".picker [role=status]")).to_have_count(0)
 
 
+def test_an_older_list_that_comes_late_replaces_no_newer_one(page: Page) -> None:
+    held: list[Route] = []
+
+    def hold_the_first(route: Route) -> None:
+        if held:
+            route.fulfill(json={"object": "list", "data": [{"id": "newer", "chat": True}]})
+        else:
+            held.append(route)
+
+    page.route("**/v1/models", hold_the_first)
+    page.evaluate("import('./ui/models.js').then(({models}) => { models.load(); })")
+    page.evaluate("import('./ui/models.js').then(({models}) => models.load())")
+    with page.expect_response("**/v1/models"):
+        held[0].fulfill(json={"object": "list", "data": [{"id": "older", "chat": True}]})
+    page.get_by_role("link", name="Talk").click()
+    page.wait_for_timeout(100)
+    expect(page.get_by_label("Model", exact=True)).to_have_value("newer")
+
+
 def test_only_models_for_chats_are_offered_and_the_others_say_what_they_are_for(page: Page, tmp_path: Path) -> None:
     listed(page, EMBEDS, RANKS, BASE, {"id": "small"})
     expect(row(page, "bert")).to_contain_text("embeddings")

@@ -20,15 +20,21 @@ class Models extends Emitter {
   error = "";
   #timer = 0;
   #looks = 0;
+  #loads = 0;
 
   async load() {
     clearTimeout(this.#timer);
+    const number = ++this.#loads;
+    let { list } = this;
+    let message = "";
     try {
-      this.list = (await ask("v1/models")).data;
-      this.error = "";
+      list = (await ask("v1/models")).data;
     } catch (error) {
-      this.error = error.message;
+      message = error.message;
     }
+    if (number !== this.#loads) return; // A later answer is newer, whichever comes first.
+    this.list = list;
+    this.error = message;
     if (this.#looks || this.list.some((model) => ["loading", "unloading"].includes(model.state))) this.#loadLater();
     this.changed();
   }
