@@ -1,5 +1,5 @@
 // A value that tells its readers when it has changed, and the hook that draws a component again.
-import { useEffect, useState } from "./html.js";
+import { useLayoutEffect, useState } from "./html.js";
 
 export class Emitter {
   #listeners = new Set();
@@ -17,7 +17,8 @@ export class Emitter {
 // Draws the component again after each change, at most once for each frame of the screen.
 export function useChanges(...emitters) {
   const [, setCount] = useState(0);
-  useEffect(() => {
+  // Before any other task, so that no change is missed between the first drawing and this.
+  useLayoutEffect(() => {
     let frame = 0;
     const draw = () => { frame = 0; setCount((count) => count + 1); };
     const ask = () => { frame ||= requestAnimationFrame(draw); };
