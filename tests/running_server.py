@@ -54,13 +54,16 @@ def environment_without(module: str, folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")])}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Poll until the condition holds, the longer the less often; fails when it does not in time."""
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0, *, least: float = 0.01) -> None:
+    """Poll until the condition holds, the longer the less often; fails when it does not in time.
+
+    `least` is the shortest pause, in seconds.
+    """
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
         assert waited < seconds, f"still not so after {seconds} s"
-        time.sleep(min(0.1, 0.01 + waited / 10))
+        time.sleep(max(least, min(0.1, 0.01 + waited / 10)))
 
 
 def running_after(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:

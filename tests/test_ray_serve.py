@@ -134,10 +134,7 @@ def _suspended_streams(server: RunningServer) -> Iterator[dict[str, EventReader]
 
 def _wait_until(condition: Callable[[], bool]) -> None:
     """Ask seldom: a call of all replicas takes the processor for longer than some tests."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < PATIENCE, f"still not so after {PATIENCE} s"
-        time.sleep(0.5)
+    wait_until(condition, PATIENCE, least=0.5)
 
 
 def _resume(process: psutil.Process) -> None:

@@ -97,9 +97,9 @@ def limit_tokenizer_threads(environ: MutableMapping[str, str] | None = None) -> 
 def keep_ray_local(environ: MutableMapping[str, str] | None = None) -> None:
     """Let a cluster that Ray starts here, or finds here, listen on loopback, want a token, and send no statistics.
 
-    Its replicas are called by gRPC, which takes half of the time of Ray's objects. While nothing is asked, Serve's
-    controller looks less often whether there is something to do, and Ray collects no metrics of its own. Has an effect
-    only before Ray is imported. Ray reads the first variable on every system.
+    Its replicas are called by gRPC, which takes less of the processor for a token than Ray's objects. While nothing is
+    asked, Serve's controller looks less often whether there is something to do, and Ray collects no metrics of its own.
+    Has an effect only before Ray is imported. Ray reads the first variable on every system.
     """
     environ = os.environ if environ is None else environ
     environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

@@ -1,13 +1,12 @@
 """`genai-server deploy ray` as far as it needs no cluster."""
 
 import socket
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from genai_server.cli import main
-from genai_server.cli.deploy.command import _drain, _url
+from genai_server.cli.deploy.command import _drain
 from tests.running_server import DEMO
 
 
@@ -65,11 +64,6 @@ def test_a_cluster_that_is_not_there_is_named_at_once(capsys: pytest.CaptureFixt
     assert f"--address {address}: no Ray cluster answers there: " in capsys.readouterr().err
     assert main(["deploy", "ray", "--model-dir", str(DEMO), "--address", "nonsense"]) == 2
     assert "--address nonsense: " in capsys.readouterr().err
-
-
-def test_the_address_is_that_of_serves_proxies() -> None:
-    assert _url(SimpleNamespace(host="127.0.0.1", port=80, ssl_certfile=None)) == "http://127.0.0.1:80"
-    assert _url(SimpleNamespace(host="::1", port=80, ssl_certfile="a.pem")) == "https://[::1]:80"
 
 
 def test_a_drain_may_take_longer_than_serve_waits_for_it() -> None:

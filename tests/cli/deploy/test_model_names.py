@@ -1,10 +1,8 @@
 """Which model of a deployment a request chooses."""
 
-from typing import Any
-
 import pytest
 
-from genai_server.cli.deploy.model_names import ModelNames, requested_task
+from genai_server.cli.deploy.model_names import ModelNames
 from genai_server.config import load_settings
 from genai_server.errors import ModelNotFound, TaskUnsupported
 from genai_server.pooling_model import Task
@@ -44,25 +42,3 @@ def test_without_a_name_the_first_model_for_the_task_is_chosen() -> None:
 def test_a_model_of_another_task_is_refused_also_by_an_alias() -> None:
     with pytest.raises(TaskUnsupported, match='model "big" makes no embeddings; "small" can'):
         _names(small=Task.EMBED).choose("gpt", Task.EMBED)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "fields", "task"),
-    [
-        ("POST", "/v1/messages", {}, Task.GENERATE),
-        ("POST", "/v1/responses", {}, Task.GENERATE),
-        ("GET", "/v1/responses/resp_1", {}, Task.GENERATE),
-        ("POST", "/embeddings", {}, Task.EMBED),
-        ("POST", "/rerank", {}, Task.RERANK),
-        ("POST", "/tokenize", {"prompt": "x"}, None),
-        ("POST", "/tokenize", {"messages": []}, Task.GENERATE),
-        ("POST", "/detokenize", {"tokens": [1]}, None),
-        # Ollama's generations do not choose by the task on a single server, either.
-        ("POST", "/api/chat", {}, None),
-        ("POST", "/v1/nothing", {}, None),
-    ],
-)
-def test_the_task_of_a_request_is_that_of_its_endpoint(
-    method: str, path: str, fields: dict[str, Any], task: Task | None
-) -> None:
-    assert requested_task({"type": "http", "method": method, "path": path, "headers": []}, fields) is task

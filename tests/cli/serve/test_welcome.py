@@ -32,7 +32,8 @@ def shown(capsys: pytest.CaptureFixture[str], **given: str) -> str:
     ],
 )
 def test_the_address_is_one_that_a_program_here_can_use(host: str, url: str) -> None:
-    assert url_of(settings(host=host), 80) == url
+    assert url_of(host, 80, is_https=False) == url
+    assert url_of(host, 80, is_https=True) == url.replace("http", "https")
 
 
 def test_it_has_address_model_context_the_first_command_and_both_base_urls(capsys: pytest.CaptureFixture[str]) -> None:

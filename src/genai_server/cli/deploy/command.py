@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.cli.serve.preflight import bind, check_access, check_models
+from genai_server.cli.serve.welcome import url_of
 from genai_server.config import Settings, add_options, is_loopback, keep_ray_local, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
@@ -117,12 +118,6 @@ def _check_cluster(address: str) -> None:
         raise ConfigurationError(f"--address {address}: no Ray cluster answers there: {error}") from None
 
 
-def _url(options: Any) -> str:
-    """Where proxies with these options listen."""
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    return f"{'https' if options.ssl_certfile else 'http'}://{host}:{options.port}"
-
-
 def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
     # Ray takes seconds to import.
     import ray
@@ -157,7 +152,9 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
             raise ConfigurationError(f"{error} The log of Ray Serve has the reason.") from None
         where = ray.get_runtime_context().gcs_address
         # Ray has taken over the log. Serve's proxies keep the address with which they were first started.
-        print(f"ready on {_url(_get_global_client().http_config)}; the address of the cluster is {where}", flush=True)
+        proxies = _get_global_client().http_config
+        url = url_of(proxies.host, proxies.port, is_https=bool(proxies.ssl_certfile))
+        print(f"ready on {url}; the address of the cluster is {where}", flush=True)
         if address is None:
             threading.Event().wait()
     except KeyboardInterrupt:

@@ -34,6 +34,8 @@ from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
 from genai_server.api.routes import metrics, models, ollama_models, ollama_pull
+from genai_server.cli.deploy.broadcast import ask_replicas
+from genai_server.cli.deploy.endpoints import matches, requested_task
 from genai_server.cli.deploy.forwarded import (
     READINESS,
     REPLICA_HEADER,
@@ -44,8 +46,7 @@ from genai_server.cli.deploy.forwarded import (
     with_header,
 )
 from genai_server.cli.deploy.merging import joined, merged, merged_metrics
-from genai_server.cli.deploy.model_names import ModelNames, matches, requested_task
-from genai_server.cli.deploy.replicas import ask_replicas
+from genai_server.cli.deploy.model_names import ModelNames
 from genai_server.cli.deploy.stream_end import is_event, stream_end
 from genai_server.config import Settings
 from genai_server.errors import (
@@ -244,10 +245,12 @@ class _IngressApp:
             raise NoEngineReady(f"no replica of {model} is running")
         return _best(answers)
 
-    async def _ask_all(self, request: ForwardedRequest, seconds: float, **options: Any) -> list[ReplicaAnswer]:
+    async def _ask_all(
+        self, request: ForwardedRequest, seconds: float, *, named: str | None = None, **options: Any
+    ) -> list[ReplicaAnswer]:
         """The answers that `ask_replicas` gives for all models. Raises NoEngineReady and InvalidField."""
-        answers = await ask_replicas(self._replicas.values(), request, seconds, **options)
-        if not answers and (named := options.get("named")) is not None:
+        answers = await ask_replicas(self._replicas.values(), request, seconds, named=named, **options)
+        if not answers and named is not None:
             raise InvalidField(f"no replica {quoted(named)} is running", param=REPLICA_HEADER)
         if not answers:
             raise NoEngineReady("no replica is running")

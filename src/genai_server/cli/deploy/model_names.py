@@ -1,37 +1,14 @@
 """The names by which requests choose one of the models of a deployment, and the model for those that name none."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from starlette.routing import BaseRoute, Match
-from starlette.types import Scope
 
 from genai_server.api.catalog import task_unsupported
-from genai_server.api.routes import (
-    chat,
-    chat_completions,
-    completions,
-    conversations,
-    embeddings,
-    messages,
-    ollama_embed,
-    rerank,
-    responses,
-    tokens,
-)
 from genai_server.config import Settings
 from genai_server.errors import ModelNotFound
 from genai_server.messages.status_file import ANY_NAME
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
-
-_MODULES = {
-    Task.GENERATE: (chat, chat_completions, completions, conversations, messages, responses),
-    Task.EMBED: (embeddings, ollama_embed),
-    Task.RERANK: (rerank,),
-}
-_ROUTES = {task: [route for module in modules for route in module.router.routes] for task, modules in _MODULES.items()}
 
 
 @dataclass(frozen=True)
@@ -64,16 +41,3 @@ class ModelNames:
                 return aliases.get(name, name)
         names = ", ".join(map(quoted, served))
         raise ModelNotFound(f"model {quoted(id)} is not served; {names} are", param="model")
-
-
-def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:
-    """What a request with these fields wants of its model; None for what every model can do."""
-    if matches(tokens.router.routes, scope):
-        # The prompt that they make, or its tokens.
-        return None if fields.get("messages") is None else Task.GENERATE
-    return next((task for task, routes in _ROUTES.items() if matches(routes, scope)), None)
-
-
-def matches(routes: Iterable[BaseRoute], scope: Scope) -> bool:
-    """Whether one of the routes answers a request."""
-    return any(route.matches(scope)[0] is Match.FULL for route in routes)

@@ -9,7 +9,7 @@ from genai_server.api.errors import error_body, speaks_anthropic
 from genai_server.api.generation.ndjson import LineStream, line_bytes
 from genai_server.api.generation.sse import EventStream, event_bytes
 from genai_server.api.routes import responses
-from genai_server.cli.deploy.model_names import matches
+from genai_server.cli.deploy.endpoints import matches
 from genai_server.errors import GenaiServerError
 from genai_server.openai_api.response_builder import stream_error
 

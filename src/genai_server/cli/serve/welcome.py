@@ -28,15 +28,15 @@ _EXAMPLES: dict[Task, tuple[str, dict[str, Any]]] = {
 }
 
 
-def url_of(settings: Settings, port: int) -> str:
-    """The server's address as a program on this machine uses it."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{'https' if settings.tls_cert else 'http'}://{_ALL_ADDRESSES.get(settings.host, host)}:{port}"
+def url_of(host: str, port: int, *, is_https: bool) -> str:
+    """The address of a server that listens so, as a program on this machine uses it."""
+    name = _ALL_ADDRESSES.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'https' if is_https else 'http'}://{name}:{port}"
 
 
 def welcome(settings: Settings, port: int) -> None:
     """Print the block."""
-    url = url_of(settings, port)
+    url = url_of(settings.host, port, is_https=bool(settings.tls_cert))
     everywhere = "   on every address of this machine" if settings.host in _ALL_ADDRESSES else ""
     show("")
     show(f"genai-server {__version__} is ready; ", ("Ctrl-C", "bold"), " stops it")

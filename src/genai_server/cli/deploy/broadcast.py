@@ -1,4 +1,4 @@
-"""Replicas, all asked at once."""
+"""A call of all replicas at once."""
 
 import asyncio
 import json

@@ -57,7 +57,7 @@ class _Handle:
 
 def _ask(*handles: _Handle, seconds: float = 0.05, **options: Any) -> dict[str, int]:
     """The status of each replica that has an answer, in their order."""
-    from genai_server.cli.deploy.replicas import ask_replicas
+    from genai_server.cli.deploy.broadcast import ask_replicas
 
     answers = asyncio.run(ask_replicas(handles, READINESS, seconds, **options))
     return {answer.replica: answer.status for answer in answers}
