@@ -1,9 +1,9 @@
 """schemathesis against the server's own description of itself: no surprise for any body that it can think of.
 
-Bodies are drawn by chance. Those with an extreme or a wrong value at each place in turn are left out. Of 3,119 with
-extreme values, most were refused for the same reason (all 445 of `/v1/chat/completions` for the content of a tool
-message), and scripts/fuzz.py (tests/load) sends wrong ones to the same endpoints. SCHEMATHESIS_EXAMPLES says how many
-examples to draw; then nothing is left out.
+Bodies are drawn by chance. Those with an extreme or wrong value at each place in turn (phase `coverage`) are left out.
+Most with extreme values are refused for the same reason, such as all 445 of `/v1/chat/completions` (`--mode positive`),
+and scripts/fuzz.py (tests/load) sends wrong ones to the same endpoints. SCHEMATHESIS_EXAMPLES says how many examples to
+draw; then nothing is left out.
 """
 
 import os
