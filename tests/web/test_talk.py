@@ -292,6 +292,8 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, lock
         expect(page.get_by_role("dialog")).to_contain_text("does not know the API key")
         page.get_by_label("API key").last.fill(KEY)
         page.get_by_role("button", name="Use this key").click()
+        # Before its models are known, nothing can be sent.
+        expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
         say(page, "say hello")
         expect(answer(page)).to_contain_text("hello")
         answered(page)
