@@ -153,7 +153,7 @@ async def _work(server: Server, seed: int, numbers: Iterator[int], found: Findin
 
 
 def _processes(server: Server) -> list[object]:
-    device = next(iter(server.health().values()))
+    (device,) = server.engines()
     return [server.pid, device["pid"], device["restarts"]]
 
 

@@ -1,8 +1,9 @@
 """Keep a server under full load, with everything that may happen to it, and say which of its promises it has kept.
 
 Two dozen clients ask the demo model in exact mode: right and wrong requests, streamed and plain, on all endpoints that
-generate; some leave, some are ended by the operator, some read slowly, while profiling is switched on and off and the
-engine is killed again and again. Then half of the time without kills. Linux only; ends with status 1 when a promise is
+generate; some leave, some are ended by the operator, some read slowly, some store conversations, require ambiguous
+grammars or have other models loaded on demand, while profiling is switched on and off and the engine is killed again
+and again. Then half of the time without kills, and SIGTERM under load. Linux only; ends with status 1 when a promise is
 broken.
 """
 
@@ -16,36 +17,48 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from _load.asked import MAX_LENGTH
+from _load.asked import MAX_LENGTH, MODEL, ON_DEMAND
 from _load.footprint import grown, growth
+from _load.pulse import pulse
 from _load.server import DEMO, run_server
-from _load.soaking import CLIENTS, Found, Plan, Soak
+from _load.soaking import CLIENTS, DRAIN_SECONDS, Found, Plan, Soak
 from _models.table import table
 
-MOST_GROWTH = 0.03
+MAX_GROWTH = 0.03
+LONGEST_PULSE = 0.25
 SETTINGS = {
-    "GENAI_MODEL_DIR": str(DEMO),
+    "GENAI_MODELS": ",".join(f"{model}={DEMO}" for model in (MODEL, *ON_DEMAND)),
+    # The model that most requests name, and one of the others.
+    "GENAI_MAX_MODELS": "2",
     "GENAI_EXACT": "true",
-    "GENAI_RESPONSE_STORE_SIZE": "64",
+    "GENAI_RESPONSE_STORE_SIZE": "512",
     "GENAI_MAX_LENGTH": str(MAX_LENGTH),
+    "GENAI_DRAIN_TIMEOUT": str(DRAIN_SECONDS),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="with kills; half as much follows without (30)")
-    parser.add_argument("--growth", type=float, default=MOST_GROWTH, help="of memory that is allowed (0.03)")
+    parser.add_argument("--growth", type=float, default=MAX_GROWTH, help="of memory that is allowed (0.03)")
+    parser.add_argument("--workers", type=int, default=2, help="API processes (2)")
+    parser.add_argument("--pulse", type=float, default=LONGEST_PULSE, help="slowest /healthz that is allowed (0.25)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
     plan = Plan.of(60 * arguments.minutes)
     print(f"seed {arguments.seed}; {CLIENTS} clients; {plan}", flush=True)
-    with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), SETTINGS) as server:
-        found = asyncio.run(Soak(server, Path(folder) / "profiles", plan, arguments.seed).run())
-    judge(found, arguments.growth)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = SETTINGS | {"GENAI_RESPONSE_STORE_FILE": f"{folder}/responses", "WORKERS": str(arguments.workers)}
+        with run_server(Path(folder), settings) as server, pulse(server.port) as beats:
+            found = asyncio.run(Soak(server, Path(folder) / "profiles", plan, arguments.seed, beats).run())
+    judge(found, arguments)
     print(table(requests(found), markdown=arguments.markdown), end="\n\n")
     print(table(processes(found), markdown=arguments.markdown), end="\n\n")
     print(f"{found.seconds:.0f} s, {found.kills} kills, {found.switches} profiling switches, {found.profiles} profiles")
+    print(
+        f"slowest /healthz {found.slowest_pulse:.3f} s; stopped {found.seconds_to_stop:.1f} s after SIGTERM under load"
+    )
     for name, course in found.courses.items():
         tenths = [course[(len(course) - 1) * tenth // 10] for tenth in range(11)]
         print(f"{name}, its own MB every tenth of the time: {', '.join(f'{size / 1e6:.1f}' for size in tenths)}")
@@ -55,10 +68,13 @@ def main() -> None:
     sys.exit(bool(found.books.broken))
 
 
-def judge(found: Found, most_growth: float) -> None:
-    """Hold the processes against what is promised of them."""
-    for name, (before, after) in (("API process", found.api), ("engine", found.engine)):
-        for promise in grown(before, after, most_growth):
+def judge(found: Found, allowed: argparse.Namespace) -> None:
+    """Check what is promised of the processes."""
+    if found.slowest_pulse > allowed.pulse:
+        found.books.accuse("/healthz answers in time", f"{found.slowest_pulse:.3f} s")
+    kinds = (("API processes", found.api, allowed.workers), ("engine", found.engine, 1))
+    for name, (before, after), processes in kinds:
+        for promise in grown(before, after, allowed.growth, processes):
             found.books.accuse(promise, f"{name}: {before} to {after}")
 
 

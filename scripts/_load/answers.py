@@ -41,6 +41,11 @@ def read_answer(status: int, body: bytes, *, streamed: bool) -> Answer:
     return _read_events(body) if streamed else _read_whole(_object(body))
 
 
+def error_code(status: int, body: bytes) -> str:
+    """The code of a refusal. Raises WrongAnswer if it gives no reason."""
+    return read_answer(status, body, streamed=False).reason
+
+
 def _read_whole(body: dict[str, Any]) -> Answer:
     if body.get("error"):
         raise WrongAnswer(f"status 200 with an error: {body['error']}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 COUNTRIES = ("France", "Japan", "Italy", "Egypt", "Peru", "Cuba", "Spain", "Kenya")
 MODEL = "onnx-genai"
+# Models with the same files as MODEL, which are loaded when a request names them.
+ON_DEMAND = ("second", "third")
 # Tokens of a prompt and its answer together, on the servers that are asked.
 MAX_LENGTH = 1024
 _JSON = {"content-type": "application/json"}
@@ -63,6 +65,28 @@ def long_question(chance: random.Random) -> Asked:
         "priority": chance.choice((0, 0, 0, 5, -5)),
     }
     return Asked("/v1/chat/stream" if streamed else "/v1/chat", json.dumps(body).encode(), streamed)
+
+
+def on_demand(asked: Asked, model: str) -> Asked:
+    """The same question to another model."""
+    return replace(asked, body=json.dumps(json.loads(asked.body) | {"model": model}).encode())
+
+
+def ambiguous(chance: random.Random) -> dict[str, Any]:
+    """A body whose grammar has a number of derivations that grows exponentially with the answer's length."""
+    letters = " | ".join(f'"{letter}"' for letter in chance.sample("abcdefgh", 3))
+    return {
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "structured_outputs": {"grammar": f"start: s\ns: s s | {letters}"},
+        "n": 8,
+        "max_tokens": 40,
+    }
+
+
+def conversation_turns(chance: random.Random) -> list[dict[str, str]]:
+    """Up to a hundred messages of a conversation, as its items."""
+    countries = chance.choices(COUNTRIES, k=chance.choice((2, 8, 30, 100)))
+    return [{"role": "user", "content": f"What is the capital of {country}?"} for country in countries]
 
 
 def full_length(number: int) -> dict[str, Any]:

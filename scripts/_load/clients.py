@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from .answers import Answer, WrongAnswer, read_answer
-from .asked import Asked, long_question, question, wrong
-from .http import BrokenAnswer, Exchange, ask_json
+from .answers import Answer, WrongAnswer, error_code, read_answer
+from .asked import ON_DEMAND, Asked, ambiguous, conversation_turns, long_question, on_demand, question, wrong
+from .http import BrokenAnswer, Exchange, ask, ask_json
 
 JSON = {"content-type": "application/json"}
 # What a request may meet while engines are killed.
 DEATHS = ("engine_died", "no_engine_ready", "generation_failed", "crash_loop")
+# What a request may meet while the server stops.
+STOPPING = (*DEATHS, "server_draining", "server_stopping")
+# What a request for a model that is not loaded may meet.
+_LOADING = ("models_busy", "model_unloaded", "model_not_ready")
+# How an answer along an ambiguous grammar may end when its masks take too much time.
+_TOO_AMBIGUOUS = "grammar_failed"
 _MOST_KEPT = 20
 _PAUSE = 0.05
 _SMALL_BUFFER = 2048
@@ -46,18 +54,25 @@ class Clients:
 
     def __init__(self, port: int, references: dict[int, Answer], books: Books, chance: random.Random) -> None:
         self.books = books
-        self.deaths_expected = False
+        # Codes of the errors that a valid request may meet now.
+        self.excused: tuple[str, ...] = ()
+        # Whether connections may be refused or lost, because the server stops.
+        self.is_stopping = False
         self._port = port
         self._references = references
         self._chance = chance
         kinds: list[tuple[Callable[[], Awaitable[None]], float]] = [
-            (self.undisturbed, 0.55),
-            (self.wrong, 0.20),
+            (self.undisturbed, 0.48),
+            (self.wrong, 0.18),
             (self.leaver, 0.10),
             (self.terminated, 0.08),
             (self.slow_reader, 0.07),
+            (self.conversation, 0.06),
+            (self.ambiguous, 0.02),
+            (self.visitor, 0.01),
         ]
         self._kinds, self._weights = zip(*kinds, strict=True)
+        self._visiting = asyncio.Lock()
 
     async def keep_asking(self, until: Callable[[], bool]) -> None:
         """One client after another, of any kind."""
@@ -67,6 +82,9 @@ class Clients:
             try:
                 await client()
             except (BrokenAnswer, WrongAnswer, OSError) as error:
+                if self.is_stopping and not isinstance(error, WrongAnswer):
+                    await asyncio.sleep(_PAUSE)
+                    continue
                 self.books.count(kind, "no terminal answer")
                 self.books.accuse("one terminal answer for each request", f"{kind}: {type(error).__name__}: {error}")
 
@@ -82,8 +100,7 @@ class Clients:
         asked = wrong(self._chance)
         status, answer = await self._ask(asked)
         self.books.count("wrong", f"refused with {status}")
-        engine_needed = status == 503 and self.deaths_expected and answer.reason in DEATHS
-        if str(status) != asked.expected and not engine_needed:
+        if str(status) != asked.expected and not (status == 503 and answer.reason in self.excused):
             self.books.accuse(
                 "bad requests are refused as such", f"{asked.path} {asked.body[:200]!r}: {status} {answer}"
             )
@@ -108,7 +125,7 @@ class Clients:
         answering = asyncio.ensure_future(self._ask(asked, name))
         await asyncio.sleep(self._chance.choice((0.0, 0.02, 0.1, 0.5)))
         order = await ask_json(self._port, ADMIN, {"terminate_session": "1", "request_id": name})
-        if order.status not in (200, 404, *((503,) if self.deaths_expected else ())):
+        if order.status not in (200, 404, *((503,) if self.excused else ())):
             self.books.accuse("the operator is heard", f"{order.status} {bytes(order.body[:200])!r}")
         _, answer = await answering
         self._count("terminated", answer)
@@ -120,12 +137,77 @@ class Clients:
         if self._count("slow reader", answer) and answer != self._references[number]:
             self.books.accuse("undisturbed answers equal the reference", f"question {number}, slowly: {answer}")
 
+    async def conversation(self) -> None:
+        """Stores a conversation, has it continued by two responses, refers to its items, pages through it and deletes
+        it.
+        """
+        turns = conversation_turns(self._chance)
+        created = await self._stored("POST", "/v1/conversations", {"items": turns})
+        if created is None:
+            return
+        path = f"/v1/conversations/{created['id']}"
+        page = await self._stored("GET", f"{path}/items?limit=100&order=asc")
+        if page is not None:
+            texts = [item["content"][0]["text"] for item in page["data"]]
+            if texts != [turn["content"] for turn in turns]:
+                self.books.accuse("stored items are returned in order", f"{texts}"[:200])
+            references = [{"type": "item_reference", "id": item["id"]} for item in page["data"][-8:]]
+            options = {"max_output_tokens": 8, "temperature": 0.0}
+            asked = {"input": [*references, {"role": "user", "content": "Hello!"}], **options}
+            await self._stored("POST", "/v1/responses", asked)
+            await self._stored("POST", "/v1/responses", {"conversation": created["id"], "input": "Hello!", **options})
+        await self._stored("DELETE", path)
+
+    async def ambiguous(self) -> None:
+        """Requires a grammar whose masks take long; gets an answer, or an error that names the grammar."""
+        response = await ask_json(self._port, "/v1/chat/completions", ambiguous(self._chance))
+        if response.status == 200:
+            self.books.count("ambiguous", "finished")
+            return
+        code = error_code(response.status, bytes(response.body))
+        self.books.count("ambiguous", f"refused: {code}")
+        if code != _TOO_AMBIGUOUS and code not in self.excused:
+            self.books.accuse("what is right is answered", f"ambiguous: {response.status} {code}")
+
+    async def visitor(self) -> None:
+        """Has another model loaded. One at a time, so that the other models have to make room for each other but never
+        the one that all others use.
+        """
+        if self._visiting.locked():
+            await self.undisturbed()
+            return
+        async with self._visiting:
+            await self.visit(self._chance.choice(ON_DEMAND))
+
+    async def visit(self, model: str) -> None:
+        """Asks a model that has the same weights, and gets the same answer."""
+        number = self._chance.choice(list(self._references))
+        answer = await self._answer(on_demand(question(number), model))
+        if answer.end != "finished" and answer.reason in _LOADING:
+            self.books.count("visitor", f"{answer.end}: {answer.reason}")
+        elif self._count("visitor", answer) and answer != self._references[number]:
+            self.books.accuse("undisturbed answers equal the reference", f"question {number}, on demand: {answer}")
+
+    async def _stored(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
+        """The answer of an endpoint of stored responses; None where an engine's death explains that there is none."""
+        data = b"" if body is None else json.dumps(body).encode()
+        response = await ask(self._port, method, path, data, JSON)
+        if response.status == 200:
+            self.books.count("conversation", f"{method} finished")
+            found: dict[str, Any] = response.json()
+            return found
+        code = error_code(response.status, bytes(response.body))
+        self.books.count("conversation", f"{method} refused: {code}")
+        if code not in self.excused:
+            self.books.accuse("what is right is answered", f"{method} {path}: {response.status} {code}")
+        return None
+
     def _count(self, kind: str, answer: Answer) -> bool:
         """Note an answer; returns whether it has come to an end of its own."""
         self.books.count(kind, answer.end if answer.end == "finished" else f"{answer.end}: {answer.reason}")
         if answer.end == "finished":
             return answer.reason != "terminated"
-        if not (self.deaths_expected and answer.reason in DEATHS):
+        if answer.reason not in self.excused:
             self.books.accuse("what is right is answered", f"{kind}: {answer}")
         return False
 

@@ -54,11 +54,12 @@ def growth(before: Footprint, after: Footprint) -> float:
     return (after.own - before.own) / before.pss
 
 
-def grown(before: Footprint, after: Footprint, most_growth: float) -> list[str]:
-    """The promises that a process has broken in between."""
+def grown(before: Footprint, after: Footprint, max_growth: float, processes: int = 1) -> list[str]:
+    """The promises that a number of processes have broken in between."""
     broken = []
-    if growth(before, after) >= most_growth:
+    if growth(before, after) >= max_growth:
         broken.append("memory does not grow")
-    if after.handles > before.handles + SPARE_HANDLES or after.threads > before.threads + SPARE_THREADS:
+    more_handles, more_threads = after.handles - before.handles, after.threads - before.threads
+    if more_handles > processes * SPARE_HANDLES or more_threads > processes * SPARE_THREADS:
         broken.append("handles and threads stay level")
     return broken

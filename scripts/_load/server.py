@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEMO = REPOSITORY / "models" / "demo"
@@ -31,27 +32,33 @@ class Server:
     port: int
 
     def health(self) -> dict[str, Any]:
-        """The devices of /healthz."""
+        """The models of /healthz."""
         body: dict[str, Any] = httpx.get(f"http://{HOST}:{self.port}/healthz", timeout=10).json()
-        devices: dict[str, Any] = body["devices"]
-        return devices
+        models: dict[str, Any] = body["models"]
+        return models
 
     def engines(self) -> list[dict[str, Any]]:
         """The devices of all models."""
-        body: dict[str, Any] = httpx.get(f"http://{HOST}:{self.port}/healthz", timeout=10).json()
-        return [device for model in body["models"].values() for device in model["devices"].values()]
+        return [device for model in self.health().values() for device in model["devices"].values()]
 
     def engine_pid(self) -> int | None:
-        """The engine of the first device, if it runs and takes work."""
-        first = next(iter(self.health().values()))
+        """The process of the default model's first engine, if it is ready."""
+        default = next(iter(self.health().values()))
+        first = next(iter(default["devices"].values()))
         return first["pid"] if first["state"] == "ready" else None
 
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits, and all engines are there."""
-        return all(
-            device["state"] == "ready" and device["running"] == device["waiting"] == 0
-            for device in self.health().values()
+        """Whether nothing runs or waits, and every model is ready or unloaded."""
+        engines = self.engines()
+        return any(engine["state"] == "ready" for engine in engines) and all(
+            engine["state"] in ("ready", "unloaded") and engine["running"] == engine["waiting"] == 0
+            for engine in engines
         )
+
+    def api_pids(self) -> list[int]:
+        """The processes that answer HTTP: the server's own, or with several workers its children."""
+        children = psutil.Process(self.pid).children()
+        return [child.pid for child in children if _is_worker(child)] or [self.pid]
 
     def is_up(self) -> bool:
         """Whether it takes work."""
@@ -59,6 +66,12 @@ class Server:
             return self.is_idle()
         except httpx.TransportError:
             return False
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return any("spawn_main" in part for part in process.cmdline())
+    return False
 
 
 def clean_environment() -> dict[str, str]:

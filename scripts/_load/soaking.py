@@ -21,10 +21,11 @@ from pathlib import Path
 import psutil
 
 from .answers import WrongAnswer, read_answer
-from .asked import full_length
-from .clients import ADMIN, Books, Clients, ask_references
-from .footprint import Footprint, footprint
+from .asked import ON_DEMAND, full_length
+from .clients import ADMIN, DEATHS, STOPPING, Books, Clients, ask_references
+from .footprint import Footprint, footprint, together
 from .http import BrokenAnswer, ask_json
+from .pulse import Pulse
 from .server import Server
 
 QUESTIONS = 60
@@ -43,6 +44,12 @@ _MOST_SECONDS_PER_PROFILING = 5.0
 _SECONDS_TO_RECOVER = 75.0
 _FEW_KILLS = 3
 _SAMPLING = 2.0
+# So many requests reach every API process.
+_VISITS = 8
+_SECONDS_UNDER_LOAD = 3.0
+# The time to drain, and what the processes need to end.
+DRAIN_SECONDS = 10
+_LONGEST_STOP = DRAIN_SECONDS + 10.0
 
 
 @dataclass(frozen=True)
@@ -88,14 +95,20 @@ class Found:
     switches: int = 0
     profiles: int = 0
     seconds: float = 0.0
+    slowest_pulse: float = 0.0
+    # From SIGTERM under load until the last process has ended.
+    seconds_to_stop: float = 0.0
 
 
 class Soak:
-    """One run over a server with one engine, whose profiles go to `profiles`."""
+    """One run over a server whose first model has one engine, whose /healthz `pulse` asks, and whose profiles go to
+    `profiles`.
+    """
 
-    def __init__(self, server: Server, profiles: Path, plan: Plan, seed: int) -> None:
+    def __init__(self, server: Server, profiles: Path, plan: Plan, seed: int, pulse: Pulse) -> None:
         self.found = Found()
         self._server = server
+        self._pulse = pulse
         self._profiles = profiles
         self._plan = plan
         self._chance = random.Random(seed)
@@ -109,23 +122,46 @@ class Soak:
         clients = Clients(self._server.port, references, self.found.books, self._chance)
         await self._warm_up(clients)
         api, _ = await self._at_rest(self._plan.tidy_up)
-        clients.deaths_expected = True
+        clients.excused = DEATHS
         await self._part(clients, self._plan.with_kills, self._kill_engines)
         await self._rest()
-        clients.deaths_expected = False
+        clients.excused = ()
         await self._warm_up(clients)
         _, engine = await self._at_rest(_SECONDS_FOR_AN_ENGINE)
         await self._part(clients, self._plan.without_kills)
         api_at_the_end, engine_at_the_end = await self._at_rest(self._plan.tidy_up)
         self.found.api, self.found.engine = (api, api_at_the_end), (engine, engine_at_the_end)
+        await asyncio.to_thread(self._pulse.look)
+        self.found.slowest_pulse = self._pulse.slowest()
+        await self._stop_under_load(clients)
         self.found.seconds = time.monotonic() - started
         return self.found
 
+    async def _stop_under_load(self, clients: Clients) -> None:
+        """Send SIGTERM while all clients ask, and wait until every process of the server has ended."""
+        server = psutil.Process(self._server.pid)
+        clients.excused, clients.is_stopping = STOPPING, True
+        asking = [asyncio.create_task(clients.keep_asking(lambda: not server.is_running())) for _ in range(CLIENTS)]
+        await asyncio.sleep(_SECONDS_UNDER_LOAD)
+        processes = [server, *server.children(recursive=True)]
+        started = time.monotonic()
+        server.terminate()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, processes, _LONGEST_STOP)
+        self.found.seconds_to_stop = time.monotonic() - started
+        if alive:
+            self.found.books.accuse("the server stops within its drain time", f"after {_LONGEST_STOP} s: {alive}")
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
     async def _warm_up(self, clients: Clients) -> None:
-        """Fill what fills up: each slot to its whole length, unless the plan is short, the caches and thread pools.
+        """Fill what fills up: each slot to its whole length, unless the plan is short, the caches and thread pools, and
+        what API processes keep of each model.
 
         Raises WrongAnswer if a slot is not filled.
         """
+        for model in ON_DEMAND:
+            await asyncio.gather(*(clients.visit(model) for _ in range(_VISITS)))
         num_full = CLIENTS if self._plan.fills else 0
         answers = await asyncio.gather(
             *(ask_json(self._server.port, "/v1/chat", full_length(index)) for index in range(num_full))
@@ -163,8 +199,14 @@ class Soak:
         if not await asyncio.to_thread(self._server.is_idle):
             self.found.books.accuse("slots balance", f"at rest: {await asyncio.to_thread(self._server.health)}")
         await asyncio.sleep(seconds)
-        engine = await asyncio.to_thread(self._server.engine_pid)
-        return footprint(self._server.pid), footprint(engine or 0)
+        return await asyncio.to_thread(self._api), await asyncio.to_thread(self._engine)
+
+    def _api(self) -> Footprint:
+        """All API processes together."""
+        return together([footprint(pid) for pid in self._server.api_pids()])
+
+    def _engine(self) -> Footprint:
+        return footprint(self._server.engine_pid() or 0)
 
     async def _kill_engines(self) -> None:
         while True:
@@ -189,7 +231,7 @@ class Soak:
 
     async def _watch_memory(self) -> None:
         while True:
-            for name, pid in (("API", self._server.pid), ("engine", await asyncio.to_thread(self._server.engine_pid))):
+            for name, processes in (("API", self._api), ("engine", self._engine)):
                 with suppress(OSError, psutil.Error):  # it has just been killed
-                    self.found.courses[name].append(footprint(pid or 0).own)
+                    self.found.courses[name].append((await asyncio.to_thread(processes)).own)
             await asyncio.sleep(_SAMPLING)
