@@ -43,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000, help="attempts in all (100000)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--workers", type=int, default=2, help="API processes (2)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this attempt of the seed, and show what it sends")
     growth_help = f"of memory that is allowed ({_MOST_GROWTH}, below {_LONG} attempts {_MOST_GROWTH_WHILE_FILLING})"
     parser.add_argument("--growth", type=float, help=growth_help)
@@ -50,7 +51,8 @@ def main() -> None:
     arguments = parser.parse_args()
     numbers = range(arguments.count) if arguments.only is None else range(arguments.only, arguments.only + 1)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), SETTINGS) as server:
+    settings = SETTINGS | {"WORKERS": str(arguments.workers)}
+    with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), settings | stored(folder)) as server:
         asked = targets(server)
         if arguments.only is not None:
             print(f"{attempt(arguments.seed, arguments.only, asked.paths, asked.places)}"[:_MOST_PRINTED])
@@ -60,7 +62,7 @@ def main() -> None:
     allowed = arguments.growth
     if allowed is None:
         allowed = _MOST_GROWTH if arguments.count >= _LONG else _MOST_GROWTH_WHILE_FILLING
-    broken = complaints(found, allowed, arguments.seed)
+    broken = complaints(found, allowed, arguments)
     print(table(report(found), markdown=arguments.markdown), end="\n\n")
     seconds = time.monotonic() - started
     print(f"{seconds:.0f} s, {len(asked.paths)} endpoints, seed {arguments.seed}, {tracebacks} tracebacks in the log")
@@ -73,14 +75,22 @@ def main() -> None:
     sys.exit(bool(broken))
 
 
-def complaints(found: Findings, most_growth: float, seed: int) -> list[str]:
+def stored(folder: str) -> dict[str, str]:
+    """The setting that has the API processes share what they store."""
+    return {"GENAI_RESPONSE_STORE_FILE": f"{folder}/responses"}
+
+
+def complaints(found: Findings, max_growth: float, arguments: argparse.Namespace) -> list[str]:
     """All that is wrong, with how to see it again."""
-    broken = [f"{what}\n  again: scripts/fuzz --seed {seed} --only {number}" for number, what in sorted(found.failures)]
+    again = f"again: scripts/fuzz --seed {arguments.seed} --only"
+    broken = [f"{what}\n  {again} {number}" for number, what in sorted(found.failures)]
     if found.restarts:
         broken.append(f"engines died {found.restarts} times")
     for name, course in courses(found):
         before, after = compared(course)
-        broken += [f"{promise}: {name}: {before} to {after}" for promise in grown(before, after, most_growth)]
+        broken += [
+            f"{promise}: {name}: {before} to {after}" for promise in grown(before, after, max_growth, arguments.workers)
+        ]
     return broken
 
 
@@ -103,7 +113,7 @@ def report(found: Findings) -> list[list[str]]:
 
 def courses(found: Findings) -> list[tuple[str, list[Footprint]]]:
     """What each process held all the while."""
-    return [("API process", found.api), ("engines", found.engines)]
+    return [("API processes", found.api), ("engines", found.engines)]
 
 
 def compared(course: list[Footprint]) -> tuple[Footprint, Footprint]:

@@ -84,8 +84,8 @@ def ambiguous(chance: random.Random) -> dict[str, Any]:
 
 
 def conversation_turns(chance: random.Random) -> list[dict[str, str]]:
-    """Up to a hundred messages of a conversation, as its items."""
-    countries = chance.choices(COUNTRIES, k=chance.choice((2, 8, 30, 100)))
+    """Up to thirty messages of a conversation, as its items."""
+    countries = chance.choices(COUNTRIES, k=chance.choice((2, 8, 30)))
     return [{"role": "user", "content": f"What is the capital of {country}?"} for country in countries]
 
 

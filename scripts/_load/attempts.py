@@ -11,9 +11,12 @@ from typing import Any
 from .corpus import BODIES
 from .floods import Place, flooded
 from .mutations import CONTENT_TYPES, mutated_body
+from .stored import CONVERSATION, RESPONSE
 
 # Such a body takes as long to send as a hundred others.
 _FLOODS = 0.03
+# Requests that name something stored, of those whose path does.
+_EXISTING = 0.7
 # A server gives up on a body that is so long, or on a header that is no HTTP, while it is still being sent.
 _DRAINED = 8 * 1024 * 1024
 _NO_HTTP = "authorization: Bearer \x01"
@@ -55,7 +58,10 @@ def attempt(
         body = flooded(chance, chance.choice(places[path]))
     else:
         body = mutated_body(chance, chance.choice(BODIES.get(path) or [{}]))
-    target = path.replace("{", "").replace("}", "")
+    target = path
+    if chance.random() < _EXISTING:
+        target = target.replace("{conversation_id}", CONVERSATION).replace("{response_id}", RESPONSE)
+    target = target.replace("{", "").replace("}", "")
     if chance.random() < 0.02:
         target += chance.choice(("?a=1&a=2", "?%00", "/", "//..", "?" + "q" * 3000))
     headers = ["host: 127.0.0.1", "connection: close"]

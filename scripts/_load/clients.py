@@ -122,13 +122,14 @@ class Clients:
         """Has its generation ended by the operator."""
         name = f"soak-{secrets.token_hex(8)}"
         asked = long_question(self._chance)
-        answering = asyncio.ensure_future(self._ask(asked, name))
+        answer, _ = await asyncio.gather(self._answer(asked, name), self._terminate(name))
+        self._count("terminated", answer)
+
+    async def _terminate(self, name: str) -> None:
         await asyncio.sleep(self._chance.choice((0.0, 0.02, 0.1, 0.5)))
         order = await ask_json(self._port, ADMIN, {"terminate_session": "1", "request_id": name})
         if order.status not in (200, 404, *((503,) if self.excused else ())):
             self.books.accuse("the operator is heard", f"{order.status} {bytes(order.body[:200])!r}")
-        _, answer = await answering
-        self._count("terminated", answer)
 
     async def slow_reader(self) -> None:
         """Takes its answer through a small buffer, a little at a time."""
@@ -211,8 +212,8 @@ class Clients:
             self.books.accuse("what is right is answered", f"{kind}: {answer}")
         return False
 
-    async def _answer(self, asked: Asked, *, slowly: bool = False) -> Answer:
-        _, answer = await self._ask(asked, slowly=slowly)
+    async def _answer(self, asked: Asked, name: str = "", *, slowly: bool = False) -> Answer:
+        _, answer = await self._ask(asked, name, slowly=slowly)
         return answer
 
     async def _ask(self, asked: Asked, name: str = "", *, slowly: bool = False) -> tuple[int, Answer]:

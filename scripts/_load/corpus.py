@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .stored import CONVERSATION, ITEM, RESPONSE
+
 MODEL = "onnx-genai"
 _HELLO = [{"role": "user", "content": "say hi"}]
 _SCHEMA = {
@@ -70,6 +72,8 @@ _SAMPLING = {
     "exact": True,
 }
 _SHORT = {"max_tokens": 4}
+# The number of derivations grows exponentially with the answer's length.
+_AMBIGUOUS = 'start: s\ns: s s | "a" | "b" | "c"'
 _CHATS: list[dict[str, Any]] = [
     {"messages": _HELLO, **_SHORT},
     {"messages": _TURNS, "tools": [_TOOL], "tool_choice": "auto", **_SHORT},
@@ -90,6 +94,7 @@ _CHATS: list[dict[str, Any]] = [
     {"messages": _HELLO, "structured_outputs": {"regex": "[a-c]{1,3}|\\d+"}, **_SHORT},
     {"messages": _HELLO, "structured_outputs": {"choice": ["yes", "no"]}, "reasoning_effort": "low", **_SHORT},
     {"messages": _HELLO, "structured_outputs": {"grammar": 'start: "a" b\nb: /[0-9]+/ | "(" b ")"'}, **_SHORT},
+    {"messages": _HELLO, "structured_outputs": {"grammar": _AMBIGUOUS}, "max_tokens": 40},
     {"messages": _HELLO, "structured_outputs": {"json": _SCHEMA}, "device": "scripted", "model": MODEL, **_SHORT},
     {"messages": _CALLED, "tools": [*_LOOSE_TOOLS, _TOOL], "max_tokens": 90},
     {"messages": _HELLO, "tools": _LOOSE_TOOLS, "tool_choice": "required", **_SHORT},
@@ -143,6 +148,7 @@ _RESPONSES: list[dict[str, Any]] = [
         "max_output_tokens": 4,
     },
     {"input": "say hi", "previous_response_id": "resp_x", "max_output_tokens": 4},
+    {"input": "say hi", "previous_response_id": RESPONSE, "max_output_tokens": 4},
     # What is left out, or has names of more parts: see openai_api/lenient.py.
     {
         "input": "say hi",
@@ -170,6 +176,7 @@ _RESPONSES: list[dict[str, Any]] = [
         "max_output_tokens": 90,
     },
 ]
+_REFERENCES: list[dict[str, Any]] = [{"type": "item_reference", "id": ITEM}]
 _CONVERSED: list[dict[str, Any]] = [
     {"role": "user", "content": "say hi"},
     {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": 'a\n"b"'},
@@ -192,12 +199,20 @@ _RESPONSES += [
         "max_output_tokens": 4,
     },
     {"input": "say hi", "conversation": {"id": "conv_x"}, "max_output_tokens": 4},
+    {"input": "say hi", "conversation": CONVERSATION, "max_output_tokens": 4},
+    {"input": [*_REFERENCES, {"role": "user", "content": "say hi"}], "max_output_tokens": 4},
+    {"input": _REFERENCES * 300, "store": False, "max_output_tokens": 4},
 ]
 _COMPACT: list[dict[str, Any]] = [
     {"model": MODEL, "input": _CONVERSED, "instructions": "Be short.", "prompt_cache_key": "k"},
     {"model": MODEL, "input": "say hi", "previous_response_id": "resp_x"},
+    {"model": MODEL, "input": "say hi", "previous_response_id": RESPONSE},
 ]
-_ITEMS: list[dict[str, Any]] = [{"items": _CONVERSED}, {"items": [{"type": "item_reference", "id": "x"}]}]
+_ITEMS: list[dict[str, Any]] = [
+    {"items": _CONVERSED},
+    {"items": [{"type": "item_reference", "id": "x"}]},
+    {"items": _REFERENCES},
+]
 _CONVERSATIONS: list[dict[str, Any]] = [{"items": _CONVERSED, "metadata": {"a": "b"}}, {"metadata": {"a": "b"}}]
 _ANTHROPIC_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -20,6 +20,7 @@ from .footprint import Footprint, footprint, together
 from .http import BrokenAnswer, Exchange, Response, ask_json
 from .pulse import Pulse
 from .server import HOST, Server
+from .stored import Stored
 
 LONGEST_SECONDS = 1.0
 LONGEST_PULSE = 0.25
@@ -71,6 +72,7 @@ class Fuzzer:
         self._seed = seed
         self._asked = asked
         self._pulse = pulse
+        self._stored = Stored(server.port)
         self._sampled = 1
         # When each attempt was under way, by `time.monotonic`.
         self._times: list[tuple[float, float, int]] = []
@@ -146,7 +148,8 @@ class Fuzzer:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(_GIVEN_UP_SECONDS):
-                response = await send(self._server.port, made)
+                filled = replace(made, data=await self._stored.fill(made.data))
+                response = await send(self._server.port, filled)
         except TimeoutError:
             return time.perf_counter() - started, f"no answer within {_GIVEN_UP_SECONDS:.0f} s"
         except (BrokenAnswer, OSError) as error:
@@ -161,7 +164,7 @@ class Fuzzer:
         # Else one is just being restarted, which counts as a failure at the end.
         if all(engine["state"] == "ready" for engine in engines):
             self.found.engines.append(together([footprint(engine["pid"]) for engine in engines]))
-            self.found.api.append(footprint(self._server.pid))
+            self.found.api.append(together([footprint(pid) for pid in self._server.api_pids()]))
 
 
 def complaint_about(response: Response) -> str | None:

@@ -23,7 +23,7 @@ def run(script: str, *options: str) -> None:
 
 @pytest.mark.timeout(400)
 def test_under_full_load_and_kills_each_request_has_one_answer_and_nothing_is_left_behind() -> None:
-    run("soak", "--minutes", "0.1", "--seed", "1", "--growth", "0.25")
+    run("soak", "--minutes", "0.1", "--seed", "1", "--growth", "0.25", "--pulse", "5")
 
 
 @pytest.mark.timeout(300)
