@@ -7,13 +7,22 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.running_server import RunningServer, body, has_ended, run_server, running_after, wait_until
+from tests.running_server import (
+    SCRIPTED,
+    RunningServer,
+    body,
+    has_ended,
+    run_server,
+    running_after,
+    wait_until,
+)
 from tests.server_here import run_here
 
 
@@ -34,22 +43,17 @@ def hanging_orphan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psutil.
 
 # Begun here, because its end takes 16 seconds: a test below waits for it.
 @pytest.mark.usefixtures("hanging_orphan")
-def test_while_an_engine_holds_pythons_lock_health_and_other_devices_go_on(scripted: RunningServer) -> None:
-    held: list[dict[str, object]] = []
-    holder = threading.Thread(
-        target=lambda: held.append(scripted.chat("hold 3 at 0; say done", device="scripted:0").json())
-    )
-    holder.start()
-    wait_until(lambda: scripted.device("scripted:0")["running"] == 1)
-    answered = 0
-    with scripted.stream("count 50", device="scripted:1") as events:
-        assert json.loads(list(events)[-1])["finish_reason"] == "stop"
-    while holder.is_alive() and answered < 20:
-        assert scripted.client.get("/healthz").status_code == 200
-        answered += 1
-    assert holder.is_alive(), "the engine was not held for as long as 21 answers took"
-    holder.join(20)
-    assert held[0]["content"] == "done"
+def test_an_engine_that_holds_pythons_lock_delays_no_other(own_folder: Path) -> None:
+    with run_server(own_folder, *SCRIPTED) as server, ThreadPoolExecutor(1) as thread:
+        # Held until the engine is killed, however long the other requests take.
+        held = thread.submit(server.chat, "hold 600 at 1; say done", device="scripted:0")
+        wait_until(lambda: server.device("scripted:0")["running"] == 1)
+        with server.stream("count 50", device="scripted:1") as events:
+            assert json.loads(list(events)[-1])["finish_reason"] == "stop"
+        assert [server.client.get("/healthz").status_code for _ in range(20)] == [200] * 20
+        assert not held.done()
+        os.kill(server.device("scripted:0")["pid"], signal.SIGKILL)
+        assert held.result().json()["error"]["code"] == "engine_died"
 
 
 def test_kill_9_on_the_engine_ends_its_streams_with_an_error_and_the_engine_comes_back(own_folder: Path) -> None:
