@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-VOCABULARY, CONTEXT, WINDOW, SHORT_CONTEXT = 512, 512, 32, 128
+# The builder takes any linear layer with this many outputs for the head, so no other layer may have them.
+VOCABULARY = 510
+CONTEXT, WINDOW, SHORT_CONTEXT = 512, 32, 128
 END_OF_TEXT, TURN_END = 0, 2  # as in tokenizer.py
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -255,6 +257,8 @@ def make(family: Family, out: Path) -> None:
     torch.manual_seed(7)
     config = getattr(transformers, family.config)(**_COMMON | family.settings)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    wide = [name for name, part in model.named_modules() if getattr(part, "out_features", 0) == VOCABULARY]
+    assert wide == ["lm_head"], wide
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _randomize(name, parameter, family.embeddings)
