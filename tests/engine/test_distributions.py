@@ -22,6 +22,7 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Row
 from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.grammar import Compiled, Guidance, bytes_guidance
 from genai_server.engine.sampling.next_token import choose_next_token, num_choices
@@ -126,34 +127,49 @@ def _ends(asked: Asked, answer: Answer) -> set[int]:
 
 
 def _next(asked: Asked, grammar: str, answer: Answer) -> Probabilities:
-    """The probabilities of the next token. A guide leaves a token that fits, and has all others drawn again."""
+    """The probabilities of the next token."""
     ends = _ends(asked, answer)
     free = np.ones(VOCAB, bool)
     if len(answer) < asked.others.get("min_tokens", 0):
         free[[*EOS, *asked.others["stop_token_ids"]]] = False
     fits = np.zeros(VOCAB, bool)
     fits[[A] if answer[-1:] == (C,) else [A, B, C, *ends]] = True
+    logits = TABLE[(PROMPT[-1], *answer)[len(answer)]]
     match grammar:
         case "none":
-            return _reference(asked.sampling, answer, free)
+            return reference(logits, asked.sampling, PROMPT, answer, free)
         case "required":
-            return _reference(asked.sampling, answer, fits)
-    drawn = _reference(asked.sampling, answer, free)
+            return reference(logits, asked.sampling, PROMPT, answer, fits)
+    return guided_reference(logits, asked.sampling, PROMPT, answer, free, fits)
+
+
+def guided_reference(
+    logits: Logits,
+    sampling: Mapping[str, Any],
+    prompt: list[int],
+    answer: Answer,
+    free: NDArray[np.bool_],
+    fits: NDArray[np.bool_],
+) -> Probabilities:
+    """A token is drawn among the free ones. Those that do not fit are drawn again, among the fitting ones."""
+    drawn = reference(logits, sampling, prompt, answer, free)
     if not drawn[~fits].sum():
         return drawn
-    return np.where(fits, drawn, 0) + drawn[~fits].sum() * _reference(asked.sampling, answer, fits)
+    return np.where(fits, drawn, 0) + drawn[~fits].sum() * reference(logits, sampling, prompt, answer, fits)
 
 
-def _reference(sampling: Mapping[str, Any], answer: Answer, allowed: NDArray[np.bool_]) -> Probabilities:
-    """The probabilities of tokens that follow an answer, by the fields' definitions."""
-    scores = TABLE[(PROMPT[-1], *answer)[len(answer)]].astype(np.float64)
+def reference(
+    logits: Logits, sampling: Mapping[str, Any], prompt: list[int], answer: Answer, allowed: NDArray[np.bool_]
+) -> Probabilities:
+    """The probabilities of tokens that follow prompt and answer, by the fields' definitions."""
+    scores, ids = logits.astype(np.float64), np.arange(logits.size)
     bias = sampling.get("logit_bias", {})
     for token, added in bias.items():
         scores[token] += added if abs(added) < 100 else 0
-        allowed = allowed & (np.arange(VOCAB) != token) if added <= -100 else allowed
+        allowed = allowed & (ids != token) if added <= -100 else allowed
     if selected := [token for token, added in bias.items() if added >= 100]:
-        allowed = allowed & np.isin(np.arange(VOCAB), selected)
-    for token in {*PROMPT, *answer}:
+        allowed = allowed & np.isin(ids, selected)
+    for token in {*prompt, *answer}:
         penalty = sampling.get("repetition_penalty", 1.0)
         scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
     for token, count in Counter(answer).items():
@@ -164,13 +180,13 @@ def _reference(sampling: Mapping[str, Any], answer: Answer, allowed: NDArray[np.
     weights = {
         token: math.exp((scores[token] - scores[ranked[0]]) / (sampling["temperature"] or 1)) for token in ranked
     }
-    kept = ranked[: sampling.get("top_k", VOCAB)]
+    kept = ranked[: sampling.get("top_k", ids.size)]
     total, before, nucleus = sum(weights[token] for token in kept), 0.0, []
     for token in kept:
         if before < sampling.get("top_p", 1.0) * total and weights[token] >= sampling.get("min_p", 0.0):
             nucleus.append(token)
         before += weights[token]
-    probabilities = np.zeros(VOCAB)
+    probabilities = np.zeros(ids.size)
     probabilities[nucleus] = [weights[token] for token in nucleus]
     return probabilities / probabilities.sum()
 
@@ -295,7 +311,7 @@ def test_answers_are_the_same_alone_in_a_batch_and_exact(
 ) -> None:
     device = Device(tmp_path, rows=rows)
     for asked in ASKED.values():
-        assert device.answers(asked, grammar, 24, **fields) == chosen(asked, grammar, 24)
+        assert device.answers(asked, grammar, 16, **fields) == chosen(asked, grammar, 16)
     assert (device.runner.most_rows > 1) == (rows > 1)
 
 
@@ -303,7 +319,7 @@ def test_answers_are_the_same_alone_in_a_batch_and_exact(
 def test_answers_are_the_same_with_drafts(tmp_path: Path, drafts: None, grammar: str) -> None:
     device, ends = Device(tmp_path, drafts=True), []
     for asked in ASKED.values():
-        assert device.answers(asked, grammar, 60) == chosen(asked, grammar, 60)
+        assert device.answers(asked, grammar, 40) == chosen(asked, grammar, 40)
         ends += device.ends
     assert 0 < sum(end.num_accepted for end in ends) < sum(end.num_drafted for end in ends)
 
