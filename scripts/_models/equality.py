@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from _models.families import VOCABULARY
-
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
