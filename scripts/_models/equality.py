@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from _models.families import VOCABULARY
 from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
@@ -23,7 +24,7 @@ HOPELESS = 30.0
 def prompt(length: int, seed: int = 0) -> list[int]:
     """Tokens without sense."""
     chance = random.Random(f"{seed} {length}")
-    return [chance.randrange(3, 512) for _ in range(length)]
+    return [chance.randrange(3, VOCABULARY) for _ in range(length)]
 
 
 class Reference:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-VOCABULARY, CONTEXT, WINDOW, SHORT_CONTEXT = 512, 512, 32, 128
+# The builder takes any linear layer with this many outputs for the head, so no other layer may have them.
+VOCABULARY = 510
+CONTEXT, WINDOW, SHORT_CONTEXT = 512, 32, 128
 END_OF_TEXT, TURN_END = 0, 2  # as in tokenizer.py
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -30,7 +32,7 @@ _COMMON: dict[str, Any] = {
 }
 
 
-def _long_rope(rotated: int) -> dict[str, Any]:
+def long_rope(rotated: int) -> dict[str, Any]:
     """Rope factors for `rotated` dimensions of a head, which change beyond SHORT_CONTEXT."""
     half = rotated // 2
     return {
@@ -159,7 +161,7 @@ FAMILIES = {
             "num_key_value_heads": 4,
             "sliding_window": CONTEXT,
             "original_max_position_embeddings": SHORT_CONTEXT,
-            "rope_parameters": _long_rope(32),
+            "rope_parameters": long_rope(32),
         },
     ),
     "phi-4-mini": Family(
@@ -174,7 +176,7 @@ FAMILIES = {
             "partial_rotary_factor": 0.75,
             "tie_word_embeddings": True,
             "original_max_position_embeddings": SHORT_CONTEXT,
-            "rope_parameters": _long_rope(48) | {"partial_rotary_factor": 0.75},
+            "rope_parameters": long_rope(48) | {"partial_rotary_factor": 0.75},
         },
     ),
     "gemma-1": Family(
@@ -255,12 +257,14 @@ def make(family: Family, out: Path) -> None:
     torch.manual_seed(7)
     config = getattr(transformers, family.config)(**_COMMON | family.settings)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    wide = [name for name, part in model.named_modules() if getattr(part, "out_features", 0) == config.vocab_size]
+    assert wide == ["lm_head"], wide
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _randomize(name, parameter, family.embeddings)
     model.generation_config.eos_token_id = TURN_END
     model.save_pretrained(out)
-    save_tokenizer(train_tokenizer([__doc__ or ""], VOCABULARY), out, TEMPLATE, CONTEXT)
+    save_tokenizer(train_tokenizer([__doc__ or ""], config.vocab_size), out, TEMPLATE, CONTEXT)
 
 
 def _randomize(name: str, parameter: Any, embeddings: float) -> None:

@@ -220,7 +220,7 @@ def _switching(operators: tuple[str, ...], limit: int = 128, index: int = 1, ins
     return nodes, tensors
 
 
-WIDTH_IS_GREATER = ("OutputSpec", "Gather", "Greater")
+WIDTH_IS_GREATER = ("Shape", "Gather", "Greater")
 
 
 @pytest.mark.parametrize("as_nodes", [False, True])
@@ -238,9 +238,9 @@ def test_a_rope_that_changes_with_the_longest_row_is_good_up_to_there(
 @pytest.mark.parametrize(
     "more",
     [
-        _switching(("OutputSpec", "Gather")),
+        _switching(("Shape", "Gather")),
         _switching(("Greater",)),
-        _switching(("OutputSpec", "Gather", "Less")),
+        _switching(("Shape", "Gather", "Less")),
         _switching(WIDTH_IS_GREATER, index=0),
         _switching(WIDTH_IS_GREATER, inside="RandomNormal"),
         (_switching(WIDTH_IS_GREATER)[0], []),

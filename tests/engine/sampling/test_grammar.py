@@ -109,6 +109,7 @@ def test_a_grammar_that_becomes_too_ambiguous_on_its_way_fails_the_answer(guidan
     way = guide(guidance, AMBIGUOUS)
     with pytest.raises(GrammarFailed, match="cannot be followed any further: .*items"):
         follow(way, "x" * 500)
+    assert (way.may_end, way.is_complete) == (False, False)  # the library says that it has stopped
 
 
 # grammars that are wrong

@@ -19,6 +19,8 @@ from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, 
 
 VOCAB = 258
 EOS = [256, 257]
+# A rule that can be read in ever more ways the longer the answer is.
+AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
 GUIDANCE = bytes_guidance(ModelInfo(100, VOCAB, EOS, Sampling()))
 
 
@@ -179,7 +181,7 @@ def test_a_bias_against_all_that_fits_is_the_requests_own_mistake() -> None:
 
 
 def test_a_grammar_that_cannot_go_on_fails() -> None:
-    found = sequence('start: a\na: a a | "x" | "x" a "x" a', max_tokens=1000, max_length=2000)
+    found = sequence(AMBIGUOUS, max_tokens=1000, max_length=2000)
     with pytest.raises(GrammarFailed, match="grammar"):
         for _ in range(1000):
             step(found, ord("x"))
@@ -204,6 +206,28 @@ def test_where_the_grammar_is_not_needed_a_refused_draw_is_drawn_again_with_the_
         counts.update(choose_next_token(found, Scores(logits[np.newaxis]), EOS).tokens)
     assert counts.keys() == {ord("a"), ord("c")}
     assert abs(counts[ord("a")] / 2000 - 5 / 7) < 0.04
+
+
+def test_a_guide_that_fails_at_a_token_ends_no_answer() -> None:
+    found = sequence(AMBIGUOUS, needs_grammar=False, max_tokens=400, max_length=500)
+    assert [step(found, ord("x")).reason for _ in range(300)] == [None] * 300
+    assert found.guide is None
+
+
+def test_a_bias_against_all_that_fits_a_guide_drops_the_guide() -> None:
+    bias = Sampling(logit_bias={97: -100.0})
+    found = sequence('start: "a" | "b"', needs_grammar=False, sampling=bias)
+    assert step(found, 65, 98).tokens == [98]
+    found = sequence('start: "a"', needs_grammar=False, sampling=bias)
+    assert step(found, 65) == NextToken([65])
+    assert found.guide is None
+
+
+@pytest.mark.parametrize("needs_grammar", [False, True])
+def test_a_stop_token_that_fits_no_grammar_ends_one_that_may_end(needs_grammar: bool) -> None:
+    found = sequence("start: /a+/", stop_token_ids=[90], needs_grammar=needs_grammar, ignore_eos=True)
+    assert step(found, 90, 256) == NextToken([97])
+    assert step(found, 256, 90) == NextToken(reason=FinishReason.STOP)
 
 
 # the prompt's log probabilities

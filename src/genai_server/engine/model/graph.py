@@ -15,7 +15,7 @@ _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "Linear
 # Most names in a message.
 _SHOWN = 4
 # The operators between the attention mask and the condition of an If.
-_WIDTH_IS_GREATER = ["Greater", "Gather", "OutputSpec"]
+_WIDTH_IS_GREATER = ["Greater", "Gather", "Shape"]
 _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
 
 

@@ -89,8 +89,8 @@ class Guide:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no further token is possible."""
-        return self._matcher.is_stopped()
+        """Whether no further token is possible. False once the grammar has failed; llguidance then says stopped."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _check(self) -> None:
         if self._matcher.is_error():

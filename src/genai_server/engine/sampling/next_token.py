@@ -3,11 +3,14 @@
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import GrammarFailed
+from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import FinishReason, TokenLogprob
 
 
@@ -35,21 +38,18 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
     request = sequence.request
     try:
         token = _choose(sequence, scores, eos)
-    except GrammarFailed:
-        if request.needs_grammar:
+    except (GrammarFailed, InvalidField):
+        if request.needs_grammar or sequence.guide is None:
             raise
         sequence.guide = None
         token = _choose(sequence, scores, eos)
-    guide = sequence.guide
-    is_own_end = token in request.stop_token_ids and not _is_too_early(sequence)
-    if token is None or is_own_end or (token in eos and not request.ignore_eos):
+    if token is None or token in _ends(sequence, eos):
         return NextToken(reason=FinishReason.STOP)
     sequence.append(token)
-    if guide is not None:
-        _commit(sequence, guide, token)
+    _commit(sequence, token)
     wanted = request.top_logprobs is not None
     logprobs = [token_logprob(scores.last, token, request.top_logprobs or 0)] if wanted else []
-    if guide is not None and guide.is_complete:
+    if sequence.guide is not None and sequence.guide.is_complete:
         return NextToken([token], logprobs, FinishReason.STOP)
     return NextToken([token], logprobs, FinishReason.LENGTH if sequence.num_left == 0 else None)
 
@@ -81,23 +81,19 @@ def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]
 
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     """The next token; None if the grammar allows only the end."""
-    request, guide = sequence.request, sequence.guide
+    guide = sequence.guide
     if (token := scores.chosen()) is not None:
         sequence.sampler.note(token)
         return token
-    too_early = _is_too_early(sequence)
+    banned = (*eos, *sequence.request.stop_token_ids) if _is_too_early(sequence) else ()
     if guide is None:
-        banned = (*eos, *request.stop_token_ids) if too_early else ()
         return scores.token(sequence.sampler.sample(scores.last, banned=banned))
-    first = sequence.sampler.first(scores.last, draws=not request.needs_grammar)
-    if first is not None and first not in (*eos, *request.stop_token_ids) and guide.allows(first):
+    first = sequence.sampler.first(scores.last, banned=banned, draws=not sequence.request.needs_grammar)
+    if first is not None and _fits(sequence, guide, first, eos):
         sequence.sampler.note(first)
         return first
-    allowed = guide.allowed()  # takes much longer
-    if too_early or request.ignore_eos:
-        allowed[list(eos)] = False
-    if too_early:
-        allowed[request.stop_token_ids] = False
+    allowed = _allowed(sequence, guide, eos)
+    allowed[list(banned)] = False
     if not allowed.any():
         if guide.may_end:
             return None
@@ -105,9 +101,36 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     return sequence.sampler.sample(scores.last, allowed=allowed)
 
 
-def _commit(sequence: Sequence, guide: Guide, token: int) -> None:
+def _fits(sequence: Sequence, guide: Guide, token: int, eos: Tokens[int]) -> bool:
+    """Whether the grammar allows a token. Takes far less time than `_allowed`."""
+    if token in _ends(sequence, eos) and guide.may_end:
+        return True
+    is_ignored = sequence.request.ignore_eos and token in eos
+    return not is_ignored and guide.allows(token)
+
+
+def _allowed(sequence: Sequence, guide: Guide, eos: Tokens[int]) -> NDArray[np.bool_]:
+    """The tokens [vocab_size] that the grammar allows, which include those that end the answer where it may end."""
+    allowed = guide.allowed()
+    if sequence.request.ignore_eos:
+        allowed[list(eos)] = False
+    if guide.may_end:
+        allowed[list(_ends(sequence, eos))] = True
+    return allowed
+
+
+def _ends(sequence: Sequence, eos: Tokens[int]) -> Tokens[int]:
+    """The tokens that end the answer now."""
+    own = () if _is_too_early(sequence) else sequence.request.stop_token_ids
+    return own if sequence.request.ignore_eos else (*eos, *own)
+
+
+def _commit(sequence: Sequence, token: int) -> None:
+    """Advance the grammar by a token. One that the request does not need is dropped when it fails."""
+    if sequence.guide is None:
+        return
     try:
-        guide.commit(token)
+        sequence.guide.commit(token)
     except GrammarFailed:
         if sequence.request.needs_grammar:
             raise

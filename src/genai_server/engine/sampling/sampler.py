@@ -2,7 +2,8 @@
 
 The order is: exclusions by the grammar and min_tokens, logit bias, repetition penalty, frequency and presence penalty,
 temperature, top-k, top-p, min-p. Up to the penalties it is that of vLLM, from the temperature on that of Hugging Face's
-generation.
+generation. Where a grammar is only a guide, a token is first drawn without it, and drawn again in this order if the
+grammar excludes it, as llama.cpp does. So where the grammar excludes nothing that is drawn, it changes nothing.
 """
 
 from collections.abc import Sequence
@@ -51,16 +52,16 @@ class Sampler:
         self.note(token)
         return token
 
-    def first(self, logits: Logits, *, draws: bool) -> int | None:
-        """The token that comes next if all are allowed.
+    def first(self, logits: Logits, *, banned: Sequence[int] = (), draws: bool) -> int | None:
+        """The token that `sample` gives without a grammar; None if it would be drawn and `draws` is false.
 
-        A greedy one is then what `sample` would take, too. Others are drawn only with `draws`: a token that is drawn
-        among the allowed ones once this was refused has their probabilities, but for top-k, top-p and min-p, which keep
-        others among all tokens.
+        It is not counted yet. If the grammar allows it, it is the next token; otherwise `sample` chooses among the
+        allowed ones. A greedy token is the same either way. A drawn one has the probabilities that the allowed tokens
+        have without the others, unless top-k, top-p or min-p is set: these keep other tokens where fewer are left.
         """
         if self._sampling.temperature == 0.0:
-            return int(self._adjusted(logits, None, ()).argmax())
-        return self._draw(self._adjusted(logits, None, ())) if draws else None
+            return int(self._adjusted(logits, None, banned).argmax())
+        return self._draw(self._adjusted(logits, None, banned)) if draws else None
 
     def note(self, token: int) -> None:
         """Count a token of the answer, even if another component has chosen it."""

@@ -1,0 +1,72 @@
+"""Build the models of tests/built_models: graphs as onnxruntime-genai's builder writes them, with tiny random weights.
+
+The names in a graph that a test makes could change together with the code that reads them; the names in these cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from _models.environment import REPOSITORY, ensure_environment
+from _models.export import export
+from _models.families import FAMILIES, Family, long_rope, make
+
+OUT = REPOSITORY / "tests" / "built_models"
+GRAPH, OTHERS = ["model.onnx", "genai_config.json"], ["model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
+_TINY: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+}
+_LFM2 = Family(
+    "LFM2", "Lfm2Config", "convolutions", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+)
+# A family, its settings besides _TINY, and whether the model is to run.
+MODELS: dict[str, tuple[Family, dict[str, Any], bool]] = {
+    "phi-3-128k": (FAMILIES["phi-3-128k"], {"num_key_value_heads": 2}, True),
+    # Its operator takes cosines for a multiple of 8 dimensions, which three quarters of so small a head are not.
+    "phi-4-mini": (
+        FAMILIES["phi-4-mini"],
+        {"partial_rotary_factor": 0.5, "rope_parameters": long_rope(16) | {"partial_rotary_factor": 0.5}},
+        True,
+    ),
+    "llama-3": (FAMILIES["llama-3"], {}, False),
+    "gemma-2": (FAMILIES["gemma-2"], {"num_hidden_layers": 4}, False),
+    "lfm2": (_LFM2, {}, False),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=MODELS, help="this model (may be given again)")
+    arguments = parser.parse_args()
+    ensure_environment()
+    print("onnxruntime-genai", importlib.metadata.version("onnxruntime-genai"))
+    for name in arguments.only or MODELS:
+        family, settings, runs = MODELS[name]
+        with tempfile.TemporaryDirectory() as temporary:
+            build(replace(family, settings=family.settings | _TINY | settings), Path(temporary), OUT / name, runs=runs)
+
+
+def build(family: Family, work: Path, out: Path, *, runs: bool) -> None:
+    """Write the graph and its configuration, and what else the model needs if it is to run."""
+    make(family, work / "source")
+    export(work / "source", work / "built", precision="fp32", block_size=32)
+    out.mkdir(parents=True, exist_ok=True)
+    for file in (*GRAPH, *(OTHERS if runs else [])):
+        shutil.copyfile(work / "built" / file, out / file)
+        print(f"{out.name}/{file}: {(out / file).stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

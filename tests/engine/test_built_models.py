@@ -1,0 +1,82 @@
+"""Graphs as the real model builder writes them: which of them fit the batch, and what the batch answers with them.
+
+tests/built_models/README.md says where the files come from.
+"""
+
+import msgspec
+import numpy as np
+import pytest
+
+from genai_server.config import Settings, engine_settings
+from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.runners.base import Opening
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.choose import load_batched
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.scores import Logits
+from genai_server.messages.launch import EngineSpec
+from tests.running_server import ROOT
+
+BUILT = ROOT / "tests" / "built_models"
+LONG_ROPES = ["phi-3-128k", "phi-4-mini"]
+ORIGINAL_CONTEXT = 128
+VOCAB, STEPS = 300, 20
+
+
+@pytest.mark.parametrize(
+    ("name", "switches_at", "window"),
+    [("phi-3-128k", 128, 0), ("phi-4-mini", 128, 0), ("llama-3", None, 0), ("gemma-2", None, 32)],
+)
+def test_a_graph_of_the_builder_fits_the_batch(name: str, switches_at: int | None, window: int) -> None:
+    graph = read_decoder_graph(BUILT / name)
+    assert (graph.switches_at, graph.window) == (switches_at, window)
+
+
+def test_a_graph_with_convolutions_does_not_fit_the_batch() -> None:
+    with pytest.raises(DoesNotFit, match=r"has inputs that the runner does not know: past\.0\.conv"):
+        read_decoder_graph(BUILT / "lfm2")
+
+
+def batch(name: str, generator: OgGeneratorRunner, max_length: int) -> BatchedRunner:
+    settings = engine_settings(Settings.model_validate({}))
+    settings = msgspec.structs.replace(settings, max_length=max_length, max_batch_size=4, cache_dir="", threads=1)
+    return load_batched(EngineSpec("cpu", str(BUILT / name), settings), BUILT / name, generator.model)
+
+
+@pytest.mark.parametrize("name", LONG_ROPES)
+def test_a_long_rope_does_not_fit_beyond_its_original_context(name: str) -> None:
+    generator = OgGeneratorRunner(BUILT / name, "cpu", threads=1)
+    with pytest.raises(DoesNotFit, match="more than 128 tokens, and GENAI_MAX_LENGTH allows 129"):
+        batch(name, generator, ORIGINAL_CONTEXT + 1)
+
+
+@pytest.mark.parametrize("name", LONG_ROPES)
+def test_a_long_rope_in_the_batch_gives_what_a_generator_gives(name: str) -> None:
+    generator = OgGeneratorRunner(BUILT / name, "cpu", threads=1)
+    batched = batch(name, generator, ORIGINAL_CONTEXT)
+    chance = np.random.default_rng(1)
+    # The longest row ends with the original context.
+    prompts = [chance.integers(3, VOCAB, length).tolist() for length in (5, 60, ORIGINAL_CONTEXT - STEPS)]
+    expected = [greedy(generator, prompt) for prompt in prompts]
+    newest: list[Logits] = []
+    for number, prompt in enumerate(prompts):
+        batched.open(number, prompt, Opening(ORIGINAL_CONTEXT))
+        newest.append(batched.prefill(number, prompt).copy())
+    for step in range(STEPS):
+        for found, (logits, _) in zip(newest, expected, strict=True):
+            np.testing.assert_allclose(found, logits[step], atol=1e-3)
+        tokens = [tokens[step] for _, tokens in expected]
+        newest = list(batched.decode([0, 1, 2], tokens).copy())
+    assert all(len(set(tokens)) > STEPS / 2 for _, tokens in expected)
+
+
+def greedy(generator: OgGeneratorRunner, prompt: list[int]) -> tuple[list[Logits], list[int]]:
+    """The logits and tokens of a greedy answer of the library's Generator."""
+    generator.open(0, prompt, Opening(ORIGINAL_CONTEXT))
+    logits, tokens = [generator.prefill(0, prompt).copy()], list[int]()
+    while len(tokens) < STEPS:
+        tokens.append(int(logits[-1].argmax()))
+        if len(tokens) < STEPS:
+            logits.append(generator.decode([0], tokens[-1:])[0].copy())
+    generator.close(0)
+    return logits, tokens

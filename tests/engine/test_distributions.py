@@ -1,0 +1,332 @@
+"""Answers have the probabilities that the model, the sampling fields and the grammar say, however they are computed.
+
+The model is a table, so the probability of each answer of at most three tokens is known. The reference here is written
+from the definitions, and shares no code with the sampler. Seeds are fixed: the same code gives the same frequencies.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from genai_server.engine.ipc.mailbox import Connected
+from genai_server.engine.loop import EngineLoop
+from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.runners.base import Row
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.scores import Logits
+from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.sampling.grammar import Compiled, Guidance, bytes_guidance
+from genai_server.engine.sampling.next_token import choose_next_token, num_choices
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import StepPolicy
+from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.engine.sequence import Sequence
+from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Sampling
+from genai_server.messages.protocol import Failed, Finished, Refused, Submit, ToApi, Tokens
+from tests.table_runner import TableRunner
+
+ANSWERS = 2000
+LONGEST = 3
+A, B, C, X, Y, STOP, P = b"abcxyzp"
+EOS = [256, 257]
+VOCAB = 258
+MODEL = ModelInfo(100, VOCAB, EOS, Sampling())
+# After "c" only "a" fits, and no end. "x" and "y" never fit.
+GRAMMAR = "start: /(a|b|ca)*/"
+LIKELY = [A, B, C, X, Y, STOP, *EOS]
+# Each token but the last is followed by two others, so that any first token of an answer has a draft.
+PROMPT = [P, A, B, P, B, C, P, C, A, P, X, Y, P, Y, A, P]
+END = -1  # stands at the end of an answer that has ended by itself
+
+Probabilities = NDArray[np.float64]
+# Tokens of an answer, and perhaps END.
+Answer = tuple[int, ...]
+
+
+def _table() -> NDArray[np.float32]:
+    table = np.full((VOCAB, VOCAB), -80, np.float32)
+    table[:, LIKELY] = np.random.default_rng(26).normal(0, 1.2, (VOCAB, len(LIKELY)))
+    table[:, EOS[0]] += 1  # ends are as likely as in short answers
+    return table
+
+
+TABLE = _table()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Fields of a request."""
+
+    sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
+    others: dict[str, Any] = field(default_factory=dict)
+
+
+PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.4}
+BIAS = {"logit_bias": {A: 1.0, C: -0.7, X: -100.0}}
+FILTERS = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
+ASKED = {
+    "plain": Asked(),
+    "cold": Asked({"temperature": 0.6}),
+    "top_k": Asked({"temperature": 1.0, "top_k": 3}),
+    "top_p": Asked({"temperature": 1.0, "top_p": 0.7}),
+    "min_p": Asked({"temperature": 1.0, "min_p": 0.25}),
+    "all filters": Asked({"temperature": 1.6, **FILTERS}),
+    "penalties": Asked({"temperature": 1.0, **PENALTIES}),
+    "bias": Asked({"temperature": 1.0, **BIAS}),
+    "selected": Asked({"temperature": 1.0, "logit_bias": {A: 100.0, B: 100.0, Y: 100.0, EOS[0]: 100.0}}),
+    "everything": Asked({"temperature": 1.2, **FILTERS, **PENALTIES, **BIAS}, {"stop_token_ids": [STOP]}),
+    "greedy": Asked({"temperature": 0.0, **PENALTIES}),
+    "stop token": Asked(others={"stop_token_ids": [STOP]}),
+    "least length": Asked({"temperature": 1.0, "top_p": 0.8}, {"min_tokens": 1, "stop_token_ids": [STOP]}),
+    "ends ignored": Asked(others={"ignore_eos": True, "stop_token_ids": [STOP, EOS[1]]}),
+}
+GRAMMARS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "guide": {"grammar": GRAMMAR, "needs_grammar": False},
+    "required": {"grammar": GRAMMAR},
+}
+
+
+# the reference
+
+
+def expected_answers(asked: Asked, grammar: str) -> dict[Answer, float]:
+    """The probability of each answer."""
+    found: dict[Answer, float] = defaultdict(float)
+
+    def follow(answer: Answer, probability: float) -> None:
+        if len(answer) == LONGEST:
+            found[answer] += probability
+            return
+        ends = _ends(asked, answer)
+        chances = _next(asked, grammar, answer)
+        for token in np.flatnonzero(chances > 1e-9).tolist():
+            if token in ends:
+                found[*answer, END] += probability * chances[token]
+            else:
+                follow((*answer, token), probability * chances[token])
+
+    follow((), 1.0)
+    return found
+
+
+def _ends(asked: Asked, answer: Answer) -> set[int]:
+    """The tokens that end an answer here."""
+    if len(answer) < asked.others.get("min_tokens", 0):
+        return set()
+    return {*asked.others.get("stop_token_ids", []), *([] if asked.others.get("ignore_eos") else EOS)}
+
+
+def _next(asked: Asked, grammar: str, answer: Answer) -> Probabilities:
+    """The probabilities of the next token."""
+    ends = _ends(asked, answer)
+    free = np.ones(VOCAB, bool)
+    if len(answer) < asked.others.get("min_tokens", 0):
+        free[[*EOS, *asked.others["stop_token_ids"]]] = False
+    fits = np.zeros(VOCAB, bool)
+    fits[[A] if answer[-1:] == (C,) else [A, B, C, *ends]] = True
+    logits = TABLE[(PROMPT[-1], *answer)[len(answer)]]
+    match grammar:
+        case "none":
+            return reference(logits, asked.sampling, PROMPT, answer, free)
+        case "required":
+            return reference(logits, asked.sampling, PROMPT, answer, fits)
+    return guided_reference(logits, asked.sampling, PROMPT, answer, free, fits)
+
+
+def guided_reference(
+    logits: Logits,
+    sampling: Mapping[str, Any],
+    prompt: list[int],
+    answer: Answer,
+    free: NDArray[np.bool_],
+    fits: NDArray[np.bool_],
+) -> Probabilities:
+    """A token is drawn among the free ones. Those that do not fit are drawn again, among the fitting ones."""
+    drawn = reference(logits, sampling, prompt, answer, free)
+    if not drawn[~fits].sum():
+        return drawn
+    return np.where(fits, drawn, 0) + drawn[~fits].sum() * reference(logits, sampling, prompt, answer, fits)
+
+
+def reference(
+    logits: Logits, sampling: Mapping[str, Any], prompt: list[int], answer: Answer, allowed: NDArray[np.bool_]
+) -> Probabilities:
+    """The probabilities of tokens that follow prompt and answer, by the fields' definitions."""
+    scores, ids = logits.astype(np.float64), np.arange(logits.size)
+    bias = sampling.get("logit_bias", {})
+    for token, added in bias.items():
+        scores[token] += added if abs(added) < 100 else 0
+        allowed = allowed & (ids != token) if added <= -100 else allowed
+    if selected := [token for token, added in bias.items() if added >= 100]:
+        allowed = allowed & np.isin(ids, selected)
+    for token in {*prompt, *answer}:
+        penalty = sampling.get("repetition_penalty", 1.0)
+        scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+    for token, count in Counter(answer).items():
+        scores[token] -= count * sampling.get("frequency_penalty", 0.0) + sampling.get("presence_penalty", 0.0)
+    ranked = sorted(np.flatnonzero(allowed).tolist(), key=lambda token: -scores[token])
+    if sampling["temperature"] == 0:
+        ranked = ranked[:1]
+    weights = {
+        token: math.exp((scores[token] - scores[ranked[0]]) / (sampling["temperature"] or 1)) for token in ranked
+    }
+    kept = ranked[: sampling.get("top_k", ids.size)]
+    total, before, nucleus = sum(weights[token] for token in kept), 0.0, []
+    for token in kept:
+        if before < sampling.get("top_p", 1.0) * total and weights[token] >= sampling.get("min_p", 0.0):
+            nucleus.append(token)
+        before += weights[token]
+    probabilities = np.zeros(ids.size)
+    probabilities[nucleus] = [weights[token] for token in nucleus]
+    return probabilities / probabilities.sum()
+
+
+def deviation(counts: Counter[Answer], expected: Mapping[Answer, float]) -> float:
+    """Pearson's chi-squared of the frequencies, as standard deviations of a normal distribution.
+
+    Wilson and Hilferty's approximation. Answers that are expected less than five times count as one.
+    """
+    number = counts.total()
+    often = [answer for answer, probability in expected.items() if number * probability >= 5]
+    pairs = [(counts[answer], number * expected[answer]) for answer in often]
+    rest = number - sum(wanted for _, wanted in pairs)
+    if rest >= 5:
+        pairs.append((number - sum(found for found, _ in pairs), rest))
+    degrees = len(pairs) - 1
+    if not degrees:
+        return 0.0
+    squared = sum((found - wanted) ** 2 / wanted for found, wanted in pairs)
+    return float(((squared / degrees) ** (1 / 3) - 1 + 2 / (9 * degrees)) / math.sqrt(2 / (9 * degrees)))
+
+
+# the sampler
+
+
+def chosen(asked: Asked, grammar: str, number: int) -> list[Answer]:
+    """The answers with the seeds from 0 to `number`, from the table's logits alone."""
+    found: list[Answer] = []
+    runner, guidance = TableRunner(MODEL, TABLE), guided()
+    for seed in range(number):
+        request = _request(asked, grammar, seed)
+        guide = None if request.grammar is None else guidance.guide(request.grammar)
+        sequence = Sequence(seed, (0, seed), request, lambda: 0.0, guide)
+        reason = None
+        while reason is None:
+            row = Row(seed, sequence.tokens[-1:], True, num_choices=num_choices(sequence))
+            reason = choose_next_token(sequence, runner.forward([row])[0], EOS).reason
+        found.append(_answer(sequence.tokens[len(PROMPT) :], reason))
+    return found
+
+
+def guided() -> Guidance:
+    """Guidance that has compiled the grammar."""
+    guidance, done = bytes_guidance(MODEL), SimpleQueue[Compiled]()
+    guidance.compile(GRAMMAR, done.put)
+    guidance.keep(GRAMMAR, done.get(timeout=60))
+    return guidance
+
+
+def _request(asked: Asked, grammar: str, seed: int, **fields: Any) -> GenerationRequest:
+    sampling = Sampling(**asked.sampling, seed=seed)
+    fields = {"cache_prompt": False, **asked.others, **GRAMMARS[grammar], **fields}
+    return GenerationRequest("r", PROMPT, LONGEST, 100, sampling=sampling, **fields)
+
+
+def _answer(tokens: list[int], reason: FinishReason) -> Answer:
+    assert reason in (FinishReason.STOP, FinishReason.LENGTH)
+    return (*tokens, END) if reason is FinishReason.STOP else tuple(tokens)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize("name", ASKED)
+def test_answers_have_their_probabilities(name: str, grammar: str) -> None:
+    expected = expected_answers(ASKED[name], grammar)
+    assert sum(expected.values()) == pytest.approx(1, abs=1e-6)
+    counts = Counter(chosen(ASKED[name], grammar, ANSWERS if name != "greedy" else 20))
+    assert counts.keys() <= expected.keys()
+    assert deviation(counts, expected) < 4
+
+
+# the engine
+
+
+class Device:
+    """A loop on the table."""
+
+    def __init__(self, folder: Path, *, rows: int = 1, drafts: bool = False) -> None:
+        self.runner = TableRunner(MODEL, TABLE)
+        self._rows = rows
+        runners = RunnerPair(ScriptedRunner(), self.runner)
+        policy = StepPolicy(mixes=True, speculates=drafts)
+        scheduler = Scheduler(max_running=rows, max_waiting=1, prefill_chunk=64, policy=policy)
+        options = RuntimeOptionState(runners, ProfileFolder(folder, "table", max_files=1, max_bytes=1))
+        self.loop = EngineLoop(runners, scheduler, options, guided(), self._receive, clock=lambda: 0.0)
+        self.loop.inbox.put((0, Connected()))
+        self.ends: list[Finished] = []
+        self._tokens: dict[int, list[int]] = {}
+
+    def answers(self, asked: Asked, grammar: str, number: int, **fields: Any) -> list[Answer]:
+        """The answers with the seeds from 0 to `number`."""
+        self.ends.clear()
+        self._tokens.clear()
+        while len(self.ends) < number:
+            while len(self._tokens) < min(number, len(self.ends) + self._rows):
+                seed = len(self._tokens)
+                self._tokens[seed] = []
+                self.loop.inbox.put((0, Submit(seed, _request(asked, grammar, seed, **fields))))
+            self.loop.run_one_step()
+        ended = {end.key: end.reason for end in self.ends}
+        return [_answer(self._tokens[seed], ended[seed]) for seed in range(number)]
+
+    def _receive(self, connection: int, messages: list[ToApi]) -> None:
+        for message in messages:
+            assert not isinstance(message, Failed | Refused), message
+            if isinstance(message, Tokens):
+                self._tokens[message.key] += message.tokens
+            elif isinstance(message, Finished):
+                self.ends.append(message)
+
+
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences with seeds have drafts, too, and all drafts are expected to pay."""
+    monkeypatch.setattr(Sequence, "may_draft", True)
+    monkeypatch.setattr(StepTimeModel, "seconds_to_verify", lambda times, num_tokens: 1.0)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize(("rows", "fields"), [(1, {}), (8, {}), (1, {"exact": True}), (8, {"exact": True})])
+def test_answers_are_the_same_alone_in_a_batch_and_exact(
+    tmp_path: Path, rows: int, fields: dict[str, Any], grammar: str
+) -> None:
+    device = Device(tmp_path, rows=rows)
+    for asked in ASKED.values():
+        assert device.answers(asked, grammar, 16, **fields) == chosen(asked, grammar, 16)
+    assert (device.runner.most_rows > 1) == (rows > 1)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_answers_are_the_same_with_drafts(tmp_path: Path, drafts: None, grammar: str) -> None:
+    device, ends = Device(tmp_path, drafts=True), []
+    for asked in ASKED.values():
+        assert device.answers(asked, grammar, 40) == chosen(asked, grammar, 40)
+        ends += device.ends
+    assert 0 < sum(end.num_accepted for end in ends) < sum(end.num_drafted for end in ends)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_answers_with_drafts_have_their_probabilities(tmp_path: Path, drafts: None, grammar: str) -> None:
+    expected = expected_answers(ASKED["plain"], grammar)
+    counts = Counter(Device(tmp_path, drafts=True).answers(ASKED["plain"], grammar, ANSWERS))
+    assert counts.keys() <= expected.keys()
+    assert deviation(counts, expected) < 4

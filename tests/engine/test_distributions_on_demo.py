@@ -1,0 +1,77 @@
+"""Answers of the demo model in a batch have the probabilities that the library's logits give them."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.runners.base import Opening
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.scores import Logits
+from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.generation import FinishReason, Sampling
+from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
+from tests.engine.test_distributions import END, Answer, deviation, guided_reference
+from tests.running_server import DEMO
+
+ANSWERS = 2000
+# An end would be rare.
+SAMPLING: dict[str, Any] = {"temperature": 2.0, "top_k": 8, "min_p": 0.02, "logit_bias": {2: 9.0}}
+TEXT = "Say yes or no."
+LETTERS = r"[A-Za-z ]*"
+
+
+def logits_after(generator: OgGeneratorRunner, tokens: list[int]) -> Logits:
+    generator.open(9, tokens, Opening(MAX_LENGTH))
+    logits = generator.prefill(9, tokens).copy()
+    generator.close(9)
+    return logits
+
+
+@pytest.mark.timeout(300)
+def test_guided_answers_in_a_batch_have_their_probabilities(
+    generator: OgGeneratorRunner, session: Any, tmp_path: Path
+) -> None:
+    (end,) = generator.model.eos_token_ids
+    vocabulary = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
+    free, fits = np.ones((2, generator.model.vocab_size), bool)
+    for text, token in vocabulary.items():
+        fits[token] = re.fullmatch(LETTERS, text.replace("Ġ", " ")) is not None
+    fits[end] = True
+
+    expected: dict[Answer, float] = defaultdict(float)
+    asked = prompt(TEXT)
+    first = guided_reference(logits_after(generator, asked), SAMPLING, asked, (), free, fits)
+    expected[(END,)] = first[end]
+    for token in set(np.flatnonzero(first).tolist()) - {end}:
+        logits = logits_after(generator, [*asked, token])
+        second = guided_reference(logits, SAMPLING, asked, (token,), free, fits)
+        expected |= {(token, other): first[token] * second[other] for other in np.flatnonzero(second).tolist()}
+        expected[token, END] = expected.pop((token, end), 0.0)
+    assert sum(expected.values()) == pytest.approx(1)
+
+    limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
+    runners = RunnerPair(generator, BatchedRunner(read_decoder_graph(DEMO), session, generator.model, limits))
+    device = DemoDevice(runners, model_guidance(DEMO, generator.model), tmp_path)
+    fields: dict[str, Any] = {"grammar": LLMatcher.grammar_from_regex(LETTERS), "needs_grammar": False, "max_tokens": 2}
+    counts = Counter[Answer]()
+    for first_seed in range(0, ANSWERS, 10):
+        seeds = range(first_seed, first_seed + 10)
+        for seed in seeds:
+            device.submit(seed, TEXT, sampling=Sampling(**SAMPLING, seed=seed), **fields)
+        device.run(*seeds)
+        for seed in seeds:
+            ended = [END] if device.reason(seed) is FinishReason.STOP else []
+            counts[*device.tokens(seed), *ended] += 1
+        device.sent.clear()
+    assert counts.keys() <= expected.keys()
+    assert sum(counts[answer] for answer in counts if END in answer) > ANSWERS / 10
+    assert deviation(counts, expected) < 4
