@@ -11,8 +11,8 @@ from genai_server.generation import Phases
 Clock = Callable[[], float]
 # Of all times of requests in a process, in seconds.
 request_clock: Clock = time.perf_counter
-# The key of the time at which a request's first byte came, by `request_clock`: in the state of a scope and in a message of
-# a WebSocket, where the HTTP server leaves it.
+# The key under which the HTTP server leaves the time of a request's first byte, by `request_clock`: in a scope's state,
+# and in a message of a WebSocket.
 ARRIVED = "arrived"
 
 

@@ -54,8 +54,8 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
         if value is not None:
             case = summary.case
             lines.setdefault((summary.target, case.name, case.prompt_tokens), []).append((case.streams, value))
-    for (target, name, length), points in lines.items():
-        label = f"{target}, {length} tokens" + (", no drafts" if name == sweep.WITHOUT_DRAFTS else "")
+    for (target, case_name, length), points in lines.items():
+        label = f"{target}, {length} tokens" + (", no drafts" if case_name == sweep.WITHOUT_DRAFTS else "")
         if target in (bare_loop.TUNED, bare_loop.SHIPPED):
             style = "--" if target == bare_loop.TUNED else ":"
             axes.axhline(points[0][1].median * scale, linestyle=style, color="gray", label=label)
