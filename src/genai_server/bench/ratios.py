@@ -33,7 +33,8 @@ def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
         values = []
         for number in rounds:
             upper, lower = (figures.get((*side, number), {}) for side in (above, below))
-            values.append(_quotient(upper, lower, figure) if _is_as_named(above[1], upper) else None)
+            is_as_named = _is_as_named(above[1], upper) and _is_as_named(below[1], lower)
+            values.append(_quotient(upper, lower, figure) if is_as_named else None)
         value = spread(values)
         if value is not None:
             found.append(Ratio(above[0], title, value))
@@ -65,12 +66,12 @@ def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
 def _own_pairs(target: str, case: Case, sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
     here = (target, case)
     for other, below in sides:
-        if case.name in _SWEEPS and below.name == sweep.NAME and _same_lengths(case, below):
+        if case.name in _SWEEPS and below.name in _SWEEPS and _same_lengths(case, below):
             if other in _LIBRARIES and case.streams == 1:
                 title = f"decode tokens/s, {_describe(case)}: against {_LIBRARIES[other]}"
                 yield title, "decode_tokens_per_second", here, (other, below)
-            elif other == target and below.streams == 1 < case.streams:  # as a client has them, with drafts
-                title = f"decode tokens/s, {_describe(case)}: against one stream"
+            elif other == target and below.streams == 1 < case.streams:
+                title = f"decode tokens/s, {_describe(case)}: against one stream{_drafts(below)}"
                 yield title, "decode_tokens_per_second", here, (other, below)
         elif other == target and (case.name, below.name) == (prefix.CACHED, prefix.COLD):
             yield "TTFT p50, cached prefix: against cold", "ttft_p50", here, (other, below)
@@ -88,5 +89,8 @@ def _same_lengths(one: Case, other: Case) -> bool:
 
 def _describe(case: Case) -> str:
     streams = "1 stream" if case.streams == 1 else f"{case.streams} streams"
-    drafts = ", no drafts" if case.name == sweep.WITHOUT_DRAFTS else ""
-    return f"{streams} of {case.prompt_tokens}+{case.output_tokens} tokens{drafts}"
+    return f"{streams} of {case.prompt_tokens}+{case.output_tokens} tokens{_drafts(case)}"
+
+
+def _drafts(case: Case) -> str:
+    return ", no drafts" if case.name == sweep.WITHOUT_DRAFTS else ""
