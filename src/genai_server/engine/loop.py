@@ -277,7 +277,7 @@ class EngineLoop:
         """Choose the token after each one that the pass has read, up to the first which the draft does not have."""
         connection, key = sequence.origin
         last = sequence.last
-        if last is None:  # whatever follows, an answer without a token among it
+        if last is None:  # counted even if the answer has no token
             self._meter.prompt_read(sequence)
         chosen: list[int] = []
         for position in range(len(draft) + 1):

@@ -31,11 +31,6 @@ class AnswerFigures(Protocol):
         ...
 
     @property
-    def is_ended(self) -> bool:
-        """Whether the engine has ended it."""
-        ...
-
-    @property
     def usage(self) -> Usage:
         """Tokens used up to now."""
         ...

@@ -81,11 +81,6 @@ class PooledAnswer:
         return reason.value if reason is not None else self._stream.error_code or ABORT
 
     @property
-    def is_ended(self) -> bool:
-        """Whether the engine has ended the request."""
-        return self._stream.is_ended
-
-    @property
     def usage(self) -> Usage:
         """The tokens of the texts."""
         return Usage(self._stopwatch.input_tokens)

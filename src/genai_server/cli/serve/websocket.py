@@ -84,8 +84,7 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
         if self.queue.qsize() > num_before:  # uvicorn drops a message after the close
             self._arrivals.append(self._begun or request_clock())
-        # Of what follows in the same bytes.
-        self._begun = request_clock()
+        self._begun = request_clock()  # the next message may follow in the same bytes
 
     async def receive(self) -> Any:
         """The app's next event."""
