@@ -66,7 +66,7 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Holding:
 
 def loaded(server: RunningServer) -> str:
     """The one model that is loaded."""
-    states = {entry["id"]: entry["state"] for entry in server.client.get("/v1/models").json()["data"]}
+    states: dict[str, str] = {entry["id"]: entry["state"] for entry in server.client.get("/v1/models").json()["data"]}
     (name,) = (name for name, state in states.items() if state == "ready")
     return name
 
@@ -184,6 +184,7 @@ def test_a_websocket_message_counts_from_its_first_byte(
     fields = {"type": "response.create", "model": loaded(server), "input": "say hi", "include_metrics": True}
     text = json.dumps(fields)
     frames = noted(monkeypatch, GuardedWebSocket, "handle_text")
+    held = 0.0
 
     def fragments() -> Iterator[str]:
         nonlocal held
@@ -192,7 +193,6 @@ def test_a_websocket_message_counts_from_its_first_byte(
         held = pause()
         yield text[10:]
 
-    held = 0.0
     with connect_websocket(f"ws{server.url.removeprefix('http')}/v1/responses") as connection:
         if rests:
             assert connection.ping().wait(20)
