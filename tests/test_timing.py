@@ -1,8 +1,10 @@
 """The figures of one answer, on a clock that stands where the test puts it."""
 
 import pytest
+from msgspec.structs import asdict
 
-from genai_server.timing import Stopwatch
+from genai_server.generation import Phases
+from genai_server.timing import Arrival, Breakdown, Stopwatch
 
 
 class HandClock:
@@ -15,15 +17,19 @@ class HandClock:
         return self.now
 
 
-def test_an_answer_of_several_tokens_has_all_figures() -> None:
-    clock = HandClock()
-    watch = Stopwatch(clock, input_tokens=7)
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+def test_an_answer_of_several_tokens_has_all_figures(clock: HandClock) -> None:
+    watch = Stopwatch(Arrival(clock), input_tokens=7)
     clock.now += 0.5
     watch.count(1)
     clock.now += 1.0
     watch.count(4)
     clock.now += 0.5
-    timings = watch.timings(decode_seconds=0.8)
+    timings = watch.timings(Phases(decode=0.8), num_produced=5)
     assert (timings.ttft, timings.total_latency) == (0.5, 2.0)
     assert (timings.input_tokens, timings.output_tokens) == (7, 5)
     assert timings.tokens_per_second == 12 / 2.0
@@ -31,52 +37,104 @@ def test_an_answer_of_several_tokens_has_all_figures() -> None:
     assert timings.output_tokens_per_second == pytest.approx(5.0)
 
 
-def test_input_tokens_may_be_known_later_than_the_start() -> None:
-    clock = HandClock()
-    watch = Stopwatch(clock)
+def test_input_tokens_may_be_known_later_than_the_start(clock: HandClock) -> None:
+    watch = Stopwatch(Arrival(clock))
     clock.now += 2.0
     watch.input_tokens = 10
-    timings = watch.timings(0.0)
+    timings = watch.timings(Phases(), 0)
     assert (timings.input_tokens, timings.tokens_per_second) == (10, 5.0)
 
 
-def test_an_answer_without_tokens_has_no_first_token_and_no_time_per_token() -> None:
-    clock = HandClock()
-    watch = Stopwatch(clock, input_tokens=3)
+def test_an_answer_without_tokens_has_no_first_token_and_no_time_per_token(clock: HandClock) -> None:
+    watch = Stopwatch(Arrival(clock), input_tokens=3)
     clock.now += 1.0
-    timings = watch.timings(0.0)
+    timings = watch.timings(Phases(queue=0.25, prefill=0.5), 0)
     assert (timings.ttft, timings.tpot, timings.output_tokens_per_second) == (None, None, None)
     assert (timings.output_tokens, timings.total_latency) == (0, 1.0)
+    assert timings.breakdown == Breakdown(receive=0, load=0, prepare=0.25, queue=0.25, prefill=0.5, decode=0, deliver=0)
 
 
-def test_one_token_has_no_time_per_token_because_the_first_is_not_counted() -> None:
-    clock = HandClock()
-    watch = Stopwatch(clock)
+def test_one_token_has_no_time_per_token_because_the_first_is_not_counted(clock: HandClock) -> None:
+    watch = Stopwatch(Arrival(clock))
     clock.now += 0.25
     watch.count(1)
-    timings = watch.timings(0.0)
+    timings = watch.timings(Phases(), 1)
     assert (timings.ttft, timings.tpot, timings.output_tokens_per_second) == (0.25, None, None)
 
 
-def test_two_tokens_are_one_step_apart() -> None:
-    watch = Stopwatch(HandClock())
+def test_two_tokens_are_one_step_apart(clock: HandClock) -> None:
+    watch = Stopwatch(Arrival(clock))
     watch.count(2)
-    timings = watch.timings(decode_seconds=0.5)
+    timings = watch.timings(Phases(decode=0.5), 2)
     assert (timings.tpot, timings.output_tokens_per_second) == (0.5, 2.0)
 
 
-def test_no_rate_is_given_where_no_time_has_passed() -> None:
-    watch = Stopwatch(HandClock(), input_tokens=3)
+def test_tokens_behind_a_stop_string_count_in_the_time_per_token(clock: HandClock) -> None:
+    watch = Stopwatch(Arrival(clock))
     watch.count(2)
-    timings = watch.timings(decode_seconds=0.0)
+    timings = watch.timings(Phases(decode=0.5), num_produced=11)
+    assert timings.output_tokens == 2
+    assert timings.tpot == pytest.approx(0.05)
+
+
+def test_no_rate_is_given_where_no_time_has_passed(clock: HandClock) -> None:
+    watch = Stopwatch(Arrival(clock), input_tokens=3)
+    watch.count(2)
+    timings = watch.timings(Phases(), 2)
     assert (timings.tokens_per_second, timings.output_tokens_per_second) == (None, None)
     assert (timings.ttft, timings.tpot) == (0.0, 0.0)
 
 
-def test_after_the_stop_no_time_is_counted() -> None:
-    now = 1.0
-    watch = Stopwatch(lambda: now)
-    now = 3.0
+def test_after_the_stop_no_time_is_counted(clock: HandClock) -> None:
+    watch = Stopwatch(Arrival(clock))
+    clock.now += 2.0
     watch.stop()
-    now = 9.0
-    assert watch.timings(0.0).total_latency == 2.0
+    clock.now += 6.0
+    assert watch.timings(Phases(), 0).total_latency == 2.0
+
+
+def test_times_count_from_the_first_byte(clock: HandClock) -> None:
+    arrival = Arrival(clock, began=clock.now - 1.0)
+    clock.now += 2.0
+    arrival.received()
+    for _ in range(2):  # a prompt that is too long is shortened and tried again
+        with arrival.loading():
+            clock.now += 4.0
+    clock.now += 16.0
+    watch = Stopwatch(arrival)
+    clock.now += 32.0
+    assert watch.since_submission == 32.0
+    watch.count(1)
+    clock.now += 64.0
+    watch.stop()
+    timings = watch.timings(Phases(queue=7.0, prefill=24.0, decode=60.0), 2)
+    assert (timings.ttft, timings.total_latency) == (59.0, 123.0)
+    assert timings.breakdown == Breakdown(
+        receive=3.0, load=8.0, prepare=17.0, queue=7.0, prefill=24.0, decode=60.0, deliver=4.0
+    )
+
+
+@pytest.mark.parametrize(
+    "phases", [Phases(), Phases(1.0, 2.0, 3.0), Phases(9.0, 0.0, 0.0), Phases(0.0, 9.0, 0.0), Phases(0.0, 0.0, 9.0)]
+)
+@pytest.mark.parametrize("before", [0.0, 0.5, 2.5])
+def test_the_parts_add_up_whatever_the_engine_says(clock: HandClock, phases: Phases, before: float) -> None:
+    """As where the first token waits to be read while the engine makes others."""
+    arrival = Arrival(clock)
+    clock.now += before
+    arrival.received()
+    watch = Stopwatch(arrival)
+    clock.now += 1.0
+    watch.count(1)
+    clock.now += 0.25
+    timings = watch.timings(phases, 1)
+    parts = asdict(timings.breakdown).values() if timings.breakdown else []
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(timings.total_latency)
+
+
+def test_without_the_engines_times_there_is_no_breakdown(clock: HandClock) -> None:
+    watch = Stopwatch(Arrival(clock))
+    watch.count(2)
+    timings = watch.timings(None, 2)
+    assert (timings.breakdown, timings.tpot) == (None, None)

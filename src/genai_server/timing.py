@@ -1,18 +1,46 @@
-"""How long an answer takes. The clock is passed in."""
+"""How long a request and its answers take, and where the time goes. The clock is passed in."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from msgspec import Struct
 
+from genai_server.generation import Phases
+
 Clock = Callable[[], float]
+# Of all times of requests in a process, in seconds.
+request_clock: Clock = time.perf_counter
+# The key under which the HTTP server leaves the time of a request's first byte, by `request_clock`: in a scope's state,
+# and in a message of a WebSocket.
+ARRIVED = "arrived"
+
+
+class Breakdown(Struct, frozen=True):
+    """Where an answer's time went, in seconds: parts in their order, which add up to its total latency."""
+
+    # From the request's first byte to its last.
+    receive: float
+    # Waiting for the model to be loaded.
+    load: float
+    # All else before the first token: checks, template, tokenizer, grammar, and messages to the engine and back.
+    prepare: float
+    # Waiting in the engine.
+    queue: float
+    # From the engine's first pass for the request to its first token.
+    prefill: float
+    # From the first token to the last, in the engine.
+    decode: float
+    # All else after the first token: messages from the engine, text, and a client that reads slowly.
+    deliver: float
 
 
 class Timings(Struct, frozen=True):
     """The figures of one answer: times in seconds, rates in tokens per second, None where unknown."""
 
-    # Time to first token, measured where the request arrived.
+    # From the request's first byte to the first token.
     ttft: float | None
-    # Measured there as well.
+    # From the request's first byte to the end.
     total_latency: float
     # Of input and output, over the total latency.
     tokens_per_second: float | None
@@ -20,52 +48,104 @@ class Timings(Struct, frozen=True):
     output_tokens_per_second: float | None
     input_tokens: int
     output_tokens: int
-    # Time per output token without the first one, (last − first) / (output_tokens − 1), measured in the engine.
+    # Time per output token without the first one, measured in the engine.
     tpot: float | None
+    breakdown: Breakdown | None
+
+
+class Arrival:
+    """When a request arrived, and how long it took until its answers could be prepared."""
+
+    def __init__(self, clock: Clock, began: float | None = None) -> None:
+        # In seconds; never goes back.
+        self.clock = clock
+        # When the first byte came, by the clock; now if nobody knows better.
+        self.began = clock() if began is None else began
+        # Seconds until the last byte came.
+        self.receive = 0.0
+        # Seconds of waiting for models.
+        self.load = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds up to now."""
+        return self.clock() - self.began
+
+    def received(self) -> None:
+        """Note that the request's last byte has come."""
+        self.receive = self.elapsed
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Count the time in the block as waiting for the model."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.load += self.clock() - began
 
 
 class Stopwatch:
-    """Times one answer from the creation of the stopwatch on."""
+    """Times one answer from the arrival of its request on."""
 
-    def __init__(self, clock: Clock, input_tokens: int = 0) -> None:
+    def __init__(self, arrival: Arrival, input_tokens: int = 0) -> None:
         self.input_tokens = input_tokens
         self.output_tokens = 0
-        # In seconds; never goes back.
-        self._clock = clock
-        self._started = clock()
+        self._arrival = arrival
+        self._created = arrival.clock()
         self._first: float | None = None
         self._ended: float | None = None
 
     def count(self, tokens: int) -> None:
         """Note that so many tokens arrive now."""
         if self._first is None:
-            self._first = self._clock()
+            self._first = self._arrival.clock()
         self.output_tokens += tokens
 
     @property
-    def first(self) -> float | None:
-        """When the first token came, by the clock."""
-        return self._first
+    def has_begun(self) -> bool:
+        """Whether the first token has come."""
+        return self._first is not None
 
     @property
-    def elapsed(self) -> float:
-        """Seconds up to now."""
-        return self._clock() - self._started
+    def since_submission(self) -> float:
+        """Seconds from the creation of the stopwatch, when the request goes to its engine, up to now."""
+        return self._arrival.clock() - self._created
 
     def stop(self) -> None:
         """Note that the answer ends now."""
-        self._ended = self._clock()
+        self._ended = self._arrival.clock()
 
-    def timings(self, decode_seconds: float) -> Timings:
-        """The figures at the end, or up to now; `decode_seconds` is the engine's time from first to last token."""
-        total = (self._clock() if self._ended is None else self._ended) - self._started
-        tpot = decode_seconds / (self.output_tokens - 1) if self.output_tokens > 1 else None
+    def timings(self, phases: Phases | None, num_produced: int) -> Timings:
+        """The figures at the end, or up to now.
+
+        `phases` are the engine's times, None while they are unknown. `num_produced` is the number of tokens that the
+        engine made in them; more than the answer has if a stop string ended it.
+        """
+        total = (self._arrival.clock() if self._ended is None else self._ended) - self._arrival.began
+        ttft = None if self._first is None else self._first - self._arrival.began
+        tpot = phases.decode / (num_produced - 1) if phases is not None and num_produced > 1 else None
         return Timings(
-            ttft=None if self._first is None else self._first - self._started,
+            ttft=ttft,
             total_latency=total,
             tokens_per_second=(self.input_tokens + self.output_tokens) / total if total else None,
             output_tokens_per_second=1 / tpot if tpot else None,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             tpot=tpot,
+            breakdown=None if phases is None else self._breakdown(phases, total if ttft is None else ttft, total),
         )
+
+    def _breakdown(self, phases: Phases, before: float, total: float) -> Breakdown:
+        """The parts of `before`, up to the first token, and of the rest of `total`.
+
+        A part that another process has measured may be longer than what is left: the first token may have waited to be
+        read while the engine made others. So each part takes at most what is left, and no part is negative.
+        """
+        left = before
+        parts = {"receive": self._arrival.receive, "load": self._arrival.load}
+        for name, seconds in {**parts, "queue": phases.queue, "prefill": phases.prefill}.items():
+            parts[name] = min(seconds, left)
+            left -= parts[name]
+        decode = min(phases.decode, total - before)
+        return Breakdown(**parts, prepare=left, decode=decode, deliver=total - before - decode)

@@ -59,6 +59,13 @@ def test_cached_tokens_are_told_by_some_servers() -> None:
     assert read_answer(0.0, [(1.0, event("a", "stop") + usage)]).cached_tokens == 8
 
 
+def test_drafted_tokens_are_those_of_the_answer() -> None:
+    details = b'{"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 2}'
+    usage = b'data: {"usage": {"prompt_tokens": 9, "completion_tokens_details": %b}}\n\n' % details
+    assert read_answer(0.0, [(1.0, event("a", "stop") + usage)]).drafted_tokens == 3
+    assert read_answer(0.0, [(1.0, event("a", "stop"))]).drafted_tokens is None
+
+
 @pytest.mark.parametrize(
     ("stream", "reason"),
     [

@@ -10,6 +10,7 @@ from genai_server.bench.measurement import Case, Measurement
 from genai_server.bench.plan import Plan
 from genai_server.bench.report import Report, TargetInfo, as_json, as_text
 from genai_server.bench.statistics import Spread
+from genai_server.bench.sweep import WITHOUT_DRAFTS
 
 ONE, FOUR = (Case("sweep", streams, 64, 32) for streams in (1, 4))
 
@@ -45,6 +46,18 @@ def test_ratios_are_formed_within_a_round() -> None:
     assert shipped.min == pytest.approx(77.6 / 60)
     assert shipped.max == pytest.approx(1.96)
     assert streams == Spread(2.5, 2.5, 2.5, rounds=1)
+
+
+@pytest.mark.parametrize(("drafted", "formed"), [(0.0, True), (24.0, False)])
+def test_the_bare_loop_is_compared_with_an_undrafted_stream(drafted: float, formed: bool) -> None:
+    alone = Case(WITHOUT_DRAFTS, 1, 64, 32)
+    rows = (*SWEEP, measurement("A", alone, 0, 45.0, drafted_tokens=drafted))
+    found = {ratio.title: ratio.value.median for ratio in report(*rows).ratios}
+    title = "decode tokens/s, 1 stream of 64+32 tokens, no drafts: against the bare og.Generator loop"
+    assert (f"{title}, same threads" in found) == (f"{title} as shipped" in found) == formed
+    if formed:
+        assert (found[f"{title}, same threads"], found[f"{title} as shipped"]) == (0.45, 0.9)
+        assert found["decode tokens/s, 4 streams of 64+32 tokens: against one stream, no drafts"] == 245.0 / 45.0
 
 
 def test_another_server_is_set_against_the_first_one() -> None:

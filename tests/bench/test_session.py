@@ -1,11 +1,15 @@
 """Whole benchmarks of a server whose times are known."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genai_server.bench import disturbance, fairness
+from genai_server.bench import disturbance, fairness, sweep
+from genai_server.bench.answer import Answer
+from genai_server.bench.bare_loop import SHIPPED, TUNED
+from genai_server.bench.load import Outcome
 from genai_server.bench.plan import Plan
 from genai_server.bench.report import Report, as_text
 from genai_server.bench.session import RequestOptions, ServerUnusable, Session
@@ -39,6 +43,32 @@ def test_a_sweep_takes_the_servers_in_turn_and_sends_every_prompt_once() -> None
     assert {measurement.figures["prompt_tokens"] for measurement in report.measurements} == {64.0, 32.0}
     prompts = [body["messages"][0]["content"] for body in fake.bodies]
     assert len(prompts) == len(set(prompts)) == 2 * (2 + 2 * 4 * 2)
+
+
+def test_beside_the_library_one_stream_is_measured_without_drafts_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A loop that cannot draft is no limit for a server that does."""
+
+    async def run_bare_loop(label: str, model_dir: Path, prompt: int, output: int, runs: int) -> Outcome:
+        times = tuple(1.0 + 0.01 * number for number in range(output))
+        return Outcome([Answer(0.0, times, times[-1], prompt, output, 0, 0)], [])
+
+    monkeypatch.setattr(sweep, "run_bare_loop", run_bare_loop)
+    plan = Plan(rounds=1, requests=2, concurrency=(1, 4), output_tokens=16, library=tmp_path)
+    report, fake = bench(plan, urls=2)
+    order = [(each.target, each.case.name, each.case.streams) for each in report.measurements]
+    assert order == [
+        *((label, sweep.NAME, 1) for label in (TUNED, SHIPPED)),
+        *((label, sweep.WITHOUT_DRAFTS, 1) for label in "AB"),
+        *((label, sweep.NAME, streams) for streams in (1, 4) for label in "AB"),
+    ]
+    assert ["seed" in body for body in fake.bodies[4:]] == [True] * 4 + [False] * 8
+    titles = [ratio.title for ratio in report.ratios if ratio.target == "A"]
+    one = "decode tokens/s, 1 stream of 64+16 tokens"
+    loops = ("the bare og.Generator loop, same threads", "the bare og.Generator loop as shipped")
+    assert titles[:4] == [f"{one}{drafts}: against {loop}" for drafts in (", no drafts", "") for loop in loops]
+    assert "sweep without drafts" in as_text(report)
 
 
 def test_what_the_servers_process_took_of_a_core_is_told_for_each_token() -> None:

@@ -16,10 +16,10 @@ from genai_server.bench.statistics import (
 )
 
 
-def stream(sent: float, first: float, step: float, count: int) -> Answer:
+def stream(sent: float, first: float, step: float, count: int, cached: int | None = None) -> Answer:
     """An answer whose tokens come at regular times."""
     chunks = tuple(first + step * number for number in range(count))
-    return Answer(sent, chunks, chunks[-1], prompt_tokens=100, output_tokens=count)
+    return Answer(sent, chunks, chunks[-1], prompt_tokens=100, output_tokens=count, cached_tokens=cached)
 
 
 def test_a_percentile_lies_between_the_nearest_values() -> None:
@@ -82,12 +82,16 @@ def test_figures_are_in_seconds_and_tokens_per_second() -> None:
     assert figures["ttft_p50"] == 0.5
     assert figures["tpot_p50"] == pytest.approx(0.1)
     assert figures["itl_p99"] == pytest.approx(0.1)
-    assert figures["prefill_tokens_per_second"] == 200.0
     assert figures["cached_tokens"] is None
 
 
+def test_cached_tokens_do_not_count_in_the_prefill_rate() -> None:
+    assert answer_figures([stream(0.0, 0.5, 0.1, 21, cached=20)], 1)["prefill_tokens_per_second"] == 160.0
+    assert answer_figures([stream(0.0, 0.5, 0.1, 21)], 1)["prefill_tokens_per_second"] is None  # how many is unknown
+
+
 def test_several_streams_have_no_prefill_rate() -> None:
-    assert answer_figures([stream(0.0, 0.5, 0.1, 21)] * 2, 2)["prefill_tokens_per_second"] is None
+    assert answer_figures([stream(0.0, 0.5, 0.1, 21, cached=0)] * 2, 2)["prefill_tokens_per_second"] is None
 
 
 def test_gaps_that_a_span_cuts_belong_to_it() -> None:

@@ -1,6 +1,7 @@
 """What the engine counts, and how it tells it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.meter import Tally
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.figures import Figures, Histogram
+from genai_server.messages.protocol import Cancel
 from tests.engine.test_loop import API, OTHER_API, Bench
 from tests.engine.test_sequence import HandClock
 
@@ -43,7 +45,30 @@ def test_a_value_counts_in_the_first_bucket_that_is_not_below_it() -> None:
     assert tally.histogram() == Histogram([1, 2, 4], [2, 2, 1, 1], 18.0)
 
 
-def test_tokens_count_as_they_are_made_and_prompts_with_the_first(bench: Bench, clock: HandClock) -> None:
+@pytest.mark.parametrize(
+    ("script", "fields"),
+    [("count 0", {}), ("say ab", {"max_tokens": 0}), ("say ab", {"stop_token_ids": [ord("a")]})],
+    ids=["nothing said", "no token asked for", "stopped at once"],
+)
+def test_a_prompt_counts_without_a_token_of_its_answer(
+    bench: Bench, clock: HandClock, script: str, fields: dict[str, Any]
+) -> None:
+    bench.submit(1, script, **fields)
+    bench.run()
+    assert bench.text(1) == ""
+    figures = _figures(bench, clock)
+    assert (figures.prompt_tokens, figures.generation_tokens) == (len(f"{script}\n\x04"), 0)
+
+
+def test_a_prompt_that_was_not_read_does_not_count(bench: Bench, clock: HandClock) -> None:
+    bench.submit(1, "say hello")
+    bench.steps(1)
+    bench.inbox.put((API, Cancel(1)))
+    bench.run()
+    assert _figures(bench, clock).prompt_tokens == 0
+
+
+def test_tokens_count_as_they_are_made_and_prompts_when_read(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "say hello")
     bench.steps(1)
     assert _figures(bench, clock).prompt_tokens == 0

@@ -13,8 +13,10 @@ from genai_server.answer_parts import (
 from genai_server.generation import FinishReason
 from genai_server.ollama_api.answer import AnswerBuilder, Ending
 from genai_server.openai_api.usage import Usage
+from genai_server.timing import Breakdown
 
-END = Ending(FinishReason.STOP, Usage(5, 3), total=2.0, load=0.25, prefill=0.5, decode=1.0)
+PARTS = Breakdown(receive=0.01, load=0.25, prepare=0.02, queue=0.03, prefill=0.5, decode=1.0, deliver=0.04)
+END = Ending(FinishReason.STOP, Usage(5, 3), total=2.0, breakdown=PARTS)
 
 
 def test_a_call_is_told_whole_when_something_follows_it() -> None:
@@ -75,5 +77,5 @@ def test_durations_are_nanoseconds() -> None:
 
 
 def test_an_interruption_is_a_length_with_the_true_reason_beside_it() -> None:
-    found = Ending(FinishReason.CANCELLED, Usage(1), 1, 0, 0, 0).to_json()
+    found = Ending(FinishReason.CANCELLED, Usage(1), 1, None).to_json()
     assert (found["done_reason"], found["genai_finish_reason"]) == ("length", "cancelled")

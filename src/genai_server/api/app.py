@@ -1,7 +1,6 @@
 """Puts the API together. All state is passed in, so that two apps can live in one process."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ from genai_server.api.telemetry.request_record import Observer, RequestRecords
 from genai_server.config import Settings
 from genai_server.gc_policy import rare_full_collections
 from genai_server.grammar_checker.pool import GrammarChecker
-from genai_server.timing import Clock
+from genai_server.timing import Clock, request_clock
 
 
 class Engines(Protocol):
@@ -92,7 +91,7 @@ class Telemetry:
     # Receive each request when it has ended.
     observers: Sequence[Observer]
     # Times requests, in seconds.
-    clock: Clock = time.perf_counter
+    clock: Clock = request_clock
     # Counts the result of each check of a grammar.
     count_check: Callable[[str], None] = lambda result: None
     # Called when the app ends; may block.

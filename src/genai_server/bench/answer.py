@@ -22,6 +22,8 @@ class Answer:
     output_tokens: int
     # None if the server does not report it.
     cached_tokens: int | None = None
+    # Output tokens that were drafted; None if the server does not report it.
+    drafted_tokens: int | None = None
 
     @property
     def ttft(self) -> float | None:
@@ -67,14 +69,15 @@ def read_answer(sent: float, pieces: Iterable[tuple[float, bytes]]) -> Answer:
                 chunks.append(arrived)
     if ended is None or not finished:
         raise AnswerError("the stream ended without a finish_reason")
-    details = usage.get("prompt_tokens_details") or {}
+    of_prompt, of_output = (usage.get(f"{name}_tokens_details") or {} for name in ("prompt", "completion"))
     return Answer(
         sent,
         tuple(chunks),
         ended,
         usage.get("prompt_tokens", 0),
         usage.get("completion_tokens", len(chunks)),
-        details.get("cached_tokens"),
+        of_prompt.get("cached_tokens"),
+        of_output.get("accepted_prediction_tokens"),
     )
 
 

@@ -40,5 +40,6 @@ async def run_bare_loop(label: str, model_dir: Path, prompt_tokens: int, output_
 
 def _answers(prompt_tokens: int, runs: Sequence[dict[str, Any]]) -> list[Answer]:
     return [
-        Answer(run["sent"], tuple(run["tokens"]), run["tokens"][-1], prompt_tokens, len(run["tokens"])) for run in runs
+        Answer(run["sent"], tuple(run["tokens"]), run["tokens"][-1], prompt_tokens, len(run["tokens"]), 0, 0)
+        for run in runs
     ]

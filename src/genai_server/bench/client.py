@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -75,8 +76,17 @@ class Server:
         except (*_FAILURES, ValueError, LookupError, TypeError):
             self.model = None
 
-    async def ask(self, prompt: str, max_tokens: int, recording: Recording | None = None) -> Recording:
-        """Request a streamed answer and record it, failures included. `recording` lets the caller watch it."""
+    async def ask(
+        self,
+        prompt: str,
+        max_tokens: int,
+        recording: Recording | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Recording:
+        """Request a streamed answer and record it, failures included.
+
+        `recording` lets the caller watch it; `more` are fields of this request alone.
+        """
         recording = recording or Recording()
         body = {
             **({"model": self.model} if self.model is not None else {}),
@@ -85,6 +95,7 @@ class Server:
             "stream": True,
             "stream_options": {"include_usage": True},
             **self._body,
+            **more,
         }
         data = json.dumps(body).encode()
         recording.sent = time.perf_counter()

@@ -1,8 +1,10 @@
 """A closed load: so many streams at once, each of which sends its next request when its last one has ended."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from genai_server.bench.answer import Answer, AnswerError
 from genai_server.bench.client import Recording, Server
@@ -16,14 +18,23 @@ class Outcome:
     errors: list[str]
 
 
-async def run_load(server: Server, prompts: Sequence[str], max_tokens: int, streams: int) -> Outcome:
-    """Send all prompts, `streams` of them at a time, and read the answers when all have ended."""
+async def run_load(
+    server: Server,
+    prompts: Sequence[str],
+    max_tokens: int,
+    streams: int,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Outcome:
+    """Send all prompts, `streams` of them at a time, and read the answers when all have ended.
+
+    `more` are fields of these requests alone.
+    """
     recordings: list[Recording] = []
     waiting = iter(prompts)
 
     async def stream() -> None:
         for prompt in waiting:
-            recordings.append(await server.ask(prompt, max_tokens))
+            recordings.append(await server.ask(prompt, max_tokens, more=more))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(streams):

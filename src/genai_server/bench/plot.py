@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from genai_server.bench import bare_loop
+from genai_server.bench import bare_loop, sweep
 from genai_server.bench.measurement import Summary
 from genai_server.bench.report import Report
 from genai_server.bench.statistics import Spread
@@ -48,13 +48,14 @@ def save_plot(report: Report, path: Path) -> None:
 
 def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
     """A line over the number of streams for each target and prompt length. The bare library's is a horizontal line."""
-    lines: dict[tuple[str, int], list[tuple[int, Spread]]] = {}
+    lines: dict[tuple[str, str, int], list[tuple[int, Spread]]] = {}
     for summary in summaries:
         value = summary.figures.get(name)
         if value is not None:
-            lines.setdefault((summary.target, summary.case.prompt_tokens), []).append((summary.case.streams, value))
-    for (target, length), points in lines.items():
-        label = f"{target}, {length} tokens"
+            case = summary.case
+            lines.setdefault((summary.target, case.name, case.prompt_tokens), []).append((case.streams, value))
+    for (target, case_name, length), points in lines.items():
+        label = f"{target}, {length} tokens" + (", no drafts" if case_name == sweep.WITHOUT_DRAFTS else "")
         if target in (bare_loop.TUNED, bare_loop.SHIPPED):
             style = "--" if target == bare_loop.TUNED else ":"
             axes.axhline(points[0][1].median * scale, linestyle=style, color="gray", label=label)

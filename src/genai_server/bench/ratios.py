@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from genai_server.bench import bare_loop, disturbance, fairness, prefix
+from genai_server.bench import bare_loop, disturbance, fairness, prefix, sweep
 from genai_server.bench.measurement import Case, Measurement
-from genai_server.bench.statistics import Spread, spread
+from genai_server.bench.statistics import Figures, Spread, spread
 
 _LIBRARIES = {
     bare_loop.TUNED: "the bare og.Generator loop, same threads",
     bare_loop.SHIPPED: "the bare og.Generator loop as shipped",
 }
+_SWEEPS = (sweep.NAME, sweep.WITHOUT_DRAFTS)
 _Side = tuple[str, Case]
 
 
@@ -31,13 +32,23 @@ def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
     for title, figure, above, below in _pairs(list(dict.fromkeys((each.target, each.case) for each in measurements))):
         values = []
         for number in rounds:
-            upper = figures.get((*above, number), {}).get(figure)
-            lower = figures.get((*below, number), {}).get(figure)
-            values.append(upper / lower if upper is not None and lower else None)
+            upper, lower = (figures.get((*side, number), {}) for side in (above, below))
+            is_as_named = _is_as_named(above[1], upper) and _is_as_named(below[1], lower)
+            values.append(_quotient(upper, lower, figure) if is_as_named else None)
         value = spread(values)
         if value is not None:
             found.append(Ratio(above[0], title, value))
     return found
+
+
+def _quotient(upper: Figures, lower: Figures, figure: str) -> float | None:
+    above, below = upper.get(figure), lower.get(figure)
+    return above / below if above is not None and below else None
+
+
+def _is_as_named(case: Case, figures: Figures) -> bool:
+    """Whether a case without drafts had none: other servers may draft for all requests."""
+    return case.name != sweep.WITHOUT_DRAFTS or not figures.get("drafted_tokens")
 
 
 def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
@@ -47,7 +58,7 @@ def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
         if target in _LIBRARIES:
             continue
         yield from _own_pairs(target, case, sides)
-        if target != servers[0] and case.name == "sweep":
+        if target != servers[0] and case.name == sweep.NAME:
             title = f"tokens/s, {_describe(case)}: against {servers[0]}"
             yield title, "tokens_per_second", (target, case), (servers[0], case)
 
@@ -55,12 +66,12 @@ def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
 def _own_pairs(target: str, case: Case, sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
     here = (target, case)
     for other, below in sides:
-        if case.name == "sweep" and below.name == "sweep" and _same_lengths(case, below):
+        if case.name in _SWEEPS and below.name in _SWEEPS and _same_lengths(case, below):
             if other in _LIBRARIES and case.streams == 1:
                 title = f"decode tokens/s, {_describe(case)}: against {_LIBRARIES[other]}"
                 yield title, "decode_tokens_per_second", here, (other, below)
             elif other == target and below.streams == 1 < case.streams:
-                title = f"decode tokens/s, {_describe(case)}: against one stream"
+                title = f"decode tokens/s, {_describe(case)}: against one stream{_drafts(below)}"
                 yield title, "decode_tokens_per_second", here, (other, below)
         elif other == target and (case.name, below.name) == (prefix.CACHED, prefix.COLD):
             yield "TTFT p50, cached prefix: against cold", "ttft_p50", here, (other, below)
@@ -78,4 +89,8 @@ def _same_lengths(one: Case, other: Case) -> bool:
 
 def _describe(case: Case) -> str:
     streams = "1 stream" if case.streams == 1 else f"{case.streams} streams"
-    return f"{streams} of {case.prompt_tokens}+{case.output_tokens} tokens"
+    return f"{streams} of {case.prompt_tokens}+{case.output_tokens} tokens{_drafts(case)}"
+
+
+def _drafts(case: Case) -> str:
+    return ", no drafts" if case.name == sweep.WITHOUT_DRAFTS else ""

@@ -30,7 +30,7 @@ class Step:
     def title(self) -> str:
         """The text for a progress bar."""
         label = self.target if isinstance(self.target, str) else self.target.server.label
-        what = f", {self.case.prompt_tokens} tokens x {self.case.streams}" if self.case is not None else ""
+        what = f", {self.case.name}, {self.case.prompt_tokens} tokens x {self.case.streams}" if self.case else ""
         return f"round {self.round + 1}: {label}{what}"
 
 

@@ -48,11 +48,17 @@ def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
     """The figures of a load with so many concurrent streams; times in seconds, rates in tokens per second.
 
     `tokens_per_second` is all output tokens over the time from the first request to the last end.
-    `prefill_tokens_per_second` is prompt tokens over TTFT, for one stream only, since several wait for each other.
+    `prefill_tokens_per_second` is the prompt's tokens without those that were cached, such as the chat template's, over
+    TTFT. It is known for one stream only, since several wait for each other, and if the server reports what was cached.
     """
     ttfts = [answer.ttft for answer in answers if answer.ttft is not None]
     cached = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
-    prefill = [answer.prompt_tokens / answer.ttft for answer in answers if answer.ttft]
+    drafted = [answer.drafted_tokens for answer in answers if answer.drafted_tokens is not None]
+    prefill = [
+        (answer.prompt_tokens - answer.cached_tokens) / answer.ttft
+        for answer in answers
+        if answer.ttft and answer.cached_tokens is not None
+    ]
     return {
         **latencies("ttft", ttfts, 50, 95, 99),
         **latencies("tpot", [answer.tpot for answer in answers if answer.tpot is not None], 50, 95, 99),
@@ -62,6 +68,7 @@ def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
         "prefill_tokens_per_second": percentile(prefill, 50) if streams == 1 else None,
         "prompt_tokens": mean([answer.prompt_tokens for answer in answers]),
         "cached_tokens": mean(cached),
+        "drafted_tokens": mean(drafted),
         "output_tokens": mean([answer.output_tokens for answer in answers]),
     }
 

@@ -1,7 +1,11 @@
-"""The sweep: concurrency by prompt length, every prompt new to the server."""
+"""The sweep: concurrency by prompt length, every prompt new to the server.
+
+The bare library cannot draft tokens. So beside it each server is measured once more without drafts.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from genai_server.bench.bare_loop import SHIPPED, TUNED, run_bare_loop
 from genai_server.bench.load import Outcome, run_load
@@ -12,6 +16,9 @@ from genai_server.bench.statistics import Figures, answer_figures, per_token
 from genai_server.bench.target import Target
 
 NAME = "sweep"
+WITHOUT_DRAFTS = "sweep without drafts"
+# For the same tokens with the same seed, whatever the machine does meanwhile, this server drafts none.
+_NO_DRAFTS: dict[str, Any] = {"seed": 0}
 
 
 def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Case]]:
@@ -20,6 +27,8 @@ def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Ca
         if plan.library is not None:
             alone = Case(NAME, 1, length, plan.output_tokens)
             yield from ((label, alone) for label in (TUNED, SHIPPED))
+            undrafted = Case(WITHOUT_DRAFTS, 1, length, plan.output_tokens)
+            yield from ((target, undrafted) for target in targets)
         for streams in plan.concurrency:
             case = Case(NAME, streams, length, plan.output_tokens)
             yield from ((target, case) for target in targets)
@@ -32,7 +41,8 @@ async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measur
         words(count, plan.seed, target.copy, number, case, request) for request in range(plan.requests_at(case.streams))
     ]
     before = target.cpu_seconds()
-    outcome = await run_load(target.server, prompts, case.output_tokens, case.streams)
+    more = _NO_DRAFTS if case.name == WITHOUT_DRAFTS else {}
+    outcome = await run_load(target.server, prompts, case.output_tokens, case.streams, more)
     cpu = per_token(outcome.answers, before, target.cpu_seconds())
     return _measurement(target.server.label, case, number, outcome, {"cpu_per_token": cpu})
 

@@ -263,7 +263,7 @@ class EngineLoop:
                 raise RunnerFailed("the model gave a number for a text that is not finite")
             self._tell(connection, Vectors(key, scores.vectors.astype("<f4").tobytes()))
             if sequence.num_unread == 0:
-                self._meter.pooled(sequence)
+                self._meter.prompt_read(sequence)
                 self._requests.finish(sequence, FinishReason.STOP)
             return
         if scored := prompt_logprobs(sequence, scores.logits):
@@ -277,6 +277,8 @@ class EngineLoop:
         """Choose the token after each one that the pass has read, up to the first which the draft does not have."""
         connection, key = sequence.origin
         last = sequence.last
+        if last is None:  # counted even if the answer has no token
+            self._meter.prompt_read(sequence)
         chosen: list[int] = []
         for position in range(len(draft) + 1):
             at = scores.at(position) if draft else scores

@@ -76,13 +76,12 @@ class Meter:
         """
         self._generation_tokens += num_tokens
         if before is None or sequence.last is None:
-            self._prompt_tokens += len(sequence.request.prompt)
             return
         for _ in range(num_tokens):
             self._token_gaps.add((sequence.last - before) / num_tokens)
 
-    def pooled(self, sequence: Sequence) -> None:
-        """Count the tokens of a request whose texts have been read."""
+    def prompt_read(self, sequence: Sequence) -> None:
+        """Count the tokens of a prompt, or of all texts of a request, that has been read to its end."""
         self._prompt_tokens += len(sequence.request.prompt)
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:

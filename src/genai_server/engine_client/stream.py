@@ -43,7 +43,8 @@ class TokenStream:
     ) -> None:
         # Set at the end, as the next five are.
         self.reason: FinishReason | None = None
-        self.phases = Phases()
+        # The engine's times; None while they are unknown.
+        self.phases: Phases | None = None
         self.num_cached = 0
         self.num_profiled = 0
         self.num_drafted = 0
@@ -63,6 +64,8 @@ class TokenStream:
         # Of the one reader.
         self._waiting: asyncio.Future[None] | None = None
         self._accepted = False
+        # Tokens that have come, also those that no reader takes any more.
+        self.num_produced = 0
 
     # the engine's side
 
@@ -87,6 +90,7 @@ class TokenStream:
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Add tokens of the answer, with or without log probabilities."""
         self._request = None
+        self.num_produced += len(tokens)
         self._tokens += tokens
         self._logprobs += logprobs
         self._wake()
@@ -94,13 +98,13 @@ class TokenStream:
     def finish(
         self,
         reason: FinishReason,
-        phases: Phases,
+        phases: Phases | None,
         num_cached: int = 0,
         num_profiled: int = 0,
         num_drafted: int = 0,
         num_accepted: int = 0,
     ) -> None:
-        """The answer is complete."""
+        """The answer is complete. `phases` are None if it was not the engine that ended it."""
         if not self.is_ended:
             self.reason, self.phases = reason, phases
             self.num_cached, self.num_profiled = num_cached, num_profiled

@@ -55,7 +55,7 @@ class Figures(Struct, frozen=True, tag=True):
 
     # Tokens of running sequences in the KV cache now.
     kv_tokens: int
-    # A prompt counts with the first token of its answer.
+    # A prompt counts when it has been read.
     prompt_tokens: int
     generation_tokens: int
     # Tokens of prompts that were looked up in the prefix cache, and those that were found.

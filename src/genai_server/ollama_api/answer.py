@@ -19,6 +19,7 @@ from genai_server.generation import FinishReason
 from genai_server.ollama_api.duration import nanoseconds
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
+from genai_server.timing import Breakdown
 
 
 @dataclass(frozen=True)
@@ -27,25 +28,24 @@ class Ending:
 
     reason: FinishReason
     usage: Usage
+    # Of the whole request, up to now.
     total: float
-    # Until the first step: loading the model, preparing the prompt, and waiting.
-    load: float
-    prefill: float
-    decode: float
+    # None if it is unknown; its parts are 0 then.
+    breakdown: Breakdown | None
 
     def to_json(self) -> JsonObject:
         """Ollama's fields of the last line, with the true reason where Ollama has no word for it."""
-        is_cut = self.reason.is_interruption
+        is_cut, breakdown = self.reason.is_interruption, self.breakdown
         return {
             "done": True,
             "done_reason": "length" if is_cut else self.reason.value,
             **({"genai_finish_reason": self.reason.value} if is_cut else {}),
             "total_duration": nanoseconds(self.total),
-            "load_duration": nanoseconds(self.load),
+            "load_duration": nanoseconds(breakdown.load if breakdown else 0.0),
             "prompt_eval_count": self.usage.prompt,
-            "prompt_eval_duration": nanoseconds(self.prefill),
+            "prompt_eval_duration": nanoseconds(breakdown.prefill if breakdown else 0.0),
             "eval_count": self.usage.completion,
-            "eval_duration": nanoseconds(self.decode),
+            "eval_duration": nanoseconds(breakdown.decode if breakdown else 0.0),
         }
 
 

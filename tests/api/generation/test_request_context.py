@@ -12,6 +12,7 @@ from genai_server.api.leniency import Leniency
 from genai_server.api.middleware.keys import hash_key
 from genai_server.api.telemetry.request_record import RequestRecord
 from genai_server.errors import InvalidField, ServerStopping
+from genai_server.timing import Arrival
 from tests.engine.test_sequence import HandClock
 from tests.running_server import DEMO, RunningServer, body
 from tests.server_here import run_here
@@ -123,7 +124,7 @@ def test_the_prefix_cache_is_one_unless_keys_or_salts_part_it() -> None:
 
 
 def _context(receive: Receive, own_cache: bytes | None = None) -> RequestContext:
-    record = RequestRecord({}, "m", 0.0)
+    record = RequestRecord({}, "m", Arrival(HandClock()), 0.0)
     return RequestContext("r", "req-1", Deadline(600, HandClock()), receive, record, Leniency(), own_cache)
 
 

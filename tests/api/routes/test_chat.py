@@ -32,6 +32,7 @@ def test_chat_answers_in_one_piece_with_metrics(scripted: RunningServer) -> None
         "input_tokens",
         "output_tokens",
         "tpot",
+        "breakdown",
         "model",
     }
     assert metrics["ttft"] is None

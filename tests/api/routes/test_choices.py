@@ -17,7 +17,7 @@ from genai_server.openai_api.schemas.chat import ChatCompletionRequest
 from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
-from genai_server.timing import Stopwatch
+from genai_server.timing import Arrival, Stopwatch
 
 ECHO = EchoedPrompt("ab", [b"a", b"b"])
 
@@ -39,7 +39,7 @@ def _generation(
     stream.finish(FinishReason.STOP, Phases(), num_drafted=num_drafted, num_accepted=num_accepted)
     offset = len(echo.text) if echo else 0
     text = AnswerText(tokenizer.decoder(), [], PlainParser(), tokenizer.token_bytes, offset=offset)
-    answer = RunningAnswer(stream, text, Stopwatch(lambda: 0.0, 2), echo=echo)
+    answer = RunningAnswer(stream, text, Stopwatch(Arrival(lambda: 0.0), 2), echo=echo)
     return Generation("r", "m", [answer], 1, Sampling())
 
 

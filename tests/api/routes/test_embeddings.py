@@ -14,7 +14,9 @@ import httpx
 import openai
 import pytest
 
+from genai_server.api.catalog import Catalog
 from genai_server.api.generation import embed as embedding
+from genai_server.timing import request_clock
 from tests.running_server import DEMO, ROOT, RunningServer, body, wait_until
 from tests.server_here import run_here
 
@@ -41,6 +43,26 @@ def embed(server: RunningServer, input: Any, **fields: Any) -> list[list[float]]
 def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
     error = response.json()["error"]
     return response.status_code, error["code"], error["param"]
+
+
+def test_waiting_for_the_model_counts_as_loading(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving, held = Catalog.serving, 0.0
+
+    async def held_up(*args: Any) -> Any:
+        nonlocal held
+        began = request_clock()
+        await asyncio.sleep(0.2)
+        held += request_clock() - began
+        return await serving(*args)
+
+    monkeypatch.setattr(Catalog, "serving", held_up)
+    header = server.client.post("/v1/embeddings", json={"input": "rain"}).headers["server-timing"]
+    times = {name: float(value) / 1000 for name, value in (part.split(";dur=") for part in header.split(", "))}
+    assert times["total"] >= times["load"] >= held - 1e-6 > 0  # three digits of milliseconds
+    assert sum(times.values()) == pytest.approx(2 * times["total"], abs=1e-5)
+    held = 0.0
+    found = server.client.post("/api/embed", json={"model": "vectors", "input": "rain"}).json()
+    assert found["total_duration"] >= found["load_duration"] >= held * 1e9 - 1 > 0
 
 
 def product(first: list[float], second: list[float]) -> float:

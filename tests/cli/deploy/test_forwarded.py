@@ -1,6 +1,7 @@
 """What the ingress reads of a request."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from genai_server.api.middleware.auth import Authentication
 from genai_server.api.middleware.keys import ApiKey, ApiKeys, hash_key
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.cli.deploy.forwarded import READINESS, body_fields, prompt_text, with_header
+from genai_server.timing import ARRIVED, request_clock
 
 
 def _prompt(body: bytes) -> str:
@@ -73,6 +75,15 @@ def test_a_request_that_the_ingress_has_counted_is_not_counted_in_a_replica(
 
     asyncio.run(ask())
     assert found == statuses
+
+
+def test_a_replica_counts_from_the_arrival_in_the_ingress() -> None:
+    before = request_clock()
+    arrived = replace(READINESS, arrived_at=time.time() - 3.0).scope()["state"][ARRIVED]
+    assert before - 3.1 <= arrived <= request_clock() - 2.9  # two clocks, one of which may be adjusted meanwhile
+    for unknown in (None, time.time() + 3.0):  # nothing arrives in the future, whatever another machine's clock says
+        before = request_clock()
+        assert before <= replace(READINESS, arrived_at=unknown).scope()["state"][ARRIVED] <= request_clock()
 
 
 async def _receive() -> Message:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -272,6 +273,22 @@ def test_the_id_of_a_request_is_that_of_its_replica() -> None:
     ids = [[value for name, value in asked.headers if name == b"x-request-id"] for asked in handle.asked]
     assert ids[0] == [b"mine"]
     assert len(ids[1]) == 1 and ids[1][0].startswith(b"req-")
+
+
+def test_a_request_arrives_before_its_body() -> None:
+    uploads: list[float] = []
+
+    async def upload() -> AsyncIterator[bytes]:
+        uploads.append(time.time())
+        await asyncio.sleep(0.1)
+        yield json.dumps(CHAT).encode()
+
+    handle = _Handle([*OK, END])
+    began = time.time()
+    _call({"m": handle}, "POST", "/v1/chat/completions", content=upload(), headers=dict(JSON))
+    (asked,) = handle.asked
+    assert asked.arrived_at is not None
+    assert began - 0.01 <= asked.arrived_at <= uploads[0] + 0.01  # between two clocks
 
 
 def test_head_has_the_headers_of_get() -> None:

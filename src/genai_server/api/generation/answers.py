@@ -12,7 +12,7 @@ from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallCut, T
 from genai_server.api.generation.loop_share import LoopShare
 from genai_server.api.generation.prompts import EchoedPrompt
 from genai_server.engine_client.stream import NewTokens, PromptProgress, TokenStream
-from genai_server.generation import FinishReason, Phases, Sampling
+from genai_server.generation import FinishReason, Sampling
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.usage import Usage
 from genai_server.text.answers.answer_text import AnswerText
@@ -28,21 +28,6 @@ class AnswerFigures(Protocol):
     @property
     def outcome(self) -> str:
         """How it ended."""
-        ...
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the engine has ended it."""
-        ...
-
-    @property
-    def phases(self) -> Phases:
-        """The engine's times, in seconds; known at the end."""
-        ...
-
-    @property
-    def first_token(self) -> float | None:
-        """When the first token came, by the clock; None before it."""
         ...
 
     @property
@@ -170,16 +155,6 @@ class RunningAnswer:
         return self._stream.error_code or ABORT
 
     @property
-    def phases(self) -> Phases:
-        """The engine's times, in seconds; known at the end."""
-        return self._stream.phases
-
-    @property
-    def first_token(self) -> float | None:
-        """When the first token came, by the clock; None before it."""
-        return self._stopwatch.first
-
-    @property
     def stop_string(self) -> str | None:
         """The stop string that ended the answer, if one did."""
         return self._text.stop_string
@@ -187,8 +162,7 @@ class RunningAnswer:
     @property
     def num_unread(self) -> int:
         """Tokens of the prompt that the engine has not read, as last reported; 0 from the first token on."""
-        has_begun = self._stopwatch.first is not None or self.is_ended
-        return 0 if has_begun else self._stopwatch.input_tokens - self._num_read
+        return 0 if self._stopwatch.has_begun or self.is_ended else self._stopwatch.input_tokens - self._num_read
 
     @property
     def usage(self) -> Usage:
@@ -212,11 +186,11 @@ class RunningAnswer:
 
     def timings(self) -> Timings:
         """The answer's timings; known at the end."""
-        return self._stopwatch.timings(self._stream.phases.decode)
+        return self._stopwatch.timings(self._stream.phases, self._stream.num_produced)
 
     def end(self) -> None:
         """End the answer at once, from outside. Its reader receives the partial answer."""
-        self._stream.finish(FinishReason.STOP, Phases())
+        self._stream.finish(FinishReason.STOP, None)
         self._stream.close()
 
     def close(self) -> None:
@@ -229,7 +203,7 @@ class RunningAnswer:
             "total": self._stopwatch.input_tokens,
             "cache": progress.num_cached,
             "processed": progress.num_read,
-            "time_ms": int(self._stopwatch.elapsed * 1000),
+            "time_ms": int(self._stopwatch.since_submission * 1000),
         }
 
     def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
@@ -328,17 +302,19 @@ class Generation:
     def metrics(self) -> dict[str, Any]:
         """The first answer's figures to six digits, in the form of openai_api.schemas.base.Metrics."""
         answer = self.answers[0]
-        figures = msgspec.structs.asdict(answer.timings())
-        rounded = {
-            name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()
-        }
         profiled = {"profiled_tokens": answer.num_profiled} if answer.num_profiled else {}
-        return {**rounded, "model": self.model, **profiled}
+        return {**_rounded(msgspec.to_builtins(answer.timings())), "model": self.model, **profiled}
 
     def close(self) -> None:
         """Close all answers."""
         for answer in self.answers:
             answer.close()
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 async def _read(

@@ -19,7 +19,7 @@ from genai_server.api.services import Services
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, SessionTerminated
-from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Phases, PooledText
+from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, PooledText
 from genai_server.openai_api.usage import Usage
 from genai_server.pooling_model import PoolingModel, Task
 from genai_server.text.pooled_texts import CUT_BY, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
@@ -70,8 +70,6 @@ class PairScores:
 class PooledAnswer:
     """What log, metrics and traces tell of a request for vectors or scores."""
 
-    first_token: float | None = None
-
     def __init__(self, stream: TokenStream, stopwatch: Stopwatch) -> None:
         self._stream = stream
         self._stopwatch = stopwatch
@@ -83,23 +81,13 @@ class PooledAnswer:
         return reason.value if reason is not None else self._stream.error_code or ABORT
 
     @property
-    def is_ended(self) -> bool:
-        """Whether the engine has ended the request."""
-        return self._stream.is_ended
-
-    @property
-    def phases(self) -> Phases:
-        """The engine's times, in seconds; known at the end."""
-        return self._stream.phases
-
-    @property
     def usage(self) -> Usage:
         """The tokens of the texts."""
         return Usage(self._stopwatch.input_tokens)
 
     def timings(self) -> Timings:
         """The request's timings; known at the end."""
-        return self._stopwatch.timings(0.0)
+        return self._stopwatch.timings(self._stream.phases, 0)
 
     def close(self) -> None:
         """Cancel the request in the engine if it still runs."""
@@ -218,7 +206,8 @@ class _PooledRequest:
         chosen = models.choose_for(self.options.model, self.task)
         if self.options.timeout is not None:
             context.deadline.tighten(self.options.timeout, param="timeout")
-        return await models.serving(chosen, context.deadline.seconds_left)
+        with context.record.arrival.loading():
+            return await models.serving(chosen, context.deadline.seconds_left)
 
     def _limit(self, info: ModelInfo) -> TextLimit:
         own = self.services.settings.max_length
@@ -254,7 +243,7 @@ class _PooledRequest:
             unique_id=context.unique_id,
             texts=texts,
         )
-        stopwatch = Stopwatch(self.services.clock, len(prompt))
+        stopwatch = Stopwatch(context.record.arrival, len(prompt))
         (stream,) = await engine.in_flight.submit(request)
         context.record.pooled(PooledAnswer(stream, stopwatch))
         try:

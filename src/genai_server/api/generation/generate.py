@@ -48,7 +48,8 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     chosen = services.models.choose_for(body.model, Task.GENERATE)
     if body.timeout is not None:
         context.deadline.tighten(body.timeout, param="timeout")
-    chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
+    with context.record.arrival.loading():
+        chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
     engine, model = served.router.pick(body.device)
     context.record.model, context.record.device = chosen.id, engine.device
     codec = served.codec_of(engine.device)
@@ -104,7 +105,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
                 partial(
                     RunningAnswer,
                     text=_answer_text(body, codec, output_spec, echo, continues=continues),
-                    stopwatch=Stopwatch(services.clock, len(request.prompt)),
+                    stopwatch=Stopwatch(context.record.arrival, len(request.prompt)),
                     echo=echo,
                     tells_progress=isinstance(body, StreamFields) and bool(body.return_progress),
                 )

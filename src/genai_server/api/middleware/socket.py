@@ -17,6 +17,7 @@ from genai_server.api.middleware.auth import is_own_origin
 from genai_server.api.middleware.body import Aside, check_json
 from genai_server.errors import InvalidField, RequestError
 from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.timing import ARRIVED, request_clock
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ class _Connection:
                 await self._turn.leave()
 
     async def _take(self, message: Message) -> None:
+        # Other servers than our own do not say when a message's first byte came.
+        arrived = message.get(ARRIVED, request_clock())
         if self._turn is not None:
             if not self._turn.is_told:
                 await self._tell_error("the response before is still running", "response_in_progress", None)
@@ -119,7 +122,7 @@ class _Connection:
         except RequestError as error:
             await self._tell_error(error.message, error.code, error.param)
             return
-        scope = _http_scope(self._scope, "POST", body, self._state)
+        scope = _http_scope(self._scope, "POST", body, {**self._state, ARRIVED: arrived})
         self._turn = _Turn(self._app, scope, body, self._send, previous)
 
     async def _tell_error(self, message: str, code: str, param: str | None) -> None:

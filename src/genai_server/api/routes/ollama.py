@@ -78,28 +78,23 @@ async def _response(
     # Only now: a model that is not to be kept would be unloaded before the request is in it.
     await keep(services, chosen.about, kept)
     if is_streamed:
-        return LineStream(generation, _lines(generation, build, services, context))
+        return LineStream(generation, _lines(generation, build, context))
     (whole,) = await context.waits_for(generation.whole())
-    ending = _ending(generation, services, context)
+    ending = _ending(generation, context)
     return await built_response(lambda: build.complete(whole, ending), is_long=bool(body.logprobs))
 
 
-async def _lines(
-    generation: Generation, build: AnswerBuilder, services: Services, context: RequestContext
-) -> AsyncGenerator[JsonObject]:
+async def _lines(generation: Generation, build: AnswerBuilder, context: RequestContext) -> AsyncGenerator[JsonObject]:
     (answer,) = generation.answers
     async for piece in answer.pieces():
         # A call in which a cut answer ends is shown as far as it goes: the reason of the end says so.
         parts = [part for part in piece.parts if type(part) is not ToolCallCut or not answer.is_cut]
         if (line := build.part(parts, piece.tokens)) is not None:
             yield line
-    for line in build.last(_ending(generation, services, context)):
+    for line in build.last(_ending(generation, context)):
         yield line
 
 
-def _ending(generation: Generation, services: Services, context: RequestContext) -> Ending:
+def _ending(generation: Generation, context: RequestContext) -> Ending:
     (answer,) = generation.answers
-    phases = answer.phases
-    total = services.clock() - context.record.began
-    before = max(0.0, total - answer.timings().total_latency)
-    return Ending(answer.reason, answer.usage, total, before + phases.queue, phases.prefill, phases.decode)
+    return Ending(answer.reason, answer.usage, context.record.arrival.elapsed, answer.timings().breakdown)

@@ -36,15 +36,14 @@ async def embed_texts(
     options = PoolingOptions(cut_to=None if body.truncate is False else _TO_THE_LIMIT, remedy="truncate: true")
     found = await _embeddings(body, body.texts, options, body.dimensions, request, services, context)
     vectors = [] if found is None else found.vectors
-    total = services.clock() - context.record.began
-    answer = context.record.answers[0] if context.record.answers else None
-    read = 0.0 if answer is None else answer.phases.prefill
+    arrival = context.record.arrival
+    total = arrival.elapsed
     return await built_response(
         lambda: {
             "model": body.model or context.record.model,
             "embeddings": [list(vector) for vector in vectors],
             "total_duration": nanoseconds(total),
-            "load_duration": nanoseconds(max(0.0, total - read)),
+            "load_duration": nanoseconds(arrival.load),
             "prompt_eval_count": 0 if found is None else found.num_tokens,
         },
         is_long=sum(map(len, vectors)) > FEW_NUMBERS,

@@ -48,5 +48,6 @@ async def load(services: Services, context: RequestContext, chosen: ChosenModel,
     services.drain.require_open()
     context.record.model = chosen.id
     if seconds != 0:
-        await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
+        with context.record.arrival.loading():
+            await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
     await keep(services, chosen.about, seconds)

@@ -3,6 +3,8 @@
 import logging
 from typing import Any
 
+from msgspec.structs import asdict
+
 from genai_server.api.telemetry.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
@@ -31,16 +33,15 @@ def fields_of(record: RequestRecord) -> dict[str, Any]:
     }
     if record.answers:
         first, usage = record.answers[0], record.usage
-        timings, phases = first.timings(), first.phases
+        timings = first.timings()
         fields |= {
             "model": record.model,
             "device": record.device,
             "prompt_tokens": usage.prompt,
             "cached_tokens": usage.cached,
             "output_tokens": usage.completion,
-            "queue": phases.queue,
-            "prefill": phases.prefill,
-            "decode": phases.decode,
+            **({} if timings.breakdown is None else asdict(timings.breakdown)),
+            "total_latency": timings.total_latency,
             "ttft": timings.ttft,
             "tpot": timings.tpot,
             "finish_reason": ",".join(answer.outcome for answer in record.answers),

@@ -21,6 +21,16 @@ _FIRST_TOKEN = (
 _PHASE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TOKEN = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _NUMBER = tuple(digit * 10**zeros for zeros in range(6) for digit in (1, 2, 5))
+# The parts of Breakdown.
+_PARTS = {
+    "receive": "From a request's first byte to its last.",
+    "load": "Waiting for the model to be loaded.",
+    "prepare": "All else before the first token: checks, template, tokenizer, grammar, messages to the engine.",
+    "queue": "Waiting in the engine, until the first pass began.",
+    "prefill": "From there to the first token.",
+    "decode": "From the first token to the last, in the engine.",
+    "deliver": "All else after the first token: messages from the engine, text, a client that reads slowly.",
+}
 _REASONS = {*FinishReason, ABORT}
 
 
@@ -64,11 +74,13 @@ class Instruments:
         )
         for result in RESULTS:
             self._checks.labels(result)
-        self._ttft = histogram("time_to_first_token_seconds", "Until the first token.", _FIRST_TOKEN)
-        self._total = histogram("e2e_request_latency_seconds", "Until the last token.", _PHASE)
-        self._queue = histogram("request_queue_time_seconds", "Until the first pass began.", _PHASE)
-        self._prefill = histogram("request_prefill_time_seconds", "From there to the first token.", _PHASE)
-        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", _PHASE)
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "From a request's first byte to the first token.", _FIRST_TOKEN
+        )
+        self._total = histogram(
+            "e2e_request_latency_seconds", "From a request's first byte to the end of the answer.", _PHASE
+        )
+        self._parts = {name: histogram(f"request_{name}_time_seconds", text, _PHASE) for name, text in _PARTS.items()}
         self._inference = histogram("request_inference_time_seconds", "Prefill and decode together.", _PHASE)
         self._tpot = histogram("request_time_per_output_token_seconds", "An answer's mean, without the first.", _TOKEN)
         self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", _NUMBER)
@@ -95,7 +107,7 @@ class Instruments:
     def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str]) -> None:
         outcome = answer.outcome
         self._ended.labels(*labels, outcome if outcome in _REASONS else "error").inc()
-        timings, phases = answer.timings(), answer.phases
+        timings = answer.timings()
         for instrument, value in (
             (self._ttft, timings.ttft),
             (self._total, timings.total_latency),
@@ -105,8 +117,7 @@ class Instruments:
         ):
             if value is not None:
                 instrument.labels(*labels).observe(value)
-        if answer.is_ended and answer.outcome in _REASONS:  # else the engine's times are not known
-            self._queue.labels(*labels).observe(phases.queue)
-            self._prefill.labels(*labels).observe(phases.prefill)
-            self._decode.labels(*labels).observe(phases.decode)
-            self._inference.labels(*labels).observe(phases.prefill + phases.decode)
+        if (breakdown := timings.breakdown) is not None:
+            for name, instrument in self._parts.items():
+                instrument.labels(*labels).observe(getattr(breakdown, name))
+            self._inference.labels(*labels).observe(breakdown.prefill + breakdown.decode)

@@ -3,16 +3,17 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
+from msgspec.structs import asdict
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.api.generation.answers import AnswerFigures, usage_of
 from genai_server.generation import GenerationRequest, Sampling
 from genai_server.openai_api.usage import Usage
-from genai_server.timing import Clock
+from genai_server.timing import ARRIVED, Arrival, Clock, Timings
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,9 @@ class RequestRecord:
     scope: Scope
     # The model's name in answers; the first model's until one is chosen.
     model: str
-    # When the request began, by the clock, in seconds.
-    began: float
-    # The same, in seconds since 1970.
-    began_at: float = field(default_factory=time.time)
+    arrival: Arrival
+    # Seconds since 1970 at the arrival.
+    began_at: float
     # How long the request took; known at its end.
     seconds: float = 0.0
     # HTTP's status; 0 until the response has begun.
@@ -114,9 +114,16 @@ class RequestRecords:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record = RequestRecord(scope, self._model, self._clock())
+        arrival = Arrival(self._clock, scope["state"].get(ARRIVED))
+        record = RequestRecord(scope, self._model, arrival, time.time() - arrival.elapsed)
         record.end = partial(self._end, record)
         scope["state"]["record"] = record
+
+        async def receive_noted() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                arrival.received()
+            return message
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -124,12 +131,11 @@ class RequestRecords:
                 headers = MutableHeaders(scope=message)
                 record.is_streamed = headers.get("content-type", "").startswith(_STREAMS)
                 if record.answers and not record.is_streamed:
-                    total = self._clock() - record.began
-                    headers["server-timing"] = server_timing(record.answers[0], total)
+                    headers["server-timing"] = server_timing(record.answers[0].timings(), arrival.elapsed)
             await send(message)
 
         try:
-            await self.app(scope, receive, send_noted)
+            await self.app(scope, receive_noted, send_noted)
         except BaseException:
             record.status = record.status or 500
             raise
@@ -138,7 +144,7 @@ class RequestRecords:
                 record.end()
 
     def _end(self, record: RequestRecord) -> None:
-        record.seconds = self._clock() - record.began
+        record.seconds = record.arrival.elapsed
         # Nothing else does it if the response cannot be built.
         for answer in record.answers:
             answer.close()
@@ -149,8 +155,13 @@ class RequestRecords:
                 log.exception("an observer of request %s failed", record.request_id)
 
 
-def server_timing(answer: AnswerFigures, total: float) -> str:
-    """The `Server-Timing` header of an answer (https://www.w3.org/TR/server-timing/); `total` is in seconds."""
-    phases = answer.phases
-    times = {"queue": phases.queue, "prefill": phases.prefill, "decode": phases.decode, "total": total}
+def server_timing(timings: Timings, total: float) -> str:
+    """The `Server-Timing` header of an answer (https://www.w3.org/TR/server-timing/).
+
+    `total` is in seconds. What it has more than the answer took is delivery.
+    """
+    times = {"total": total}
+    if timings.breakdown is not None:
+        deliver = timings.breakdown.deliver + total - timings.total_latency
+        times = asdict(timings.breakdown) | {"deliver": deliver} | times
     return ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in times.items())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from msgspec.structs import asdict
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -30,7 +31,7 @@ _OPERATIONS = {
 
 
 class Traces:
-    """A span for each request that does more than read, with the phases of each of its answers as children.
+    """A span for each request that does more than read, with the parts of each answer's time as children.
 
     The parent is the client's span, if it names one (`traceparent`). No span has any text. Spans go to `endpoint` as
     OTLP over HTTP. OpenTelemetry reads all other settings from its own variables, `OTEL_…`.
@@ -54,34 +55,30 @@ class Traces:
             context=self._propagator.extract(carried),
             kind=SpanKind.SERVER,
             attributes=_attributes(record),
-            start_time=_nanoseconds(record, record.began),
+            start_time=_nanoseconds(record, 0.0),
         )
         if record.error_code is not None:
             span.set_attribute("error.type", record.error_code)
             if record.status < 400 or record.status >= 500:
                 span.set_status(StatusCode.ERROR, record.error_code)
         for answer in record.answers:
-            self._tell_phases(record, answer, span)
-        span.end(_nanoseconds(record, record.began + record.seconds))
+            self._add_parts(record, answer, span)
+        span.end(_nanoseconds(record, record.seconds))
 
     def close(self) -> None:
         """Send the remaining spans."""
         self._provider.shutdown()
 
-    def _tell_phases(self, record: RequestRecord, answer: AnswerFigures, span: Span) -> None:
-        """A child span for each phase, of the engine's lengths; prefill ends with the first token."""
-        phases = answer.phases
-        first = answer.first_token
-        if first is None:
-            first = record.began + record.seconds
-        ends = (
-            ("queue", phases.queue, first - phases.prefill),
-            ("prefill", phases.prefill, first),
-            ("decode", phases.decode, first + phases.decode),
-        )
+    def _add_parts(self, record: RequestRecord, answer: AnswerFigures, span: Span) -> None:
+        """A child span for each part of the answer's time, one after another; prefill ends with the first token."""
+        breakdown = answer.timings().breakdown
+        if breakdown is None:
+            return
         context = set_span_in_context(span)
-        for name, seconds, end in ends:
-            child = self._tracer.start_span(name, context, start_time=_nanoseconds(record, end - seconds))
+        end = 0.0
+        for name, seconds in asdict(breakdown).items():
+            child = self._tracer.start_span(name, context, start_time=_nanoseconds(record, end))
+            end += seconds
             child.end(_nanoseconds(record, end))
 
 
@@ -152,6 +149,6 @@ def _of_request(record: RequestRecord) -> Mapping[str, AttributeValue]:
     return found
 
 
-def _nanoseconds(record: RequestRecord, moment: float) -> int:
-    """A time of the clock as nanoseconds since 1970."""
-    return int((record.began_at + moment - record.began) * _NANO)
+def _nanoseconds(record: RequestRecord, seconds: float) -> int:
+    """So many seconds after the request's arrival, as nanoseconds since 1970."""
+    return int((record.began_at + seconds) * _NANO)

@@ -1,6 +1,7 @@
 """A request on its way from the ingress to a replica, and a replica's whole answer: all that crosses a Serve handle."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from starlette.types import Message, Scope
 
 from genai_server.api.middleware.auth import IS_COUNTED
+from genai_server.timing import ARRIVED, request_clock
 
 # Names the replica that has answered, and in admin calls the one that is meant.
 REPLICA_HEADER = "x-genai-replica"
@@ -33,9 +35,12 @@ class ForwardedRequest:
     scheme: str
     # The beginning of the prompt's text, by which Serve's request router finds a replica; "" if there is none.
     prompt: str = ""
+    # Seconds since 1970 at its arrival in the ingress; None for a request of the server's own.
+    arrived_at: float | None = None
 
     def scope(self) -> Scope:
-        """The ASGI scope of this request in the replica."""
+        """The ASGI scope of this request in the replica, where the clocks of two machines may differ."""
+        age = 0.0 if self.arrived_at is None else max(0.0, time.time() - self.arrived_at)
         return {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -49,7 +54,7 @@ class ForwardedRequest:
             "headers": self.headers,
             "client": self.client,
             "server": self.server,
-            "state": {IS_COUNTED: True},
+            "state": {IS_COUNTED: True, ARRIVED: request_clock() - age},
         }
 
 

@@ -59,6 +59,7 @@ from genai_server.errors import (
 )
 from genai_server.logs import configure_logging
 from genai_server.quoted_values import quoted
+from genai_server.timing import ARRIVED, request_clock
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,8 @@ class _IngressApp:
             await receive()
             await send({"type": "websocket.close", "code": _UNSUPPORTED, "reason": "no WebSockets under Ray Serve"})
         else:
+            scope.setdefault("state", {})[ARRIVED] = request_clock()
+
             # Serve's proxy sets the request's id on the response itself.
             async def send_unnamed(message: Message) -> None:
                 is_start = message["type"] == "http.response.start"
@@ -294,6 +297,7 @@ def _request(scope: Scope, body: bytes, fields: Mapping[str, Any]) -> ForwardedR
         tuple(scope["server"]) if scope.get("server") else None,
         scope.get("scheme", "http"),
         prompt_text(fields) if has_prompt else "",
+        time.time() - (request_clock() - scope["state"][ARRIVED]),
     )
 
 

@@ -19,6 +19,7 @@ from genai_server.api.middleware.connection_limit import SURPLUS
 from genai_server.cli.serve.http10 import Unchunked
 from genai_server.cli.serve.process_limits import most_files
 from genai_server.errors import GenaiServerError, HeadTooLarge, MalformedHead, TooManyConnections
+from genai_server.timing import ARRIVED, request_clock
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,10 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
             self._limit_what_is_no_body()
         elif self._other_bytes > self._most_head:
             self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"][ARRIVED] = request_clock()
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)

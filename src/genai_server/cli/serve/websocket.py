@@ -1,6 +1,7 @@
 """uvicorn's WebSockets with limits for clients that read nothing, and for messages that do not end."""
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -9,6 +10,7 @@ from websockets.frames import CloseCode, Frame
 from genai_server.api.middleware.all_bodies import ALL_BODIES, AllBodies
 from genai_server.cli.serve.protocol import ReaderGuard
 from genai_server.errors import BodiesTooLarge
+from genai_server.timing import ARRIVED, request_clock
 
 # Bytes that a fragment takes beside its data.
 _FRAGMENT = 48
@@ -32,6 +34,10 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         self._num_fragments = 0
         # Runs while a message is incomplete.
         self._message_timer: asyncio.TimerHandle | None = None
+        # When the first byte of the next message came, by `request_clock`; None before it.
+        self._begun: float | None = None
+        # Of whole messages that the app has not received.
+        self._arrivals: deque[float] = deque()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -40,10 +46,12 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._begun = self._begun or request_clock()
         super().data_received(data)
         if self.transport.is_closing():
             return
         if not (unread := self._num_unread):
+            self._begun = None
             self._stop_waiting()
         elif self._message_timer is None:
             self._wait_for_end()
@@ -72,7 +80,11 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
             self._refuse(CloseCode.INVALID_DATA, "a text message must be UTF-8")
             return
+        num_before = self.queue.qsize()
         super().send_receive_event_to_app()
+        if self.queue.qsize() > num_before:  # uvicorn drops a message after the close
+            self._arrivals.append(self._begun or request_clock())
+        self._begun = request_clock()  # the next message may follow in the same bytes
 
     async def receive(self) -> Any:
         """The app's next event."""
@@ -80,7 +92,7 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         if self.queue.empty() and not self.disconnected:
             self._num_whole = 0
             self._count(self._num_unread)
-        return event
+        return {**event, ARRIVED: self._arrivals.popleft()} if event["type"] == "websocket.receive" else event
 
     @property
     def _num_unread(self) -> int:

@@ -114,9 +114,21 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
+class Breakdown(BaseModel):
+    """Where the time of an answer went, in seconds. The parts add up to its `total_latency`."""
+
+    receive: float
+    load: float
+    prepare: float
+    queue: float
+    prefill: float
+    decode: float
+    deliver: float
+
+
 class Metrics(BaseModel):
-    """How long an answer took; times in seconds, rates in tokens per second, null where unknown. `profiled_tokens` is
-    there if some of the answer's were profiled, which makes them slower.
+    """How long an answer took, from the first byte of its request; times in seconds, rates in tokens per second, null
+    where unknown. `profiled_tokens` is present if some of the tokens were profiled, which makes them slower.
     """
 
     ttft: float | None
@@ -126,5 +138,6 @@ class Metrics(BaseModel):
     input_tokens: int
     output_tokens: int
     tpot: float | None
+    breakdown: Breakdown | None
     model: str
     profiled_tokens: int = 0
