@@ -17,11 +17,11 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 import genai_server
-from genai_server.api.middleware.drain import LAST_WORDS
 from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
 from genai_server.cli.serve.processes import Reloader, Workers
 from genai_server.cli.serve.protocol import GuardedProtocol
+from genai_server.cli.serve.signals import CLOSING, ENDING, STOP_SIGNALS, end_now, end_within
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
 from genai_server.config import (
@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 _BACKLOG = 2048
 # Bytes of a message on a WebSocket beyond those of a body.
 _SPARE_BYTES = 1024
-# Seconds after the drain until connections are closed by force, such as those of slow readers and unfinished bodies.
-_CLOSING = 5
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -66,11 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         settings = settings.model_copy(update={"workers": 1})
     check_server(settings)
     listener = listen(settings)
-    stop = _Stop()
-    # After its own shutdown, uvicorn raises the signal again for the previous handlers. Without these the process would
-    # end at once and leave the engines' folder behind.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.order.set())
+    stop = _Stop(settings.drain_timeout + ENDING)
+    stop.handle_signals()
     supervisor = Supervisor(
         settings, on_nothing_loaded=stop.nothing_loaded, on_started=partial(_welcome, settings, listener)
     )
@@ -96,11 +91,31 @@ def _welcome(settings: Settings, listener: socket.socket) -> None:
 
 
 class _Stop:
-    """Ends the server when no device could load its model, in each way of running API processes."""
+    """Ends the server when no device could load its model, and at signals outside of an API process's own life.
 
-    def __init__(self) -> None:
+    The process ends `patience` seconds after a signal at the latest.
+    """
+
+    def __init__(self, patience: float) -> None:
         self.has_nothing = False
         self.order = threading.Event()
+        self._patience = patience
+        self._is_signalled = False
+
+    def handle_signals(self) -> None:
+        """Handle stop signals: the first one orders the stop, a second one ends the process.
+
+        After its own shutdown, uvicorn raises the signal that it got again for these handlers.
+        """
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: self._on_signal())
+
+    def _on_signal(self) -> None:
+        if self._is_signalled:
+            end_now()
+        self._is_signalled = True
+        end_within(self._patience)
+        self.order.set()
 
     def obeyed_by(self, parent: Reloader | Workers) -> None:
         """Connect one of uvicorn's parent processes to this order."""
@@ -165,7 +180,7 @@ def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Pa
     if settings.reload:
         parent = Reloader(config, [listener])
     else:
-        parent = Workers(config, [listener], patience=settings.drain_timeout + LAST_WORDS + 2 * _CLOSING)
+        parent = Workers(config, [listener], patience=settings.drain_timeout + ENDING)
     stop.obeyed_by(parent)
     parent.run()
     if STARTUP_FAILURE in parent.exit_statuses:
@@ -202,5 +217,5 @@ def _uvicorn_config(settings: Settings, app: "FastAPI | str") -> uvicorn.Config:
         timeout_keep_alive=settings.idle_timeout,
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
-        timeout_graceful_shutdown=_CLOSING,
+        timeout_graceful_shutdown=CLOSING,
     )

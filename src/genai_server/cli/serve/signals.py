@@ -1,24 +1,54 @@
-"""The signals that stop an API process: the drain comes first, then uvicorn gets the signal."""
+"""The signals that stop the server, and the time by which a process ends after one, whatever its threads do."""
 
 import asyncio
+import faulthandler
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Collection
 from types import FrameType
 
 from uvicorn.server import HANDLED_SIGNALS as STOP_SIGNALS
 
-from genai_server.api.middleware.drain import Drain
+from genai_server.api.middleware.drain import LAST_WORDS, Drain
 
 log = logging.getLogger(__name__)
+
+# Seconds after the drain until connections are closed by force, such as those of slow readers and unfinished bodies.
+CLOSING = 5
+# Seconds after the drain until the system ends the process.
+ENDING = LAST_WORDS + 2 * CLOSING
+# Seconds in which the traces of all threads are written before that.
+_TRACES = 1.0
+
+
+def end_within(seconds: float) -> None:
+    """Have the system end this process after `seconds`, whatever its threads do. An earlier end stays.
+
+    This needs neither Python's lock nor an output that can be written. Must be called in the main thread.
+    """
+    if sys.platform == "win32":
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+        return
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    if not 0 < left <= seconds + _TRACES:
+        faulthandler.dump_traceback_later(seconds, file=2)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds + _TRACES)
+
+
+def end_now() -> None:
+    """End this process. Its engines see the end of their standard input, and leave."""
+    os.kill(os.getpid(), signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
 
 
 class StopSignals:
     """Handles stop signals while its block runs.
 
-    The first signal begins the drain; uvicorn gets it afterwards. A second one cuts the drain short. Any later one goes
-    to uvicorn.
+    The first signal begins the drain; uvicorn gets it afterwards. A second one cuts the drain short. A third one, or
+    one after the drain, ends the process at once. The process ends `ENDING` seconds after its drain at the latest.
 
     Must be entered on the event loop. In other threads than the main one it does nothing, since signals belong to the
     main thread. `on_cut_off` is called when some requests could not be completed.
@@ -29,6 +59,8 @@ class StopSignals:
         self._on_cut_off = on_cut_off
         self._ignored = ignored
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
+        self._num_signals = 0
+        self._is_drained = False
         self._draining: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
@@ -44,15 +76,19 @@ class StopSignals:
         self._previous.clear()
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._obey, signal.Signals(number))
-
-    def _obey(self, number: signal.Signals) -> None:
-        if self._draining is None:
-            self._draining = self._loop.create_task(self._drain_and_stop(number))
-        elif not self._draining.done():
-            self._drain.hurry()
+        # Not on the loop, which may hang.
+        self._num_signals += 1
+        if self._is_drained or self._num_signals > 2:
+            end_now()
+        elif self._num_signals == 1:
+            end_within(self._drain.timeout + ENDING)
+            self._loop.call_soon_threadsafe(self._begin, signal.Signals(number))
         else:
-            self._pass_on(number)
+            end_within(ENDING)
+            self._loop.call_soon_threadsafe(self._drain.hurry)
+
+    def _begin(self, number: signal.Signals) -> None:
+        self._draining = self._loop.create_task(self._drain_and_stop(number))
 
     async def _drain_and_stop(self, number: signal.Signals) -> None:
         log.info("signal %s: no new work; running requests may end (GENAI_DRAIN_TIMEOUT)", number.name)
@@ -60,6 +96,7 @@ class StopSignals:
         if self._drain.num_cut_off:
             log.warning("%d running requests were cut off", self._drain.num_cut_off)
             self._on_cut_off()
+        self._is_drained = True
         self._pass_on(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
