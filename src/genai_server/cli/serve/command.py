@@ -23,6 +23,7 @@ from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
 from genai_server.cli.serve.processes import Reloader, Workers
 from genai_server.cli.serve.protocol import GuardedProtocol
 from genai_server.cli.serve.signals import CLOSING, ENDING, end_now, end_within
+from genai_server.cli.serve.stand_in import StandIn
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
 from genai_server.config import (
@@ -38,7 +39,7 @@ from genai_server.logs import configure_logging
 from genai_server.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
 log = logging.getLogger(__name__)
 # Most connections that wait to be accepted.
@@ -103,11 +104,12 @@ class _Stop:
         self._patience = patience
         self._is_signalled = False
 
-    def handle_signals(self) -> None:
+    def handle_signals(self, *, is_signalled: bool = False) -> None:
         """Handle stop signals: the first one orders the stop, a second one ends the process.
 
         After its own shutdown, uvicorn raises the signal that it got again for these handlers.
         """
+        self._is_signalled = is_signalled
         for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: self._on_signal())
 
@@ -177,19 +179,22 @@ def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Pa
     """Serve with several API processes, or with one that restarts whenever a source file changes."""
     config = _uvicorn_config(settings, "genai_server.asgi:app")
     listener.set_inheritable(True)
+    patience = settings.drain_timeout + ENDING
     parent: Reloader | Workers
     if settings.reload:
-        parent = Reloader(config, [listener])
+        parent = Reloader(config, [listener], patience)
     else:
-        parent = Workers(config, [listener], patience=settings.drain_timeout + ENDING)
+        stand_in = StandIn(lambda app: _uvicorn_config(settings, app), listener)
+        parent = Workers(config, [listener], stand_in, patience)
     stop.obeyed_by(parent)
     parent.run()
+    stop.handle_signals(is_signalled=True)
     if STARTUP_FAILURE in parent.exit_statuses:
         return NOTHING_LOADED
     return CUT_OFF if parent.has_killed or has_cut_off(engines, parent.pids) else DRAINED
 
 
-def _uvicorn_config(settings: Settings, app: "FastAPI | str") -> uvicorn.Config:
+def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
     return uvicorn.Config(
         app,
         host=settings.host,
