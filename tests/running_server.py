@@ -89,6 +89,22 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+def fork_origin(server: "RunningServer") -> psutil.Process | None:
+    """The process that the API processes of `--workers` are forked from; None where they are not forked."""
+    for child in psutil.Process(server.process.pid).children():
+        if "multiprocessing.forkserver" in " ".join(child.cmdline()):
+            return child
+    return None
+
+
+def api_processes(server: "RunningServer") -> list[psutil.Process]:
+    """The API processes of `--workers`."""
+    if (origin := fork_origin(server)) is not None:
+        return origin.children()
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "multiprocessing.spawn" in " ".join(child.cmdline())]
+
+
 class RunningServer:
     """One server: its address, an HTTP client for it, its processes and its log."""
 

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.running_server import RunningServer, body, has_ended, run_server, running_after, wait_until
+from tests.running_server import RunningServer, api_processes, body, has_ended, run_server, running_after, wait_until
 from tests.server_here import run_here
 
 
@@ -223,7 +223,8 @@ def test_an_engine_that_hangs_in_native_code_outlives_its_killed_parent_by_secon
 
 def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(workers: RunningServer) -> None:
     engine = workers.device("scripted")["pid"]
-    killed = [p for p in children_of(workers) if p.pid != engine]
+    killed = api_processes(workers)
+    assert len(killed) == 2
     with contextlib.suppress(httpx.TransportError), workers.stream("delay 0.02; count 1000") as events:
         next(iter(events))
         for process in killed:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-import psutil
 import pytest
 
 from genai_server.profiles.folder import read_profile
 from tests.model_edits import edited_config
-from tests.running_server import DEMO, EventReader, RunningServer, body, run_server, wait_until
+from tests.running_server import DEMO, EventReader, RunningServer, api_processes, body, run_server, wait_until
 from tests.running_server import serve_with_uvicorn as uvicorn
 
 LONG = "delay 0.02; count 1000"
@@ -157,10 +156,8 @@ def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
 
 def test_signals_end_workers_that_hang_too(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", "--workers", "2") as server:
-        engine = server.device("scripted")["pid"]
-        for process in psutil.Process(server.process.pid).children():
-            if process.pid != engine and "spawn_main" in " ".join(process.cmdline()):
-                process.suspend()
+        for process in api_processes(server):
+            process.suspend()
 
         def has_ended() -> bool:
             server.process.send_signal(signal.SIGTERM)
@@ -271,9 +268,10 @@ HANGS = {
 def hanging(folder: Path, hang: str, *options: str) -> Iterator[RunningServer]:
     """A server that hangs when it stops, and may take a second for its end."""
     script = folder / "hangs.py"
-    begin = "import sys, threading\nfrom genai_server.cli import main\nfrom genai_server.cli.serve import command, signals\n"
-    end = "signals.ENDING = command.ENDING = 1\nsys.exit(main(['serve', *sys.argv[1:]]))\n"
-    script.write_text(begin + HANGS[hang] + end, encoding="utf-8")
+    begin = "import sys, threading\nfrom genai_server.cli import main\n"
+    patience = "from genai_server.cli.serve import command, signals\nsignals.ENDING = command.ENDING = 1\n"
+    end = "sys.exit(main(['serve', *sys.argv[1:]]))\n"
+    script.write_text(begin + patience + HANGS[hang] + end, encoding="utf-8")
     with run_server(folder, "--device", "scripted", *options, program=[sys.executable, str(script)]) as server:
         yield server
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -145,9 +146,11 @@ def listen(settings: Settings) -> socket.socket:
 
 def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
     """Serve with one API process: this one."""
-    # A second's work, which the parent of several API processes never needs; here the engines load meanwhile.
+    # Two seconds' work, which the parent of several API processes never needs; here the engines load meanwhile.
+    gc.disable()
     from genai_server.cli.serve.composition import attached_app
 
+    gc.enable()
     server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
 
     def obey() -> None:

@@ -13,7 +13,6 @@ from genai_server.api.errors import error_response
 from genai_server.api.middleware.request_id import RequestId
 from genai_server.errors import ServerStarting
 
-
 log = logging.getLogger(__name__)
 
 
