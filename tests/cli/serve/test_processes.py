@@ -23,6 +23,8 @@ from tests.running_server import (
     wait_until,
 )
 
+# Starts of whole servers, one after another.
+pytestmark = pytest.mark.timeout(300)
 forks = pytest.mark.skipif(sys.platform != "linux", reason="API processes are forked on Linux only")
 WORKERS = ("--device", "scripted", "--workers", "2")
 # A start that takes longer than uvicorn waits for the response of a process.

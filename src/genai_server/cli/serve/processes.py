@@ -38,8 +38,6 @@ _LAST_ORDER = 3
 _RESPONSE_TIMEOUT = 60.0
 # Seconds for the parent's own end after that of the API processes.
 _OWN_END = 5.0
-# Linux only: macOS's own libraries may start threads, which a fork does not survive.
-_FORKS = sys.platform == "linux"
 # The exit status of a process whose real one is lost, because the process that it was forked from has ended.
 _LOST_STATUS = 255
 
@@ -53,7 +51,8 @@ class ApiProcess(Process):
 
     def __init__(self, config: Config, sockets: list[socket]) -> None:
         super().__init__(config, sockets)
-        if _FORKS:
+        # Linux only: macOS's own libraries may start threads, which a fork does not survive.
+        if sys.platform == "linux":
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["genai_server.cli.serve.preloaded"])
             kwargs = {"config": config, "target": self.target, "sockets": sockets, "stdin_fileno": None}
@@ -96,7 +95,7 @@ class ApiProcess(Process):
 
     def target(self, sockets: list[socket] | None = None) -> None:
         """What it runs."""
-        if _FORKS:
+        if sys.platform == "linux":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_SIGNALS)
         super().target(sockets)
 
@@ -129,7 +128,7 @@ class ApiProcess(Process):
         self._is_unwanted = True
         if self.process.pid is not None:
             super().kill()
-            if self.exitcode == _LOST_STATUS:
+            if sys.platform == "linux" and self.exitcode == _LOST_STATUS:
                 with suppress(ProcessLookupError):
                     os.kill(self.process.pid, signal.SIGKILL)
 
@@ -228,6 +227,7 @@ class Workers(Multiprocess):
                 patience_ends = min(patience_ends, time.monotonic() + ENDING)
                 for process in alive:
                     process.terminate()
+        _end_origin()
 
     def _new_process(self) -> ApiProcess:
         process = ApiProcess(self.config, self.sockets)
@@ -274,9 +274,19 @@ class Reloader(StatReload):
         super().signal_handler(sig, frame)
 
 
-if sys.platform != "win32":
+if sys.platform == "linux":
     # What a terminal or a process manager sends to whole process groups.
     _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def _end_origin() -> None:
+    """End the process that API processes are forked from, which notices the end of this one after its imports only."""
+    if sys.platform == "linux":
+        from multiprocessing.forkserver import _forkserver
+
+        if (pid := getattr(_forkserver, "_forkserver_pid", None)) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -285,11 +295,11 @@ def _no_group_signals() -> Iterator[None]:
 
     Otherwise such a signal would end the process that API processes are forked from, before their drain.
     """
-    if not _FORKS:
+    if sys.platform == "linux":
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    else:
         yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -31,17 +31,20 @@ def end_within(seconds: float) -> None:
     """
     if sys.platform == "win32":
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
-        return
-    left, _ = signal.getitimer(signal.ITIMER_REAL)
-    if not 0 < left <= seconds + _TRACES:
-        faulthandler.dump_traceback_later(seconds, file=2)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, seconds + _TRACES)
+    else:
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+        if not 0 < left <= seconds + _TRACES:
+            faulthandler.dump_traceback_later(seconds, file=2)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, seconds + _TRACES)
 
 
 def end_now() -> None:
     """End this process. Its engines see the end of their standard input, and leave."""
-    os.kill(os.getpid(), signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+    if sys.platform == "win32":
+        os.kill(os.getpid(), signal.SIGTERM)  # which no handler keeps from ending it there
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class StopSignals:
