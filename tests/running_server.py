@@ -91,18 +91,24 @@ def has_ended(process: psutil.Process) -> bool:
 
 def fork_origin(server: "RunningServer") -> psutil.Process | None:
     """The process that the API processes of `--workers` are forked from; None where they are not forked."""
-    for child in psutil.Process(server.process.pid).children():
-        if "multiprocessing.forkserver" in " ".join(child.cmdline()):
-            return child
-    return None
+    return next(iter(_children(server, "multiprocessing.forkserver")), None)
 
 
 def api_processes(server: "RunningServer") -> list[psutil.Process]:
-    """The API processes of `--workers`."""
+    """The API processes of `--workers` that run."""
     if (origin := fork_origin(server)) is not None:
-        return origin.children()
-    children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "multiprocessing.spawn" in " ".join(child.cmdline())]
+        return [child for child in origin.children() if not has_ended(child)]
+    return _children(server, "multiprocessing.spawn")
+
+
+def _children(server: "RunningServer", module: str) -> list[psutil.Process]:
+    """The server's child processes that run a function of this module."""
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # a zombie's error, too
+            if module in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 class RunningServer:

@@ -235,13 +235,17 @@ def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(w
     assert workers.chat("say x").json()["content"] == "x"
 
 
-def test_a_signal_to_the_whole_process_group_is_the_api_processs_to_handle(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted") as server:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["one", "workers"])
+def test_a_signal_to_the_whole_process_group_is_the_api_processs_to_handle(
+    own_folder: Path, options: list[str], number: int
+) -> None:
+    with run_server(own_folder, "--device", "scripted", *options) as server:
         with server.stream("delay 0.02; count 20") as events:
             reader = iter(events)
             next(reader)
             for pid in [*(child.pid for child in children_of(server)), server.process.pid]:
-                os.kill(pid, signal.SIGINT)
+                os.kill(pid, number)
             assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
         assert server.process.wait(15) == 0
 

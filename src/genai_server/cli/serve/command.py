@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
-from uvicorn.server import HANDLED_SIGNALS as STOP_SIGNALS
 
 import genai_server
 from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
 from genai_server.cli.serve.processes import Reloader, Workers
 from genai_server.cli.serve.protocol import GuardedProtocol
-from genai_server.cli.serve.signals import CLOSING, ENDING, end_now, end_within
+from genai_server.cli.serve.signals import CLOSING, ENDING, STOP_SIGNALS, end_now, end_within
 from genai_server.cli.serve.stand_in import StandIn
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome

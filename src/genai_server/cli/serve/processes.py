@@ -18,12 +18,11 @@ from typing import Any, cast
 from uvicorn import Config, Server
 from uvicorn._subprocess import subprocess_started
 from uvicorn.config import STARTUP_FAILURE
-from uvicorn.server import HANDLED_SIGNALS as STOP_SIGNALS
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 from uvicorn.supervisors.statreload import StatReload
 
-from genai_server.cli.serve.signals import ENDING, end_within
+from genai_server.cli.serve.signals import ENDING, PARENTS_ORDER, STOP_SIGNALS, end_within
 from genai_server.cli.serve.stand_in import StandIn
 from genai_server.supervisor.engine_process import in_words
 
@@ -120,8 +119,14 @@ class ApiProcess(Process):
     def terminate(self) -> None:
         """Send the stop signal, also to a process that is still being started."""
         self._is_unwanted = True
-        if self.process.pid is not None:
+        if self.process.pid is None or self.exitcode is not None:
+            return
+        if sys.platform == "win32":
             super().terminate()
+        else:
+            os.kill(self.process.pid, PARENTS_ORDER)
+            self.parent_conn.close()
+            self.child_conn.close()
 
     def kill(self) -> None:
         """End it at once."""

@@ -10,16 +10,20 @@ import threading
 from collections.abc import Callable, Collection
 from types import FrameType
 
-from uvicorn.server import HANDLED_SIGNALS as STOP_SIGNALS
+from uvicorn.server import HANDLED_SIGNALS
 
 from genai_server.api.middleware.drain import LAST_WORDS, Drain
 
 log = logging.getLogger(__name__)
 
+STOP_SIGNALS = tuple(signal.Signals(number) for number in HANDLED_SIGNALS)
 # Seconds after the drain until connections are closed by force, such as those of slow readers and unfinished bodies.
 CLOSING = 5
 # Seconds after the drain until the system ends the process.
 ENDING = LAST_WORDS + 2 * CLOSING
+# By which the parent of several API processes stops one. A signal to the whole process group, as some process managers
+# send, reaches the parent as well, and would count twice.
+PARENTS_ORDER = signal.SIGUSR1 if sys.platform == "linux" else signal.SIGTERM
 # Seconds in which the traces of all threads are written before that.
 _TRACES = 1.0
 
@@ -54,13 +58,16 @@ class StopSignals:
     one after the drain, ends the process at once. The process ends `ENDING` seconds after its drain at the latest.
 
     Must be entered on the event loop. In other threads than the main one it does nothing, since signals belong to the
-    main thread. `on_cut_off` is called when some requests could not be completed.
+    main thread. `on_cut_off` is called when some requests could not be completed. `orders` are the signals to obey;
+    other stop signals are ignored.
     """
 
-    def __init__(self, drain: Drain, on_cut_off: Callable[[], None], ignored: Collection[signal.Signals] = ()) -> None:
+    def __init__(
+        self, drain: Drain, on_cut_off: Callable[[], None], orders: Collection[signal.Signals] = STOP_SIGNALS
+    ) -> None:
         self._drain = drain
         self._on_cut_off = on_cut_off
-        self._ignored = ignored
+        self._orders = orders
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
         self._num_signals = 0
         self._is_drained = False
@@ -69,9 +76,9 @@ class StopSignals:
     def __enter__(self) -> None:
         self._loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
-            for number in STOP_SIGNALS:
-                handler = signal.SIG_IGN if number in self._ignored else self._on_signal
-                self._previous[signal.Signals(number)] = signal.signal(number, handler)
+            for number in {*STOP_SIGNALS, *self._orders}:
+                handler = self._on_signal if number in self._orders else signal.SIG_IGN
+                self._previous[number] = signal.signal(number, handler)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
@@ -100,11 +107,11 @@ class StopSignals:
             log.warning("%d running requests were cut off", self._drain.num_cut_off)
             self._on_cut_off()
         self._is_drained = True
-        self._pass_on(number)
+        self._pass_on(number if number in STOP_SIGNALS else signal.SIGTERM)
 
     def _pass_on(self, number: signal.Signals) -> None:
         """Give the signal to its previous handler, which may be a function or the default."""
         if number in self._previous:
-            signal.signal(number, self._previous[number])
+            ours = signal.signal(number, self._previous[number])
             signal.raise_signal(number)
-            signal.signal(number, self._on_signal)
+            signal.signal(number, ours)
