@@ -173,8 +173,7 @@ class Workers(Multiprocess):
 
     def init_processes(self) -> None:
         self._stand_in.start()
-        for _ in range(self.processes_num):
-            self.handle_ttin(more=0)
+        self.processes += [self._new_process() for _ in range(self.processes_num)]
 
     def keep_subprocess_alive(self) -> None:
         """Replace the processes that died or hang."""
@@ -194,9 +193,9 @@ class Workers(Multiprocess):
         else:
             self._stand_in.start()
 
-    def handle_ttin(self, more: int = 1) -> None:
+    def handle_ttin(self) -> None:
         """SIGTTIN: start one more API process."""
-        self.processes_num += more
+        self.processes_num += 1
         self.processes.append(self._new_process())
 
     def handle_ttou(self) -> None:
