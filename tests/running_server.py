@@ -89,6 +89,28 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+def fork_origin(server: "RunningServer") -> psutil.Process | None:
+    """The process that the API processes of `--workers` are forked from; None where they are not forked."""
+    return next(iter(_children(server, "multiprocessing.forkserver")), None)
+
+
+def api_processes(server: "RunningServer") -> list[psutil.Process]:
+    """The API processes of `--workers` that run."""
+    if (origin := fork_origin(server)) is not None:
+        return [child for child in origin.children() if not has_ended(child)]
+    return _children(server, "multiprocessing.spawn")
+
+
+def _children(server: "RunningServer", module: str) -> list[psutil.Process]:
+    """The server's child processes that run a function of this module."""
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # a zombie's error, too
+            if module in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
 class RunningServer:
     """One server: its address, an HTTP client for it, its processes and its log."""
 

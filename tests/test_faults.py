@@ -17,6 +17,7 @@ import pytest
 from tests.running_server import (
     SCRIPTED,
     RunningServer,
+    api_processes,
     body,
     has_ended,
     run_server,
@@ -227,7 +228,8 @@ def test_an_engine_that_hangs_in_native_code_outlives_its_killed_parent_by_secon
 
 def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(workers: RunningServer) -> None:
     engine = workers.device("scripted")["pid"]
-    killed = [p for p in children_of(workers) if p.pid != engine]
+    killed = api_processes(workers)
+    assert len(killed) == 2
     with contextlib.suppress(httpx.TransportError), workers.stream("delay 0.02; count 1000") as events:
         next(iter(events))
         for process in killed:
@@ -238,13 +240,17 @@ def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(w
     assert workers.chat("say x").json()["content"] == "x"
 
 
-def test_a_signal_to_the_whole_process_group_is_the_api_processs_to_handle(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "scripted") as server:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["one", "workers"])
+def test_a_signal_to_the_whole_process_group_is_the_api_processs_to_handle(
+    own_folder: Path, options: list[str], number: int
+) -> None:
+    with run_server(own_folder, "--device", "scripted", *options) as server:
         with server.stream("delay 0.02; count 20") as events:
             reader = iter(events)
             next(reader)
             for pid in [*(child.pid for child in children_of(server)), server.process.pid]:
-                os.kill(pid, signal.SIGINT)
+                os.kill(pid, number)
             assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
         assert server.process.wait(15) == 0
 

@@ -4,19 +4,20 @@ import json
 import shutil
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-import psutil
 import pytest
 
 from genai_server.profiles.folder import read_profile
 from tests.model_edits import edited_config
-from tests.running_server import DEMO, EventReader, RunningServer, body, run_server, wait_until
+from tests.running_server import DEMO, EventReader, RunningServer, api_processes, body, run_server, wait_until
 from tests.running_server import serve_with_uvicorn as uvicorn
 
 LONG = "delay 0.02; count 1000"
@@ -155,10 +156,8 @@ def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
 
 def test_signals_end_workers_that_hang_too(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", "--workers", "2") as server:
-        engine = server.device("scripted")["pid"]
-        for process in psutil.Process(server.process.pid).children():
-            if process.pid != engine and "spawn_main" in " ".join(process.cmdline()):
-                process.suspend()
+        for process in api_processes(server):
+            process.suspend()
 
         def has_ended() -> bool:
             server.process.send_signal(signal.SIGTERM)
@@ -238,3 +237,59 @@ def test_a_response_in_the_background_ends_once_at_a_stop(tmp_path: Path) -> Non
     with run_server(tmp_path, *options, *stored) as server:
         ended = ask(server, "GET", f"/v1/responses/{killed}").json()
         assert (ended["status"], ended["error"]["type"]) == ("failed", "server_stopping")
+
+
+# What hangs at the end of an API process, as Python that runs before the server.
+HANGS = {
+    "a thread of a pool": (
+        "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1).submit(threading.Event().wait)\n"
+    ),
+    "the event loop": (
+        "from genai_server.api.generation.response_store import ResponseStore\n"
+        "ResponseStore.close = lambda *_: threading.Event().wait()\n"
+    ),
+    "the supervisor": (
+        "from genai_server.supervisor.supervisor import Supervisor\n"
+        "Supervisor.stop = lambda *_: threading.Event().wait()\n"
+    ),
+    "standard error": (
+        "import asyncio, fcntl, os\n"
+        "from genai_server.api.generation.response_store import ResponseStore\n"
+        "async def fill(*_):\n"
+        "    ours, theirs = os.pipe()\n"
+        "    os.dup2(theirs, 2)\n"
+        "    while True: os.write(2, bytes(4096))\n"
+        "ResponseStore.close = fill\n"
+    ),
+}
+
+
+@contextmanager
+def hanging(folder: Path, hang: str, *options: str) -> Iterator[RunningServer]:
+    """A server that hangs when it stops, and may take a second for its end."""
+    script = folder / "hangs.py"
+    begin = "import sys, threading\nfrom genai_server.cli import main\n"
+    patience = "from genai_server.cli.serve import command, signals\nsignals.ENDING = command.ENDING = 1\n"
+    end = "sys.exit(main(['serve', *sys.argv[1:]]))\n"
+    script.write_text(begin + patience + HANGS[hang] + end, encoding="utf-8")
+    with run_server(folder, "--device", "scripted", *options, program=[sys.executable, str(script)]) as server:
+        yield server
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_stop_ends_a_process_that_hangs(own_folder: Path, hang: str) -> None:
+    with hanging(own_folder, hang, "--drain-timeout", "1") as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == -signal.SIGALRM
+        if hang != "standard error":
+            assert "Current thread" in server.log() or "most recent call first" in server.log()
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_second_signal_ends_a_process_that_hangs(own_folder: Path, hang: str) -> None:
+    with hanging(own_folder, hang, "--drain-timeout", "600") as server:
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not answers(server.is_ready))
+        time.sleep(0.5)  # by now it hangs
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) in (-signal.SIGKILL, -signal.SIGALRM)

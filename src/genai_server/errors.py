@@ -380,6 +380,21 @@ class StoreUnavailable(Unavailable):
     code = "store_unavailable"
 
 
+class ServerStarting(Unavailable):
+    """No process of the API is ready yet."""
+
+    code = "server_starting"
+
+    def __init__(
+        self,
+        message: str = "the server is starting; try again",
+        *,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+
+
 class ServerDraining(Unavailable):
     """The server is stopping: running requests continue, and new ones are refused."""
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import chain
 
 import msgspec
 import pytest
 
 from genai_server.engine_client.in_flight import PATIENCE, InFlight, Retries
 from genai_server.engine_client.stream import TokenStream
-from genai_server.errors import EngineDied, ModelUnloaded, QueueFull
+from genai_server.errors import EngineDied, ModelUnloaded, NoEngineReady, QueueFull
 from genai_server.generation import FinishReason, GenerationRequest, Phases
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.protocol import Accepted, Cancel, Finished, Refused, Stop, Submit, ToEngine, Tokens
@@ -22,7 +23,7 @@ def flying(test: Callable[[InFlight, list[ToEngine]], Awaitable[None]]) -> None:
 
     async def run() -> None:
         sent: list[ToEngine] = []
-        await test(InFlight(sent.append), sent)
+        await test(InFlight(lambda *messages: sent.extend(messages)), sent)
 
     asyncio.run(run())
 
@@ -187,6 +188,132 @@ def test_what_waits_for_the_next_engine_can_be_given_up() -> None:
     flying(test)
 
 
+# connections that end while something is sent
+
+
+class Connection:
+    """A connection that takes some more calls of `send`, and then is closing."""
+
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls = num_calls
+        self.sent: list[ToEngine] = []
+
+    def send(self, *messages: ToEngine) -> None:
+        if not self.num_calls:
+            raise NoEngineReady("its engine is not running")
+        self.num_calls -= 1
+        self.sent += messages
+
+    def submits(self) -> list[tuple[int, bool]]:
+        """The requests that came over it: their keys, and whether more of the same group follow."""
+        return [(message.key, message.more) for message in self.sent if isinstance(message, Submit)]
+
+
+@pytest.mark.parametrize("num_answers", [1, 2, 5])
+def test_a_submit_without_a_connection_leaves_nothing_behind(num_answers: int) -> None:
+    async def test() -> None:
+        connection = Connection(0)
+        flight = InFlight(connection.send)
+        with pytest.raises(NoEngineReady):
+            await flight.submit(*[REQUEST] * num_answers)
+        assert len(flight) == 0
+        flight.lose(DEATH)
+        connection.num_calls = 9
+        flight.resume()
+        assert connection.sent == []
+
+    on_the_loop(test)
+
+
+def test_a_group_is_sent_in_one_call() -> None:
+    async def test() -> None:
+        connection = Connection(1)
+        asking = asyncio.ensure_future(InFlight(connection.send).submit(*[REQUEST] * 3))
+        await asyncio.sleep(0)
+        assert connection.submits() == [(0, True), (1, True), (2, False)]
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    on_the_loop(test)
+
+
+def test_a_cancelled_group_is_forgotten_without_a_connection() -> None:
+    async def test() -> None:
+        connection = Connection(1)
+        flight = InFlight(connection.send)
+        asking = asyncio.ensure_future(flight.submit(*[REQUEST] * 3))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert len(flight) == 0
+
+    on_the_loop(test)
+
+
+def test_a_stopped_answer_is_complete_without_a_connection() -> None:
+    async def test() -> None:
+        connection = Connection(1)
+        flight = InFlight(connection.send)
+        stream = await submitted(flight, 0)
+        flight.receive(Tokens(0, [7]))
+        stopping = asyncio.ensure_future(stream.stop())
+        await asyncio.sleep(0)
+        assert not stopping.done()
+        flight.lose(DEATH)
+        await stopping
+
+    on_the_loop(test)
+
+
+@pytest.mark.parametrize("num_sent", [0, 1, 2])
+def test_requests_of_a_failed_resume_wait_for_the_next_engine(num_sent: int) -> None:
+    async def test() -> None:
+        connection = Connection(3)
+        flight = InFlight(connection.send)
+        asking = [asyncio.ensure_future(flight.submit(*[REQUEST] * size)) for size in (1, 2, 1)]
+        await asyncio.sleep(0)
+        groups = [[(0, False)], [(1, True), (2, False)], [(3, False)]]
+        assert connection.submits() == list(chain(*groups))
+        flight.lose(DEATH)
+        connection.sent, connection.num_calls = [], num_sent
+        with pytest.raises(NoEngineReady):
+            flight.resume()
+        assert connection.submits() == list(chain(*groups[:num_sent]))
+        assert len(flight) == 4
+        flight.lose(DEATH)
+        for task in asking[:num_sent]:
+            with pytest.raises(EngineDied):
+                await task
+        connection.sent, connection.num_calls = [], 3
+        flight.resume()
+        assert connection.submits() == list(chain(*groups[num_sent:]))
+        for key, _ in connection.submits():
+            flight.receive(Accepted(key))
+        await asyncio.gather(*asking[num_sent:])
+
+    on_the_loop(test)
+
+
+def test_a_group_is_resumed_without_answers_that_were_closed() -> None:
+    async def test() -> None:
+        connection = Connection(9)
+        flight = InFlight(connection.send)
+        asking = asyncio.ensure_future(flight.submit(*[REQUEST] * 3))
+        await asyncio.sleep(0)
+        for key in range(3):
+            flight.receive(Accepted(key))
+        streams = await asking
+        flight.lose(DEATH)
+        streams[2].close()
+        connection.sent = []
+        flight.resume()
+        assert connection.submits() == [(0, True), (1, False)]
+
+    on_the_loop(test)
+
+
 # what waits for the next engine
 
 
@@ -204,9 +331,11 @@ def unsent_stream() -> TokenStream:
 def test_a_request_is_kept_once() -> None:
     async def test() -> None:
         retries, waiting = Retries(), unsent_stream()
-        assert retries.keep(1, waiting)
-        assert [(key, retry.request, retry.stream) for key, retry in retries.take().items()] == [(1, REQUEST, waiting)]
-        assert not retries.keep(1, waiting)
+        assert retries.keep(1, waiting, 1)
+        (group,) = retries.groups()
+        assert [(key, retry.request, retry.stream) for key, retry in group.items()] == [(1, REQUEST, waiting)]
+        retries.forget(1)
+        assert not retries.keep(1, waiting, 1)
         assert len(retries) == 0
 
     on_the_loop(test)
@@ -218,8 +347,8 @@ def test_a_request_with_a_token_or_with_its_end_is_not_kept() -> None:
         begun.deliver([5])
         ended.fail(EngineDied("x"))
         retries = Retries()
-        assert not retries.keep(1, begun)
-        assert not retries.keep(2, ended)
+        assert not retries.keep(1, begun, 1)
+        assert not retries.keep(2, ended, 2)
 
     on_the_loop(test)
 
@@ -230,10 +359,11 @@ def test_a_deadline_goes_on_while_a_request_waits() -> None:
         retries = Retries(clock=lambda: next(times))
         timed = msgspec.structs.replace(REQUEST, timeout=5.0)
         waiting, late = (TokenStream(lambda: None, request=timed) for _ in range(2))
-        retries.keep(1, waiting)
-        (retry,) = retries.take().values()
+        retries.keep(1, waiting, 1)
+        ((retry,),) = (group.values() for group in retries.groups())
         assert retry.request.timeout == pytest.approx(3.0, abs=0.5)
-        retries.keep(2, late)
+        retries.forget(1)
+        retries.keep(2, late, 2)
         retries.fail(EngineDied("lost"), all=False)
         assert len(retries) == 0
         await late.accepted()
@@ -248,14 +378,14 @@ def test_who_waits_too_long_fails_and_no_others() -> None:
     async def test() -> None:
         times = iter([0.0, PATIENCE - 1, PATIENCE - 1, PATIENCE, PATIENCE])
         retries, late, early = Retries(clock=lambda: next(times)), unsent_stream(), unsent_stream()
-        retries.keep(1, late)
-        retries.keep(2, early)
+        retries.keep(1, late, 1)
+        retries.keep(2, early, 2)
         retries.fail(EngineDied("lost"), all=False)
         assert len(retries) == 2
         retries.fail(EngineDied("lost"), all=False)
         with pytest.raises(EngineDied, match="lost"):
             await anext(late)
-        assert list(retries.take()) == [2]
+        assert [list(group) for group in retries.groups()] == [[2]]
 
     on_the_loop(test)
 
@@ -263,7 +393,7 @@ def test_who_waits_too_long_fails_and_no_others() -> None:
 def test_all_fail_when_no_engine_will_come() -> None:
     async def test() -> None:
         retries, waiting = Retries(), unsent_stream()
-        retries.keep(1, waiting)
+        retries.keep(1, waiting, 1)
         retries.fail(EngineDied("lost"), all=True)
         assert waiting.is_ended
         assert len(retries) == 0

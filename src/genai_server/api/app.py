@@ -18,7 +18,7 @@ from genai_server.api.admin import adapters, profiles, requests, runtime_options
 from genai_server.api.admin import models as model_admin
 from genai_server.api.admin.engine_calls import cancel_request
 from genai_server.api.catalog import Catalog, LoadText
-from genai_server.api.errors import install_error_handlers
+from genai_server.api.error_handlers import install_error_handlers
 from genai_server.api.fingerprint import fingerprint
 from genai_server.api.generation.checked_specs import CheckedSpecs
 from genai_server.api.generation.record_file import RecordFile
@@ -225,7 +225,7 @@ def _add_middleware(
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **cors_options(settings))
     app.add_middleware(RequestHead)
-    app.add_middleware(ConnectionLimit)
+    app.add_middleware(ConnectionLimit, open_paths=OPEN_PATHS)
     app.add_middleware(InternalErrors)
     app.add_middleware(
         RequestRecords, model=next(iter(settings.served)), clock=telemetry.clock, observers=telemetry.observers

@@ -7,14 +7,9 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from genai_server import errors
@@ -63,8 +58,6 @@ FOR_BROWSERS = {
     "cache-control": "no-store",
     "content-security-policy": "frame-ancestors 'none'",
 }
-_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
-_MOST_SHOWN = 100
 # A value with the right type but a wrong size shows which of a union's members the client means.
 _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 _ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
@@ -132,7 +125,7 @@ def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str,
     message = error.message
     if isinstance(error, errors.PromptTooLong) and error.tokens:
         message = PROMPT_TOO_LONG[_api_of(scope)].format_map(vars(error))
-    return _body(scope, status, kind, message, error.code, error.param)
+    return plain_error_body(scope, status, kind, message, error.code, error.param)
 
 
 def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
@@ -146,41 +139,10 @@ def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
     return JSONResponse(body, status, headers)
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Answer the app's errors with their bodies; middleware/internal_errors.py answers all other exceptions."""
-
-    @app.exception_handler(GenaiServerError)
-    async def ours(request: Request, error: GenaiServerError) -> JSONResponse:
-        return error_response(error, request.scope)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(from_findings(error.errors(), error.body), request.scope)
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
-        # Nothing is posted to an id alone, unless there is a route for it, so a name in its place is a wrong path.
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and request.method == "POST" and request.path_params:
-            error = HTTPException(HTTPStatus.NOT_FOUND)
-        cause = error.__cause__  # FastAPI hides what it met while it read a body
-        if isinstance(cause, ValueError):
-            cause = malformed(cause)
-        if isinstance(cause, GenaiServerError):
-            return error_response(cause, request.scope)
-        reason = HTTPStatus(error.status_code)
-        message = f"{reason.phrase}: {request.method} {request.url.path[:_MOST_SHOWN]}"
-        kind, code = "invalid_request_error", reason.name.lower()
-        request.state.error_code = code
-        body = _body(request.scope, reason, kind, message, code)
-        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["allow"] = ", ".join(_methods(app, request))  # Starlette names those of one route only
-        return JSONResponse(body, error.status_code, headers=headers)
-
-
-def _body(
+def plain_error_body(
     scope: Scope | None, status: int, kind: str, message: str, code: str, param: str | None = None
 ) -> dict[str, Any]:
+    """An error that has no class, in the form of the scope's API."""
     api = _api_of(scope)
     if api == "ollama":
         return ollama_error(message)
@@ -193,17 +155,6 @@ def _api_of(scope: Scope | None) -> str:
     if scope is None:
         return "openai"
     return "ollama" if speaks_ollama(scope) else "anthropic" if speaks_anthropic(scope) else "openai"
-
-
-def _methods(app: FastAPI, request: Request) -> list[str]:
-    """The methods of a path. A documented path has its own only, not those of a route with a parameter in its place."""
-    documented = app.openapi()["paths"].get(request.scope["path"])
-    if documented is not None:
-        found = {method.upper() for method in documented}
-    else:
-        scopes = {method: {**request.scope, "method": method} for method in _METHODS}
-        found = {m for m, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in app.routes)}
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # api/middleware/head_requests.py
 
 
 def malformed(error: ValueError) -> GenaiServerError:

@@ -1,5 +1,6 @@
 """The command line: `genai-server`."""
 
+import gc
 import sys
 from importlib import import_module
 
@@ -50,8 +51,10 @@ def _run(arguments: list[str]) -> int:
     parser = Parser(prog="genai-server", description="Serve onnxruntime-genai models over HTTP.")
     parser.add_argument("--version", action="version", version=f"genai-server {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    gc.disable()  # what is imported stays; collections would take a fifth of the time
     for command in _needed(arguments):
         import_module(f"genai_server.cli.{COMMANDS[command]}").add_parser(subparsers)
+    gc.enable()
     options = parser.parse_args(arguments)
     try:
         status: int = options.run(options)

@@ -113,7 +113,7 @@ class EngineClient:
                 self.in_flight.give_up(self._death(server_status), all=status.state in _OVER)
                 if status.address:
                     await self._attend(status.address, server_status.secret)
-            except (OSError, msgspec.DecodeError) as error:
+            except (OSError, msgspec.DecodeError, NoEngineReady) as error:
                 log.debug("connection to the engine of device %s: %s", self.device, error)
             except Exception:  # the next try may succeed, whatever it was
                 log.exception("connection to the engine of device %s", self.device)
@@ -152,11 +152,12 @@ class EngineClient:
             case _:
                 self.in_flight.receive(message)
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, *messages: ToEngine) -> None:
+        """Send all messages, or raise NoEngineReady."""
         # Between the loss of a connection and `_forget` it is closing; uvloop then raises an error of its own.
         if self._writer is None or self._writer.is_closing():
             raise NoEngineReady(f"device {self.device} cannot take requests now: its engine is not running")
-        self._writer.write(encode_frame([message]))
+        self._writer.write(b"".join(encode_frame([message]) for message in messages))
 
     # the status file
 

@@ -1,15 +1,17 @@
 """The requests of one API process that an engine has, or that wait for its next one."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from itertools import count
+from itertools import count, groupby
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
 from genai_server.engine_client.stream import PromptProgress, TokenStream
-from genai_server.errors import GenaiServerError, GenerationFailed, ModelUnloaded
+from genai_server.errors import GenaiServerError, GenerationFailed, ModelUnloaded, NoEngineReady
 from genai_server.generation import FinishReason, GenerationRequest, Phases
 from genai_server.messages.protocol import (
     Accepted,
@@ -31,29 +33,48 @@ from genai_server.messages.protocol import (
 PATIENCE = 30.0
 
 
-class InFlight:
-    """The streams of all requests, by the key under which the engine knows them. Owned by the event loop."""
+class SendMessages(Protocol):
+    """Sends messages to the engine: all, or none. Raises NoEngineReady if the engine is not there."""
 
-    def __init__(self, send: Callable[[ToEngine], None]) -> None:
-        # Raises NoEngineReady if the engine is not there.
+    def __call__(self, *messages: ToEngine) -> None: ...
+
+
+class _Sent(Struct, frozen=True):
+    """An answer that the engine has been asked for."""
+
+    # The reader's end of it.
+    stream: TokenStream
+    # The key of the first answer to the same HTTP request.
+    group: int
+
+
+class InFlight:
+    """The streams of all requests, by the key under which the engine knows them. Owned by the event loop.
+
+    The answers to one HTTP request are a group, which is sent as a whole or not at all.
+    """
+
+    def __init__(self, send: SendMessages) -> None:
         self._send = send
-        self._streams: dict[int, TokenStream] = {}
+        self._sent: dict[int, _Sent] = {}
         self._retries = Retries()
         self._keys = count()
 
     def __len__(self) -> int:
-        return len(self._streams) + len(self._retries)
+        return len(self._sent) + len(self._retries)
 
     async def submit(self, *requests: GenerationRequest) -> list[TokenStream]:
         """Send requests, all at once; returns once the engine has accepted them all.
 
-        Raises Unavailable with the engine's reason if it refuses one. Then none of them is left in the engine.
+        Raises Unavailable with the engine's reason if it refuses one, and NoEngineReady if the connection has gone.
+        Then none of them is left here or in the engine.
         """
-        keys = [next(self._keys) for _ in requests]
-        for key, request in zip(keys, requests, strict=True):
-            self._send(Submit(key, request, more=key != keys[-1]))
-            self._streams[key] = TokenStream(partial(self._leave, key), partial(self._stop, key), request)
-        streams = [self._streams[key] for key in keys]
+        group = {next(self._keys): request for request in requests}
+        self._send(*_submits(group))
+        streams = [
+            TokenStream(partial(self._leave, key), partial(self._stop, key), request) for key, request in group.items()
+        ]
+        self._sent.update((key, _Sent(stream, min(group))) for key, stream in zip(group, streams, strict=True))
         try:
             for stream in streams:
                 await stream.accepted()
@@ -65,9 +86,10 @@ class InFlight:
 
     def receive(self, message: Event) -> None:
         """Pass an event to its stream, unless the reader has left."""
-        stream = self._streams.get(message.key)
-        if stream is None:
+        sent = self._sent.get(message.key)
+        if sent is None:
             return
+        stream = sent.stream
         match message:
             case Tokens():
                 stream.deliver(message.tokens, message.logprobs)
@@ -95,33 +117,48 @@ class InFlight:
                 )
             case Refused() | Failed():
                 stream.fail(message.error.to_error())
-        del self._streams[message.key]
+        del self._sent[message.key]
 
     def resume(self) -> None:
-        """Send the waiting requests to the next engine, which is there now."""
-        for key, retry in self._retries.take().items():
-            self._streams[key] = retry.stream
-            self._send(Submit(key, retry.request))
+        """Send the waiting requests to the next engine, which is there now.
+
+        Raises NoEngineReady if it has gone again. The groups that have not been sent wait for the one after it.
+        """
+        for group in self._retries.groups():
+            self._send(*_submits({key: retry.request for key, retry in group.items()}))
+            for key, retry in group.items():
+                self._retries.forget(key)
+                self._sent[key] = _Sent(retry.stream, retry.group)
 
     def lose(self, death: GenerationFailed) -> None:
         """The engine has gone: requests with a token fail. The others wait for the next engine, if one comes."""
-        streams, self._streams = self._streams, {}
-        for key, stream in streams.items():
-            if isinstance(death, ModelUnloaded) or not self._retries.keep(key, stream):
-                stream.fail(death)
+        lost, self._sent = self._sent, {}
+        for key, sent in lost.items():
+            if isinstance(death, ModelUnloaded) or not self._retries.keep(key, sent.stream, sent.group):
+                sent.stream.fail(death)
 
     def give_up(self, death: GenerationFailed, *, all: bool) -> None:
         """Fail those that have waited too long for the next engine, or all of them."""
         self._retries.fail(death, all=all)
 
+    # An engine whose connection has gone drops the requests that came over it, and `lose` ends their streams.
+
     def _stop(self, key: int) -> None:
-        self._send(Stop(key))
+        with suppress(NoEngineReady):
+            self._send(Stop(key))
 
     def _leave(self, key: int) -> None:
         """End the request of a reader that has left."""
         self._retries.forget(key)
-        if self._streams.pop(key, None) is not None:
-            self._send(Cancel(key))
+        if self._sent.pop(key, None) is not None:
+            with suppress(NoEngineReady):
+                self._send(Cancel(key))
+
+
+def _submits(group: Mapping[int, GenerationRequest]) -> Iterator[Submit]:
+    """The messages that ask for the answers of one group, each by its key."""
+    last = max(group)
+    return (Submit(key, request, more=key != last) for key, request in group.items())
 
 
 class Retry(Struct, frozen=True):
@@ -130,6 +167,8 @@ class Retry(Struct, frozen=True):
     request: GenerationRequest
     # The reader's end of its answer.
     stream: TokenStream
+    # The key of the first answer to the same HTTP request.
+    group: int
     # When it began to wait, by the clock.
     since: float
 
@@ -152,25 +191,25 @@ class Retries:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def keep(self, key: int, stream: TokenStream) -> bool:
+    def keep(self, key: int, stream: TokenStream, group: int) -> bool:
         """Keep a request for the next engine, unless its answer has begun or it was kept before."""
         request = stream.take_untouched()
         if request is not None:
-            self._waiting[key] = Retry(request, stream, self._clock())
+            self._waiting[key] = Retry(request, stream, group, self._clock())
         return request is not None
 
     def forget(self, key: int) -> None:
         """Drop a request whose reader has left."""
         self._waiting.pop(key, None)
 
-    def take(self) -> dict[int, Retry]:
-        """Take all out, for the next engine; their deadlines stay where they are."""
-        taken, self._waiting = self._waiting, {}
+    def groups(self) -> list[dict[int, Retry]]:
+        """What waits, group by group, with the time that each has left; it waits until it is forgotten."""
         now = self._clock()
-        return {
-            key: msgspec.structs.replace(retry, request=retry.request.after(now - retry.since))
-            for key, retry in taken.items()
-        }
+        left = [
+            (key, msgspec.structs.replace(retry, request=retry.request.after(now - retry.since)))
+            for key, retry in self._waiting.items()
+        ]
+        return [dict(group) for _, group in groupby(left, lambda item: item[1].group)]
 
     def fail(self, error: GenaiServerError, *, all: bool) -> None:
         """Fail those that have waited for too long, or all. Those whose deadline has come end with what they have."""

@@ -9,7 +9,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from pydantic import field_validator
 
-from genai_server.api.errors import install_error_handlers
+from genai_server.api.error_handlers import install_error_handlers
 from genai_server.api.middleware.all_bodies import AllBodies
 from genai_server.api.middleware.body import BodyLimits, BodyRoute
 from genai_server.api.middleware.request_id import RequestId

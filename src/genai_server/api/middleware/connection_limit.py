@@ -1,10 +1,11 @@
 """Refuses requests on connections beyond the limit of open files. Plain ASGI."""
 
+from collections.abc import Collection
+
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genai_server.api.errors import error_response
-from genai_server.api.middleware.auth import OPEN_PATHS
 from genai_server.errors import TooManyConnections
 
 # Where the HTTP server leaves the limit of open files in the scope's state, if the connection is beyond it.
@@ -12,10 +13,11 @@ SURPLUS = "surplus_connection"
 
 
 class ConnectionLimit:
-    """Answers 503 on a surplus connection, except to health checks, and closes it."""
+    """Answers 503 on a surplus connection, except at `open_paths`, such as health checks, and closes it."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, open_paths: Collection[str]) -> None:
         self.app = app
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         most_files = scope.get("state", {}).get(SURPLUS)
@@ -28,7 +30,7 @@ class ConnectionLimit:
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in self._open_paths:
             await self.app(scope, receive, send_last)
             return
         error = TooManyConnections(

@@ -18,11 +18,11 @@ class Drain:
     """Counts the running requests of this process, and ends them at a stop. Owned by the event loop."""
 
     def __init__(self, timeout: float) -> None:
+        # In seconds.
+        self.timeout = timeout
         self.is_draining = False
         # Requests that could not continue to their ends; known after `run`.
         self.num_cut_off = 0
-        # In seconds.
-        self._timeout = timeout
         self._hurries = False
         self._running: set[asyncio.Task[object]] = set()
         self._cut_off: set[asyncio.Task[object]] = set()
@@ -36,7 +36,7 @@ class Drain:
     async def run(self) -> None:
         """Wait until no request runs; after the timeout, or a call of `hurry`, cut off those that still do."""
         self.is_draining = True
-        await self._wait(self._timeout)
+        await self._wait(self.timeout)
         self._cut_off = set(self._running)
         self.num_cut_off = len(self._cut_off)
         for task in self._cut_off:

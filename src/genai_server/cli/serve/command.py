@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -17,11 +18,12 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 import genai_server
-from genai_server.api.middleware.drain import LAST_WORDS
 from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
 from genai_server.cli.serve.processes import Reloader, Workers
 from genai_server.cli.serve.protocol import GuardedProtocol
+from genai_server.cli.serve.signals import CLOSING, ENDING, STOP_SIGNALS, end_now, end_within
+from genai_server.cli.serve.stand_in import StandIn
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
 from genai_server.config import (
@@ -37,15 +39,13 @@ from genai_server.logs import configure_logging
 from genai_server.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
 log = logging.getLogger(__name__)
 # Most connections that wait to be accepted.
 _BACKLOG = 2048
 # Bytes of a message on a WebSocket beyond those of a body.
 _SPARE_BYTES = 1024
-# Seconds after the drain until connections are closed by force, such as those of slow readers and unfinished bodies.
-_CLOSING = 5
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -66,11 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         settings = settings.model_copy(update={"workers": 1})
     check_server(settings)
     listener = listen(settings)
-    stop = _Stop()
-    # After its own shutdown, uvicorn raises the signal again for the previous handlers. Without these the process would
-    # end at once and leave the engines' folder behind.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.order.set())
+    stop = _Stop(settings.drain_timeout + ENDING)
+    stop.handle_signals()
     supervisor = Supervisor(
         settings, on_nothing_loaded=stop.nothing_loaded, on_started=partial(_welcome, settings, listener)
     )
@@ -96,11 +93,32 @@ def _welcome(settings: Settings, listener: socket.socket) -> None:
 
 
 class _Stop:
-    """Ends the server when no device could load its model, in each way of running API processes."""
+    """Ends the server when no device could load its model, and at signals outside of an API process's own life.
 
-    def __init__(self) -> None:
+    The process ends `patience` seconds after a signal at the latest.
+    """
+
+    def __init__(self, patience: float) -> None:
         self.has_nothing = False
         self.order = threading.Event()
+        self._patience = patience
+        self._is_signalled = False
+
+    def handle_signals(self, *, is_signalled: bool = False) -> None:
+        """Handle stop signals: the first one orders the stop, a second one ends the process.
+
+        After its own shutdown, uvicorn raises the signal that it got again for these handlers.
+        """
+        self._is_signalled = is_signalled
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: self._on_signal())
+
+    def _on_signal(self) -> None:
+        if self._is_signalled:
+            end_now()
+        self._is_signalled = True
+        end_within(self._patience)
+        self.order.set()
 
     def obeyed_by(self, parent: Reloader | Workers) -> None:
         """Connect one of uvicorn's parent processes to this order."""
@@ -127,9 +145,11 @@ def listen(settings: Settings) -> socket.socket:
 
 def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
     """Serve with one API process: this one."""
-    # A second's work, which the parent of several API processes never needs; here the engines load meanwhile.
+    # Two seconds' work, which the parent of several API processes never needs; here the engines load meanwhile.
+    gc.disable()
     from genai_server.cli.serve.composition import attached_app
 
+    gc.enable()
     server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
 
     def obey() -> None:
@@ -161,19 +181,22 @@ def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Pa
     """Serve with several API processes, or with one that restarts whenever a source file changes."""
     config = _uvicorn_config(settings, "genai_server.asgi:app")
     listener.set_inheritable(True)
+    patience = settings.drain_timeout + ENDING
     parent: Reloader | Workers
     if settings.reload:
-        parent = Reloader(config, [listener])
+        parent = Reloader(config, [listener], patience)
     else:
-        parent = Workers(config, [listener], patience=settings.drain_timeout + LAST_WORDS + 2 * _CLOSING)
+        stand_in = StandIn(lambda app: _uvicorn_config(settings, app), listener)
+        parent = Workers(config, [listener], stand_in, patience)
     stop.obeyed_by(parent)
     parent.run()
+    stop.handle_signals(is_signalled=True)
     if STARTUP_FAILURE in parent.exit_statuses:
         return NOTHING_LOADED
     return CUT_OFF if parent.has_killed or has_cut_off(engines, parent.pids) else DRAINED
 
 
-def _uvicorn_config(settings: Settings, app: "FastAPI | str") -> uvicorn.Config:
+def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -202,5 +225,5 @@ def _uvicorn_config(settings: Settings, app: "FastAPI | str") -> uvicorn.Config:
         timeout_keep_alive=settings.idle_timeout,
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
-        timeout_graceful_shutdown=_CLOSING,
+        timeout_graceful_shutdown=CLOSING,
     )

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from genai_server.cli.serve.exit_status import note_cut_off
 from genai_server.cli.serve.loaders import load_traces, model_puller, text_loader
 from genai_server.cli.serve.preflight import check_models
 from genai_server.cli.serve.process_limits import raise_file_limit
-from genai_server.cli.serve.signals import StopSignals
+from genai_server.cli.serve.signals import PARENTS_ORDER, STOP_SIGNALS, StopSignals
 from genai_server.config import Settings, engines_to_attach, load_settings, shared_metrics
 from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
@@ -45,7 +45,8 @@ def app_from_environment() -> FastAPI:
     configure_logging(settings.log_level, settings.log_format)
     folder = engines_to_attach()
     if folder is not None:
-        threading.Thread(target=_end_with_the_parent, name="parent-watch", daemon=True).start()
+        order = next(iter(_orders(settings)))
+        threading.Thread(target=_end_with_the_parent, args=(order,), name="parent-watch", daemon=True).start()
         return attached_app(settings, folder)
     return standalone_app(settings)
 
@@ -53,10 +54,11 @@ def app_from_environment() -> FastAPI:
 def attached_app(settings: Settings, folder: Path) -> FastAPI:
     """An app beside engines that another process supervises. Raises ConfigurationError."""
     drain = Drain(settings.drain_timeout)
+    orders = _orders(settings)
 
     @asynccontextmanager
     async def engines() -> AsyncIterator[Path]:
-        with _stop_signals(drain, folder):
+        with _stop_signals(drain, folder, orders):
             yield folder
 
     return _create(settings, engines, drain, on_loopback=settings.on_loopback)
@@ -77,7 +79,7 @@ def standalone_app(settings: Settings) -> FastAPI:
             supervisor = Supervisor(settings, on_nothing_loaded=_end_this_process)
             supervisor.start()
             try:
-                with _stop_signals(drain, supervisor.folder):
+                with _stop_signals(drain, supervisor.folder, STOP_SIGNALS):
                     yield supervisor.folder
             finally:
                 supervisor.stop()
@@ -86,10 +88,15 @@ def standalone_app(settings: Settings) -> FastAPI:
     return _create(settings, engines, drain, on_loopback=False)
 
 
-def _stop_signals(drain: Drain, folder: Path) -> StopSignals:
-    # Ctrl-C reaches the whole process group, but an API process acts on its parent's signals only.
-    ignored = (signal.SIGINT,) if multiprocessing.parent_process() is not None and sys.platform != "win32" else ()
-    return StopSignals(drain, lambda: note_cut_off(folder, os.getpid()), ignored)
+def _orders(settings: Settings) -> Collection[signal.Signals]:
+    """The signals that stop this process. Ctrl-C reaches the whole group, but one of several obeys its parent only."""
+    if multiprocessing.parent_process() is None or sys.platform == "win32":
+        return STOP_SIGNALS
+    return (PARENTS_ORDER,) if settings.workers > 1 and not settings.reload else (signal.SIGTERM,)
+
+
+def _stop_signals(drain: Drain, folder: Path, orders: Collection[signal.Signals]) -> StopSignals:
+    return StopSignals(drain, lambda: note_cut_off(folder, os.getpid()), orders)
 
 
 def _live_keys(settings: Settings) -> ApiKeys:
@@ -122,12 +129,12 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     )
 
 
-def _end_with_the_parent() -> None:
+def _end_with_the_parent(order: signal.Signals) -> None:
     """End this process with its parent: without engines it would only keep the port."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        _end_this_process()
+        signal.raise_signal(order)
         time.sleep(_ORPHAN_SECONDS)
         os._exit(1)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genai_server.api.catalog import LoadText
 from genai_server.api.pulling import PullModel, PullProgress
 from genai_server.cli.pull import Source, checked_name, in_folder, pull
 from genai_server.config import Settings
@@ -19,6 +18,7 @@ from genai_server.installation import this_installation
 from genai_server.text.codec import TextCodec, load_text_codec
 
 if TYPE_CHECKING:
+    from genai_server.api.catalog import LoadText
     from genai_server.api.telemetry.traces import Traces
 
 _LIBRARY = "onnxruntime_genai"
@@ -33,7 +33,7 @@ def check_library() -> None:
         raise ConfigurationError(f"onnxruntime-genai is not installed; install it: {remedy}")
 
 
-def text_loader(settings: Settings) -> LoadText:
+def text_loader(settings: Settings) -> "LoadText":
     """A function which checks a model directory and loads its text side for each of some devices.
 
     It raises ConfigurationError, ModelDirectoryError with the file's name, and ChatTemplateError.

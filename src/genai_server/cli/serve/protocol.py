@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from genai_server.api.errors import FOR_BROWSERS, error_body, http_status
 from genai_server.api.middleware.connection_limit import SURPLUS
+from genai_server.cli.serve.half_closed import HalfClosed
 from genai_server.cli.serve.http10 import Unchunked
 from genai_server.cli.serve.process_limits import most_files
 from genai_server.errors import GenaiServerError, HeadTooLarge, MalformedHead, TooManyConnections
@@ -86,6 +87,8 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
 
     Malformed HTTP is refused with the reason, after the answers to the requests before it. When few open files are
     left, a new connection is surplus: its request is refused and it is closed.
+
+    A client that ends its sending side after a complete request of HTTP/1.1 gets its answer.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -100,6 +103,9 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         # Set by the first refusal; all later input is dropped.
         self._refusal: GenaiServerError | None = None
         self._head_timer: asyncio.TimerHandle | None = None
+        # The cycle whose answer is sent now; the newest one is `cycle`.
+        self._running: RequestResponseCycle | None = None
+        self._half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -110,7 +116,23 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Called by the event loop. Returns whether the connection stays open for answers."""
+        running = self._running
+        # TLS has no half-closed connections, and an HTTP/1.0 client takes an interim response for the answer.
+        if running is None or self.scheme == "https" or running.scope["http_version"] < "1.1":
+            return False
+        if self._in_body or self.cycle.response_complete:
+            return False
+        self.cycle.keep_alive = self._refusal is not None  # which follows the answer, and closes the connection
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.loop, self.transport)
+            self._half_closed.watch(running)
+        return True
 
     def data_received(self, data: bytes) -> None:
         self._other_bytes += len(data)
@@ -174,6 +196,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
             self._refuse(self._refusal)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._running = cycle
         is_old = cycle.scope["http_version"] < "1.1"  # without chunked coding
         super()._start_asgi_task(cycle, Unchunked(app, cycle) if is_old else app)  # type: ignore[arg-type]
 
