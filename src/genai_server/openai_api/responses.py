@@ -17,12 +17,12 @@ from genai_server.openai_api.schemas.chat import MOST_MESSAGES, ChatMessage, Cha
 from genai_server.openai_api.schemas.response_items import full_name
 from genai_server.openai_api.schemas.responses import (
     LOGPROBS,
-    AllowedTools,
+    AllowedResponseTools,
     CompactRequest,
     CustomTool,
     FunctionTool,
     NamedCustom,
-    NamedFunction,
+    NamedResponseFunction,
     ResponsesRequest,
 )
 from genai_server.openai_api.schemas.sampling import GenerationFields
@@ -80,10 +80,10 @@ def _tools(body: ResponsesRequest) -> JsonObject:
     functions = [_function(tool) for tool in body.tools or []]
     told: Any = body.tool_choice
     chosen = body.chosen_names()
-    if isinstance(told, AllowedTools):
+    if isinstance(told, AllowedResponseTools):
         allowed = set(chosen)
         functions, told = [function for function in functions if function["name"] in allowed], told.mode
-    elif isinstance(told, NamedFunction | NamedCustom):
+    elif isinstance(told, NamedResponseFunction | NamedCustom):
         told = {"type": "function", "function": {"name": chosen[0]}}
     return {
         "tools": [{"type": "function", "function": function} for function in functions] or None,

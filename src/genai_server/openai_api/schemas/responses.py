@@ -103,7 +103,7 @@ class NamedCustom(Wire):
         return
 
 
-class NamedFunction(Wire):
+class NamedResponseFunction(Wire):
     """A function of `tools`, by its name; where several namespaces have one of this name, also by its namespace."""
 
     type: Literal["function"]
@@ -111,13 +111,13 @@ class NamedFunction(Wire):
     namespace: FunctionName | None = None
 
 
-class AllowedTools(Wire):
+class AllowedResponseTools(Wire):
     """The functions that the model may, or must, call now, among those in `tools`; it is told of no others."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[
-        list[Annotated[NamedFunction | NamedCustom, Field(discriminator="type")]], elements(MOST_TOOLS, least=1)
+        list[Annotated[NamedResponseFunction | NamedCustom, Field(discriminator="type")]], elements(MOST_TOOLS, least=1)
     ]
 
 
@@ -194,7 +194,9 @@ class ResponsesRequest(GenerationFields):
         None, ge=1, description="Most tokens of the answer; all that fit if left out."
     )
     tools: Annotated[list[ResponseTool], elements(MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | NamedCustom | AllowedTools | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | NamedResponseFunction | NamedCustom | AllowedResponseTools | None
+    ) = None
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -247,10 +249,10 @@ class ResponsesRequest(GenerationFields):
     def chosen_names(self) -> list[str]:
         """What the model calls each function that `tool_choice` names. Raises if one of them is not one of `tools`."""
         choice = self.tool_choice
-        chosen: Sequence[NamedFunction | NamedCustom] = (
-            [choice] if isinstance(choice, NamedFunction | NamedCustom) else []
+        chosen: Sequence[NamedResponseFunction | NamedCustom] = (
+            [choice] if isinstance(choice, NamedResponseFunction | NamedCustom) else []
         )
-        if isinstance(choice, AllowedTools):
+        if isinstance(choice, AllowedResponseTools):
             chosen = choice.tools
         namespaces: dict[tuple[str, str], set[str | None]] = defaultdict(set)
         for tool in self.tools or []:
@@ -258,7 +260,7 @@ class ResponsesRequest(GenerationFields):
         return [_full_name(one, namespaces[one.type, one.name]) for one in chosen]
 
 
-def _full_name(chosen: NamedFunction | NamedCustom, namespaces: set[str | None]) -> str:
+def _full_name(chosen: NamedResponseFunction | NamedCustom, namespaces: set[str | None]) -> str:
     found = namespaces & {chosen.namespace} if chosen.namespace else namespaces
     if not found:
         raise field_error("tool_choice", f"names the {_kind(chosen)} {quoted(chosen.name)}, which is not among tools")
@@ -268,7 +270,7 @@ def _full_name(chosen: NamedFunction | NamedCustom, namespaces: set[str | None])
     return full_name(chosen.name, *found)
 
 
-def _kind(chosen: NamedFunction | NamedCustom) -> str:
+def _kind(chosen: NamedResponseFunction | NamedCustom) -> str:
     return "function" if chosen.type == "function" else "custom tool"
 
 
