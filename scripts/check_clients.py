@@ -18,17 +18,29 @@ from _clients.applications import APPLICATIONS
 from _clients.client import Client, Model, Place, Result
 from _clients.coding_agents import CODING_AGENTS
 from _clients.conformance import CONFORMANCE
+from _clients.generators import GENERATORS
 from _clients.installation import commands_here, install, installed_version, names, own_version
 from _clients.libraries import LIBRARIES, QUICK
 from _clients.ollama_clients import OLLAMA
 from _clients.open_responses import OPEN_RESPONSES
 from _clients.report import merged, placed, rows
+from _clients.structures import STRUCTURES
 from _clients.suites import SUITES
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
 from _peers.environment import PeerUnavailable
 
-CLIENTS = (*LIBRARIES, *OLLAMA, *CODING_AGENTS, *APPLICATIONS, *SUITES, *CONFORMANCE, OPEN_RESPONSES)
+CLIENTS = (
+    *LIBRARIES,
+    *OLLAMA,
+    *CODING_AGENTS,
+    *APPLICATIONS,
+    *SUITES,
+    *CONFORMANCE,
+    OPEN_RESPONSES,
+    *STRUCTURES,
+    *GENERATORS,
+)
 SETTINGS = {
     # A token is a byte, and the first prompt of a coding agent has 120,000.
     Model.SCRIPTED: {

@@ -104,6 +104,8 @@ def _check_lm_eval(place: Place) -> list[Check]:
     tokenizer = f"tokenizer_backend=huggingface,tokenizer={DEMO}"
     return [
         _evaluate(place, folder, "local-completions", "completions", "capitals", "acc", tokenizer),
+        # The same by the server's own tokenizer.
+        _evaluate(place, folder, "local-completions", "completions", "capitals", "acc", "tokenizer_backend=remote"),
         _evaluate(
             place,
             folder,

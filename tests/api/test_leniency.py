@@ -1,5 +1,6 @@
 """What lenient endpoints leave out of requests instead of refusing them, over real sockets."""
 
+import json
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ from tests.server_here import run_here
 
 WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object"}}
-CALL = 'say <tool_call>{"name": "math__add", "arguments": {"a": 1}}</tool_call>'
+CALL = 'say <tool_call>⏎{"name": "math__add", "arguments": {"a": 1}}⏎</tool_call>'
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 
 
@@ -58,6 +59,27 @@ def test_a_verbosity_of_chat_completions_is_named(scripted: RunningServer, strea
     assert (response.status_code, response.headers[HEADER]) == (200, "verbosity")
     assert HEADER not in scripted.client.post(path, json={**fields, "verbosity": "medium"}).headers
     assert scripted.client.post(path, json={**fields, "verbosity": "loud"}).status_code == 400
+
+
+def test_an_image_of_chat_completions_becomes_a_text(scripted: RunningServer, strict: RunningServer) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, image]}]}
+    response = scripted.client.post("/v1/chat/completions", json=asked)
+    assert response.json()["choices"][0]["message"]["content"] == "[image left out: this model reads text only]"
+    assert response.headers[HEADER] == "messages[0].content[1] (image)"
+    assert strict.client.post("/v1/chat/completions", json=asked).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_options_of_vllms_grammars_are_named(scripted: RunningServer, strict: RunningServer, path: str) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    asked |= {"guided_decoding_backend": "guidance", "guided_whitespace_pattern": " "}
+    asked |= {"structured_outputs": {"regex": "x", "whitespace_pattern": " "}}
+    response = scripted.client.post(path, json=asked)
+    assert response.status_code == 200
+    named = "guided_decoding_backend, guided_whitespace_pattern, structured_outputs.whitespace_pattern"
+    assert response.headers[HEADER] == named
+    assert strict.client.post(path, json=asked).status_code == 400
 
 
 def test_without_anything_left_out_there_is_no_header(scripted: RunningServer) -> None:
@@ -121,10 +143,14 @@ def test_an_image_becomes_a_text(scripted: RunningServer) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_of_a_function_in_a_namespace_has_both_names(scripted: RunningServer, stream: bool) -> None:
-    tools = [{"type": "namespace", "name": "math", "tools": [FUNCTION]}, FUNCTION]
+    tools: list[Any] = [{"type": "namespace", "name": "math", "description": "Numbers.", "tools": [FUNCTION]}, FUNCTION]
     response = _response(scripted, input=CALL, tools=tools, stream=stream)
-    assert '"namespace":"math"' in response.text
-    assert '"name":"add"' in response.text
+    last = response.text.strip().splitlines()[-1].removeprefix("data: ")
+    found = json.loads(last)["response"] if stream else response.json()
+    (call,) = found["output"]
+    assert (call["namespace"], call["name"]) == ("math", "add")
+    functions = [{**FUNCTION, "description": None, "strict": None}]
+    assert found["tools"] == [{**tools[0], "tools": functions}, *functions]
     assert "math__add" not in response.text
 
 

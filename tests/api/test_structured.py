@@ -44,6 +44,47 @@ def test_an_answer_fits_what_it_is_asked_to_fit(demo: RunningServer, fields: dic
     assert re.fullmatch(pattern, content)
 
 
+OTHER_NAMES = [
+    ({"guided_json": {"enum": [1, 2]}}, "[12]"),
+    ({"guided_json": '{"const": "x"}'}, '"x"'),
+    ({"guided_regex": "[a-f]{3}"}, "[a-f]{3}"),
+    ({"guided_choice": ["yes", "no"]}, "yes|no"),
+    ({"guided_grammar": 'start: "a" (" b" | " c")'}, "a (b|c)"),
+    ({"regex": "[a-f]{3}"}, "[a-f]{3}"),
+    ({"ebnf": 'start: "a" (" b" | " c")'}, "a (b|c)"),
+    # As guidance sends them.
+    ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}, "a"),
+]
+
+
+@pytest.mark.parametrize(("fields", "pattern"), OTHER_NAMES, ids=str)
+def test_other_servers_names_hold_an_answer_too(demo: RunningServer, fields: dict[str, Any], pattern: str) -> None:
+    content, reason = _content(demo, **fields)
+    assert (reason, re.fullmatch(pattern, content) is not None) == ("stop", True)
+    response = demo.client.post("/v1/completions", json={"prompt": "Hello!", "max_tokens": 100, **fields})
+    assert re.fullmatch(pattern, response.json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"ebnf": "root ::= nothing"}, "ebnf"),
+        ({"guided_json": {"type": "text"}}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a", "regex": "a"}, "regex"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "regex"),
+    ],
+    ids=str,
+)
+def test_other_servers_names_are_refused_by_these(demo: RunningServer, fields: dict[str, Any], param: str) -> None:
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["param"], param in error["message"]) == (param, True), error
+
+
 @pytest.mark.parametrize("strict", [None, True, False])
 def test_a_schema_holds_whether_strict_or_not(demo: RunningServer, strict: bool | None) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": strict}}

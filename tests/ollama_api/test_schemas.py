@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from genai_server.ollama_api.schemas import ChatRequest, EmbedRequest, GenerateRequest, PullRequest
+from genai_server.ollama_api.schemas import EmbedRequest, GenerateRequest, PullRequest
+from genai_server.ollama_api.schemas import OllamaChatRequest as ChatRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
 

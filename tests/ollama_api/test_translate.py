@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField
-from genai_server.ollama_api.schemas import ChatRequest, GenerateRequest
+from genai_server.ollama_api.schemas import GenerateRequest
+from genai_server.ollama_api.schemas import OllamaChatRequest as ChatRequest
 from genai_server.ollama_api.translate import Chat, Raw, Translation
 
 ADD = {"function": {"name": "add", "arguments": {"a": 1}}}

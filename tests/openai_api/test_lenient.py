@@ -59,11 +59,11 @@ def test_the_functions_of_a_namespace_take_its_place_and_keep_its_name() -> None
     assert body == {"tools": [{**FUNCTION, "namespace": "math"}, FUNCTION]}
 
 
-def test_a_function_has_its_namespaces_description_before_its_own() -> None:
-    functions = [FUNCTION, {**FUNCTION, "description": "Adds."}, 5]
+def test_a_function_keeps_its_namespaces_description() -> None:
+    functions = [{**FUNCTION, "description": "Adds."}, 5]
     body: Any = {"tools": [{"type": "namespace", "name": "math", "description": "Numbers.", "tools": functions}]}
     assert leave_out(body) == []
-    assert [tool["description"] for tool in body["tools"][:2]] == ["Numbers.", "Numbers.\nAdds."]
+    assert body["tools"] == [{**functions[0], "namespace": "math", "namespace_description": "Numbers."}, 5]
 
 
 @pytest.mark.parametrize(

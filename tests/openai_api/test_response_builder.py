@@ -1,5 +1,6 @@
 """Responses and the events of their streams as OpenAI's own client reads them."""
 
+import json
 from typing import Any
 
 import pytest
@@ -18,12 +19,13 @@ from genai_server.answer_parts import (
 from genai_server.errors import RunnerFailed
 from genai_server.generation import FinishReason, Sampling
 from genai_server.openai_api.response_builder import ResponseBuilder
-from genai_server.openai_api.responses import new_response
+from genai_server.openai_api.responses import new_response, tools_by_name
 from genai_server.openai_api.schemas.responses import ResponsesRequest
 from genai_server.openai_api.usage import Usage
 from tests.answer_parts import PARTS
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+PATCH = {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"}
 USAGE = Usage(3, 4, cached=2, reasoning=1)
 
 
@@ -266,3 +268,39 @@ def test_log_probabilities_are_those_of_the_message_alone() -> None:
     assert [len(delta.logprobs) for delta in deltas] == [3, 2]
     (done,) = [EVENTS.validate_python(event) for event in events if event["type"] == "response.output_text.done"]
     assert len(done.logprobs) == 5
+
+
+def _patched(reason: FinishReason, *more: Part, arguments: str = json.dumps(PATCH)) -> tuple[list[Any], Response]:
+    body = ResponsesRequest.model_validate({"input": "x", "tools": [{"type": "apply_patch"}]})
+    begun = new_response(body, model="m", sampling=Sampling(), created=1234, is_stored=True)
+    build = ResponseBuilder(begun, tools=tools_by_name(body))
+    parts: list[Part] = [ToolCallStart(0, "c", "apply_patch"), ToolCallArguments(0, arguments), *more]
+    events = [*build.begin(), *_add(build, parts), *build.finish(reason, USAGE, 1240)]
+    return [_told(event) for event in events[2:-1]], Response.model_validate(build.response)
+
+
+def test_a_patch_is_shown_when_it_is_complete() -> None:
+    told, response = _patched(FinishReason.STOP)
+    assert told == ["output_item.added", "output_item.done"]
+    (call,) = response.output
+    assert call.type == "apply_patch_call"
+    assert (call.status, call.operation.to_dict()) == ("completed", PATCH)
+
+
+def test_a_deletion_has_no_diff() -> None:
+    _, response = _patched(FinishReason.STOP, arguments='{"type": "delete_file", "path": "a", "diff": ""}')
+    (call,) = response.output
+    assert call.type == "apply_patch_call"
+    assert call.operation.to_dict() == {"type": "delete_file", "path": "a"}
+
+
+def test_part_of_a_patch_is_never_shown() -> None:
+    told, response = _patched(FinishReason.LENGTH, arguments='{"type": "upd')
+    assert (told, response.status, response.output) == ([], "incomplete", [])
+
+
+def test_items_after_a_hidden_patch_are_numbered_without_a_gap() -> None:
+    told, response = _patched(FinishReason.STOP, ToolCallCut(0, "x"), Content("sorry"), arguments="{")
+    assert told[0] == "output_item.added"
+    (said,) = response.output
+    assert said.type == "message"

@@ -1,5 +1,6 @@
 """Requests for responses as the chats that they are."""
 
+import json
 from typing import Any
 
 import pytest
@@ -266,3 +267,58 @@ def test_a_custom_tool_is_a_function_with_one_text() -> None:
     }
     with pytest.raises(ValidationError, match="names the custom tool"):
         _chat(tools=[tool], tool_choice={"type": "custom", "name": "other"})
+
+
+def test_a_namespaces_description_precedes_the_functions_own() -> None:
+    tool = {"type": "function", "name": "add", "namespace": "math", "namespace_description": "Numbers."}
+    tools = [tool, {**tool, "name": "sub", "description": "Subtracts."}]
+    told = _chat(tools=tools).model_dump()["tools"]
+    assert [one["function"]["description"] for one in told] == ["Numbers.", "Numbers.\nSubtracts."]
+
+
+PATCH = {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"}
+
+
+def test_apply_patch_is_a_function_of_an_operation() -> None:
+    for choice in ({"type": "apply_patch"}, {"type": "allowed_tools", "mode": "required"}):
+        allowed = {"tools": [{"type": "apply_patch"}]} if "mode" in choice else {}
+        chat = _chat(tools=[{"type": "apply_patch"}], tool_choice={**choice, **allowed}).model_dump()
+        (told,) = chat["tools"]
+        assert (told["function"]["name"], told["function"]["strict"]) == ("apply_patch", True)
+        assert told["function"]["parameters"]["required"] == ["type", "path", "diff"]
+    with pytest.raises(ValidationError, match="names the tool"):
+        _chat(tools=[{"type": "custom", "name": "apply_patch"}], tool_choice={"type": "apply_patch"})
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ({"status": "completed"}, "completed"),
+        ({"status": "completed", "output": "1 line changed"}, "1 line changed"),
+        ({"status": "failed"}, "Error: failed"),
+        ({"status": "failed", "output": "no such file"}, "Error: no such file"),
+    ],
+)
+def test_the_model_is_told_what_became_of_its_patch(output: dict[str, Any], told: str) -> None:
+    deletion = {"type": "delete_file", "path": "a.txt"}
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "apply_patch_call", "call_id": "1", "status": "completed", "operation": deletion},
+        {"type": "apply_patch_call_output", "call_id": "1", **output},
+    ]
+    body = ResponsesRequest.model_validate({"input": items})
+    assert not isinstance(body.input, str)
+    _, call, result = to_messages(given_items(body.input, {}))
+    assert call.tool_calls is not None
+    assert json.loads(call.tool_calls[0].function.arguments) == {**deletion, "diff": ""}
+    assert (result.role, result.content) == ("tool", told)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [{"type": "create_file", "path": "a"}, {"type": "delete_file", "path": "a", "diff": "x"}, {**PATCH, "path": ""}],
+)
+def test_an_operation_that_is_none_is_refused(operation: dict[str, Any]) -> None:
+    item = {"type": "apply_patch_call", "call_id": "1", "operation": operation}
+    with pytest.raises(ValidationError):
+        ResponsesRequest.model_validate({"input": [{"role": "user", "content": "x"}, item]})

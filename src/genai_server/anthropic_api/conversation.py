@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from genai_server.anthropic_api.schemas import (
+    AnthropicMessage,
     Block,
     CountTokensRequest,
-    Message,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -41,12 +41,12 @@ def chat_messages(body: CountTokensRequest) -> Iterator[tuple[str, JsonObject]]:
                 yield f"{place}.content[{index}]", _result(block, f"{place}.content[{index}]", called)
 
 
-def _places(body: CountTokensRequest) -> list[tuple[str, Message]]:
+def _places(body: CountTokensRequest) -> list[tuple[str, AnthropicMessage]]:
     given = [(f"messages[{index}]", message) for index, message in enumerate(body.messages)]
     if not body.system:
         return given
     content: str | list[Block] = body.system if isinstance(body.system, str) else [*body.system]
-    return [("system", Message(role="system", content=content)), *given]
+    return [("system", AnthropicMessage(role="system", content=content)), *given]
 
 
 def _assistant(blocks: Sequence[Block]) -> JsonObject:

@@ -103,7 +103,7 @@ Block = Annotated[
 ]
 
 
-class Message(Wire):
+class AnthropicMessage(Wire):
     """One turn of the conversation, or a part of one."""
 
     role: Literal["user", "assistant", "system"]
@@ -130,7 +130,7 @@ class Message(Wire):
         )
 
 
-class Tool(_Cacheable):
+class AnthropicTool(_Cacheable):
     """What the model may call; `input_schema` is a JSON schema. The client runs it."""
 
     type: Literal["custom"] | None = Field(None, description="This server runs no tools itself.")
@@ -197,9 +197,9 @@ class CountTokensRequest(Wire):
     """Body of /v1/messages/count_tokens: what makes the prompt."""
 
     model: str | None = Field(None, description="The served model's id; the first model if left out.")
-    messages: Annotated[list[Message], elements(MOST_MESSAGES, least=1)]
+    messages: Annotated[list[AnthropicMessage], elements(MOST_MESSAGES, least=1)]
     system: Text | TextBlocks | None = None
-    tools: Annotated[list[Tool], elements(MOST_TOOLS)] | None = None
+    tools: Annotated[list[AnthropicTool], elements(MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -247,7 +247,7 @@ class ErrorCode(BaseModel):
     error_code: str
 
 
-class ErrorDetail(BaseModel):
+class AnthropicErrorDetail(BaseModel):
     """What went wrong."""
 
     type: str
@@ -255,9 +255,9 @@ class ErrorDetail(BaseModel):
     details: ErrorCode
 
 
-class ErrorResponse(BaseModel):
+class AnthropicErrorResponse(BaseModel):
     """Every error's body, in Anthropic's form."""
 
     type: Literal["error"]
-    error: ErrorDetail
+    error: AnthropicErrorDetail
     request_id: str | None

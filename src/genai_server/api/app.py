@@ -150,7 +150,14 @@ def create_app(
             await asyncio.to_thread(telemetry.close)
 
     # FastAPI's own pages load their scripts from other hosts.
-    app = FastAPI(title="genai-server", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="genai-server",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
     _add_middleware(app, settings, bodies, drain, keys, telemetry, on_loopback=on_loopback)
     install_error_handlers(app)
     for module in (

@@ -104,7 +104,7 @@ class _AnswerFields(KeptFields):
         return self
 
 
-class CalledFunction(Wire):
+class OllamaCalledFunction(Wire):
     """A call's name and arguments."""
 
     index: Whole | None = None
@@ -112,27 +112,29 @@ class CalledFunction(Wire):
     arguments: WritableObject | None = None
 
 
-class ToolCall(Wire):
+class OllamaToolCall(Wire):
     """A call that the assistant made."""
 
     id: Text | None = None
     index: Whole | None = None
     type: Literal["function"] | None = None
-    function: CalledFunction
+    function: OllamaCalledFunction
 
 
 def _lower(given: Any) -> Any:
     return given.lower() if isinstance(given, str) else given
 
 
-class Message(Wire):
+class OllamaMessage(Wire):
     """One turn of the conversation."""
 
     role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
     content: Text | None = None
     thinking: Text | None = Field(None, description="Of the assistant.")
     images: NoImages | None = Field(None, description="This server's models read text only.")
-    tool_calls: Annotated[list[ToolCall], elements(MOST_PARTS)] | None = Field(None, description="Of the assistant.")
+    tool_calls: Annotated[list[OllamaToolCall], elements(MOST_PARTS)] | None = Field(
+        None, description="Of the assistant."
+    )
     tool_name: Text | None = Field(None, description="Of a tool's result: the tool.")
     tool_call_id: Text | None = Field(None, description="Of a tool's result: the call that it answers.")
 
@@ -143,18 +145,18 @@ class Message(Wire):
         return self
 
 
-class Tool(Wire):
+class OllamaTool(Wire):
     """What the model may call."""
 
     type: Literal["function"] | None = None
     function: Function
 
 
-class ChatRequest(_AnswerFields):
+class OllamaChatRequest(_AnswerFields):
     """Body of /api/chat. Without messages the model is loaded, or unloaded with a keep_alive of 0."""
 
-    messages: Annotated[list[Message], elements(MOST_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], elements(MOST_TOOLS)] | None = None
+    messages: Annotated[list[OllamaMessage], elements(MOST_MESSAGES)] | None = None
+    tools: Annotated[list[OllamaTool], elements(MOST_TOOLS)] | None = None
 
 
 class GenerateRequest(_AnswerFields):
@@ -231,7 +233,7 @@ class PullRequest(Wire):
     insecure: Literal[False] | None = None
 
 
-class ErrorResponse(BaseModel):
+class OllamaErrorResponse(BaseModel):
     """Every error's body, in Ollama's form."""
 
     error: str

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from genai_server.errors import RequestError
 from genai_server.ollama_api.schemas import (
     MOST_STOP_STRINGS,
-    ChatRequest,
     GenerateRequest,
-    Message,
+    OllamaChatRequest,
+    OllamaMessage,
     Options,
 )
 from genai_server.openai_api.schemas.base import JsonObject, elements
@@ -48,15 +48,15 @@ class Raw(CompletionRequest):
 class Translation:
     """A body, and the same as `body` for the model of this id."""
 
-    def __init__(self, body: ChatRequest | GenerateRequest, model: str) -> None:
+    def __init__(self, body: OllamaChatRequest | GenerateRequest, model: str) -> None:
         self.body: Chat | Raw
         self._given = body
         options = {"model": model, **_sampling(body.options or Options.model_validate({}))}
         if isinstance(body, GenerateRequest) and body.is_raw:
             self.body = Raw.model_validate({**options, **_raw(body)})
             return
-        messages = list(_messages(body.messages or ())) if isinstance(body, ChatRequest) else _question(body)
-        given = (body.tools or ()) if isinstance(body, ChatRequest) else ()
+        messages = list(_messages(body.messages or ())) if isinstance(body, OllamaChatRequest) else _question(body)
+        given = (body.tools or ()) if isinstance(body, OllamaChatRequest) else ()
         tools = [{"type": "function", "function": tool.function} for tool in given]
         self.body = Chat.model_validate({**options, "messages": messages, "tools": tools or None, **_output(body)})
 
@@ -72,7 +72,7 @@ class Translation:
     def _outer_name(self, match: re.Match[str]) -> str:
         field, value, index = match.group("field", "value", "index")
         if index is not None:
-            if isinstance(self._given, ChatRequest):
+            if isinstance(self._given, OllamaChatRequest):
                 return match[0]
             return "system" if self._given.system and index == "0" else "prompt"
         outer = _OUTER_NAMES.get(field, "format")
@@ -111,7 +111,7 @@ def _question(body: GenerateRequest) -> list[JsonObject]:
     return [*system, {"role": "user", "content": body.prompt}]
 
 
-def _output(body: ChatRequest | GenerateRequest) -> JsonObject:
+def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:
     """What the answer shall be. Where nothing is said, the model's own way of thinking holds."""
     found: JsonObject = {}
     if body.think is not None:
@@ -125,7 +125,7 @@ def _output(body: ChatRequest | GenerateRequest) -> JsonObject:
     return found
 
 
-def _messages(messages: Sequence[Message]) -> Iterator[JsonObject]:
+def _messages(messages: Sequence[OllamaMessage]) -> Iterator[JsonObject]:
     """The messages, with ids for the calls and results that have none."""
     num_ids = 0
     # Names of the calls without a result, by their ids.

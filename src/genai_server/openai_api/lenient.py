@@ -22,6 +22,12 @@ VALUES = {
 }
 # Those of chat completions.
 CHAT_VALUES = {"verbosity": ("low", "high")}
+# vLLM's: which library holds an answer to its grammar, and the white space of JSON, which is the same here always.
+COMPLETIONS_WITHOUT_EFFECT = (
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "structured_outputs.whitespace_pattern",
+)
 # Tools that OpenAI's servers run, or whose results are images.
 SERVER_TOOLS = (
     "code_interpreter",
@@ -37,6 +43,7 @@ SERVER_TOOLS = (
     "web_search_preview_2025_03_11",
 )
 MEDIA = {"input_file": "file", "input_image": "image"}
+CHAT_MEDIA = {"file": "file", "image_url": "image"}
 _PLACES_OF_MEDIA = ("input[].content[]", "input[].output[]")
 _PLACES_IN_ITEMS = ("items[].content[]", "items[].output[]")
 
@@ -58,7 +65,13 @@ def leave_out_of_items(body: Any) -> list[str]:
 
 def leave_out_of_chat(body: Any) -> list[str]:
     """The same for a body of chat completions."""
-    return _values(body, CHAT_VALUES)
+    found = leave_out_of_completion(body) + _values(body, CHAT_VALUES)
+    return found + list(replace_media(body, "messages[].content[]", CHAT_MEDIA, "text"))
+
+
+def leave_out_of_completion(body: Any) -> list[str]:
+    """The same for a body of text completions."""
+    return [place for path in COMPLETIONS_WITHOUT_EFFECT for place in remove(body, path)]
 
 
 def _values(body: Any, table: Mapping[str, Collection[str]]) -> list[str]:
@@ -87,9 +100,9 @@ def _flattened(tool: Any) -> list[Any]:
 
 
 def _within(namespace: JsonObject, function: Any) -> JsonObject | Any:
-    """A function of a namespace. The model is told what the namespace is for, too."""
+    """A function of a namespace, with the namespace's name and description."""
     if not isinstance(function, dict):
         return function
     found = {**function, "namespace": namespace.get("name")}
-    about = [one["description"] for one in (namespace, function) if isinstance(one.get("description"), str)]
-    return {**found, "description": "\n".join(about)} if isinstance(namespace.get("description"), str) else found
+    about = namespace.get("description")
+    return {**found, "namespace_description": about} if isinstance(about, str) else found

@@ -2,7 +2,7 @@
 (https://platform.openai.com/docs/api-reference/responses-streaming).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -10,9 +10,18 @@ from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArgume
 from genai_server.answer_parts import Reasoning as Thought
 from genai_server.errors import GenaiServerError
 from genai_server.generation import FinishReason
-from genai_server.openai_api.response_output import CustomCall, FunctionCall, Message, OutputItem, Reasoning, Told
+from genai_server.openai_api.response_output import (
+    ApplyPatchCall,
+    CustomCall,
+    FunctionCall,
+    Message,
+    OutputItem,
+    Reasoning,
+    Told,
+)
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.schemas.response_items import Status
+from genai_server.openai_api.schemas.responses import ApplyPatchTool, CustomTool, FunctionTool, ResponseTool
 from genai_server.openai_api.usage import Usage, openai_reason
 
 
@@ -38,14 +47,11 @@ class ResponseBuilder:
         begun: JsonObject,
         *,
         is_encrypted: bool = False,
-        namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
-        custom_tools: Collection[str] = (),
+        tools: Mapping[str, ResponseTool] = MappingProxyType({}),
     ) -> None:
         self._begun = begun
-        # See responses.custom_tools.
-        self._custom_tools = custom_tools
-        # See responses.namespaces.
-        self._namespaces = namespaces
+        # See responses.tools_by_name.
+        self._tools = tools
         # Whether reasoning has its `encrypted_content`.
         self._is_encrypted = is_encrypted
         self._items: list[OutputItem] = []
@@ -58,7 +64,7 @@ class ResponseBuilder:
     @property
     def response(self) -> JsonObject:
         """The response as it is now."""
-        return {**self._begun, "output": [item.to_json() for item in self._items]}
+        return {**self._begun, "output": [item.to_json() for item in self._items if item.is_shown]}
 
     @property
     def is_ended(self) -> bool:
@@ -110,7 +116,7 @@ class ResponseBuilder:
             details = {"reason": "max_output_tokens", **true_reason}
             return [*self._close("incomplete"), self._end("incomplete", usage, incomplete_details=details, **more)]
         # Clients expect a message, if an empty one, also after reasoning alone.
-        events = [] if isinstance(self._last_item, Message | FunctionCall | CustomCall) else self._open(Message())
+        events = self._open(Message()) if isinstance(self._last_item, Reasoning | None) else []
         return [*events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
 
     def cancel(self, usage: Usage) -> list[JsonObject]:
@@ -123,16 +129,22 @@ class ResponseBuilder:
             return self._state(self._last_event)
         if self._last_item is not None:
             self._last_item.status = "incomplete"
+            self._drop_hidden()
         return self._end("failed", usage, error=error_of(error))
 
     @property
     def _last_item(self) -> OutputItem | None:
         return self._items[-1] if self._items else None
 
-    def _call(self, call_id: str, name: str) -> CustomCall | FunctionCall:
-        if name in self._custom_tools:
-            return CustomCall(call_id, name)
-        return FunctionCall(call_id, *self._namespaces.get(name, (name,)))
+    def _call(self, call_id: str, name: str) -> OutputItem:
+        match self._tools.get(name):
+            case CustomTool():
+                return CustomCall(call_id, name)
+            case ApplyPatchTool():
+                return ApplyPatchCall(call_id)
+            case FunctionTool() as tool:
+                return FunctionCall(call_id, tool.name, tool.namespace)
+        return FunctionCall(call_id, name)
 
     def _open(self, item: OutputItem) -> list[JsonObject]:
         events = self._close("completed")
@@ -143,11 +155,17 @@ class ResponseBuilder:
         return self._told(self._items[-1].more(text, tokens))
 
     def _close(self, status: Status) -> list[JsonObject]:
-        if self._last_item is None:
+        if (item := self._last_item) is None:
             return []
-        self._last_item.status = "incomplete" if self._is_cut else status
+        item.status = "incomplete" if self._is_cut else status
         self._is_cut = False
-        return self._told(self._last_item.closing())
+        events = self._told(item.closing())
+        self._drop_hidden()
+        return events
+
+    def _drop_hidden(self) -> None:
+        if self._items and not self._items[-1].is_shown:
+            self._items.pop()
 
     def _end(self, event: str, usage: Usage, **fields: Any) -> JsonObject:
         self._begun = {**self._begun, "status": event, "usage": usage.to_response_json(), **fields}

@@ -11,6 +11,9 @@ from genai_server.errors import InvalidField
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.openai_api.schemas.chat import ChatMessage
 from genai_server.openai_api.schemas.response_items import (
+    APPLY_PATCH,
+    ApplyPatchCallItem,
+    ApplyPatchCallOutputItem,
     CompactionItem,
     CustomToolCallItem,
     CustomToolCallOutputItem,
@@ -19,6 +22,7 @@ from genai_server.openai_api.schemas.response_items import (
     InputItem,
     Item,
     ItemReference,
+    ItemWithStatus,
     MessageItem,
     ReasoningItem,
     Status,
@@ -28,6 +32,9 @@ from genai_server.quoted_values import quoted
 
 # The one argument of the function that stands for a custom tool.
 CUSTOM_INPUT = "input"
+# The items that call a tool, and those with what the call gave.
+CALLS = ("function_call", "custom_tool_call", "apply_patch_call")
+OUTPUTS = tuple(f"{call}_output" for call in CALLS)
 # Comes before the summary of a conversation.
 _COMPACTED = "Summary of the conversation up to here:"
 
@@ -84,12 +91,24 @@ def function_call(
     return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called, **within}
 
 
-def custom_tool_call(
-    call_id: str, name: str, input: str, id: str | None = None, status: Status = "completed"
-) -> JsonObject:
+def custom_tool_call(call_id: str, name: str, input: str, id: str | None = None) -> JsonObject:
     """A call of a custom tool."""
     called = {"call_id": call_id, "name": name, "input": input}
-    return {"id": id or new_id("ctc"), "type": "custom_tool_call", "status": status, **called}
+    return {"id": id or new_id("ctc"), "type": "custom_tool_call", **called}
+
+
+def apply_patch_call(
+    call_id: str, operation: JsonObject, id: str | None = None, status: Status = "completed"
+) -> JsonObject:
+    """A call of the tool apply_patch."""
+    called = {"call_id": call_id, "operation": operation}
+    return {"id": id or new_id("apc"), "type": "apply_patch_call", "status": status, **called}
+
+
+def listed(item: JsonObject) -> JsonObject:
+    """An item as lists of a response's input have it: there calls of custom tools have a status."""
+    is_custom = item["type"] in ("custom_tool_call", "custom_tool_call_output")
+    return {**item, "status": "completed"} if is_custom else item
 
 
 def compaction(summary: str, id: str | None = None) -> JsonObject:
@@ -125,7 +144,7 @@ def given_items(
 
 
 def _given_item(item: Item, place: str) -> JsonObject:
-    status = item.status or "completed"
+    status = (item.status if isinstance(item, ItemWithStatus) else None) or "completed"
     match item:
         case MessageItem():
             part = output_text if item.role == "assistant" else input_text
@@ -136,14 +155,22 @@ def _given_item(item: Item, place: str) -> JsonObject:
         case ReasoningItem():
             return reasoning([reasoning_text(text) for text in _thoughts(item, place)], item.id, status)
         case CustomToolCallItem():
-            return custom_tool_call(item.call_id, item.name, item.input, item.id, status)
+            return custom_tool_call(item.call_id, item.name, item.input, item.id)
+        case ApplyPatchCallItem():
+            return apply_patch_call(item.call_id, item.operation.model_dump(exclude_none=True), item.id)
+        case ApplyPatchCallOutputItem():
+            told = {} if item.output is None else {"output": item.output}
+            id = item.id or new_id("apco")
+            return {"id": id, "type": item.type, "status": item.status, "call_id": item.call_id, **told}
         case CompactionItem():
             return compaction(_decrypted(item.encrypted_content, place), item.id)
         case FunctionCallOutputItem() | CustomToolCallOutputItem():
             output = item.output if isinstance(item.output, str) else [input_text(part.text) for part in item.output]
             named = {"name": item.name} if item.name else {}
-            common = {"id": item.id or new_id("fco"), "type": item.type, "status": status}
-            return {**common, "call_id": item.call_id, "output": output, **named}
+            id = item.id or new_id("fco")
+            common: JsonObject = {"id": id, "type": item.type, "call_id": item.call_id, "output": output}
+            is_custom = isinstance(item, CustomToolCallOutputItem)
+            return {**common, **({} if is_custom else {"status": status}), **named}
     raise AssertionError(item)
 
 
@@ -169,24 +196,16 @@ def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
     messages: list[JsonObject] = []
     calls: set[str] = set()
     for item in conversation:
-        if item["type"] in ("function_call_output", "custom_tool_call_output"):
+        if item["type"] in OUTPUTS:
             if item["call_id"] not in calls:
                 raise InvalidField(
                     f"input has the output of a call {quoted(item['call_id'])} but no such call", param="input"
                 )
-            told = {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
+            told = {"role": "tool", "tool_call_id": item["call_id"], "content": _output(item)}
             messages.append({**told, "name": item.get("name")})
-        elif item["type"] == "function_call":
-            name = full_name(item["name"], item.get("namespace"))
-            function = {"name": name, "arguments": item["arguments"]}
-            _turn(messages).setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
-            calls.add(item["call_id"])
-        elif item["type"] == "custom_tool_call":
-            function = {
-                "name": item["name"],
-                "arguments": json.dumps({CUSTOM_INPUT: item["input"]}, ensure_ascii=False),
-            }
-            _turn(messages).setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
+        elif item["type"] in CALLS:
+            called = {"id": item["call_id"], "function": _called(item)}
+            _turn(messages).setdefault("tool_calls", []).append(called)
             calls.add(item["call_id"])
         elif item["type"] == "compaction":
             messages.append({"role": "user", "content": f"{_COMPACTED}\n{_decrypted(item['encrypted_content'])}"})
@@ -205,6 +224,27 @@ def _turn(messages: list[JsonObject], *ended_by: str) -> JsonObject:
     if not messages or messages[-1]["role"] != "assistant" or any(field in messages[-1] for field in ended_by):
         messages.append({"role": "assistant"})
     return messages[-1]
+
+
+def _called(item: JsonObject) -> JsonObject:
+    """The function that stands for the tool of a call, with its arguments."""
+    match item["type"]:
+        case "custom_tool_call":
+            return _function(item["name"], {CUSTOM_INPUT: item["input"]})
+        case "apply_patch_call":
+            return _function(APPLY_PATCH, {"diff": "", **item["operation"]})
+    return {"name": full_name(item["name"], item.get("namespace")), "arguments": item["arguments"]}
+
+
+def _function(name: str, arguments: JsonObject) -> JsonObject:
+    return {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+
+
+def _output(item: JsonObject) -> str:
+    if item["type"] != "apply_patch_call_output":
+        return _text(item["output"])
+    about: str = item.get("output") or item["status"]
+    return about if item["status"] == "completed" else f"Error: {about}"
 
 
 def _text(content: str | list[JsonObject]) -> str:

@@ -31,6 +31,11 @@ class OutputItem(ABC):
         """Its text up to now."""
         return "".join(self._texts)
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether the response has the item."""
+        return True
+
     @abstractmethod
     def to_json(self) -> JsonObject:
         """The item as it is now."""
@@ -65,7 +70,7 @@ class FunctionCall(OutputItem):
         yield "function_call_arguments.delta", {"delta": text}
 
     def closing(self) -> Iterator[Told]:
-        yield "function_call_arguments.done", {"name": self._name, "arguments": self.text}
+        yield "function_call_arguments.done", {"arguments": self.text}
         yield from super().closing()
 
 
@@ -80,7 +85,7 @@ class CustomCall(OutputItem):
         self._num_told = 0
 
     def to_json(self) -> JsonObject:
-        return items.custom_tool_call(self._call_id, self._name, given_input(self.text), self.id, self.status)
+        return items.custom_tool_call(self._call_id, self._name, given_input(self.text), self.id)
 
     def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[Told]:
         self._texts.append(text)
@@ -96,6 +101,36 @@ class CustomCall(OutputItem):
         if more := text[self._num_told :]:
             self._num_told = len(text)
             yield "custom_tool_call_input.delta", {"delta": more}
+
+
+class ApplyPatchCall(OutputItem):
+    """A call of the tool apply_patch. It is shown once it is complete, because part of a patch must not be applied."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__("apc")
+        self._call_id = call_id
+
+    @property
+    def is_shown(self) -> bool:
+        return self.status == "completed"
+
+    def to_json(self) -> JsonObject:
+        operation = json.loads(self.text)
+        if operation["type"] == "delete_file":
+            del operation["diff"]
+        return items.apply_patch_call(self._call_id, operation, self.id, self.status)
+
+    def opening(self) -> Iterator[Told]:
+        yield from ()
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[Told]:
+        self._texts.append(text)
+        yield from ()
+
+    def closing(self) -> Iterator[Told]:
+        if self.is_shown:
+            yield "output_item.added", {"item": {**self.to_json(), "status": "in_progress"}}
+            yield from super().closing()
 
 
 _BEGINNING = re.compile(rf'\s*\{{\s*"{items.CUSTOM_INPUT}"\s*:\s*"')
@@ -186,8 +221,15 @@ class Message(TextItem):
         scored = logprobs(list(tokens))["content"]
         self._logprobs += scored
         for name, told in super().more(text, tokens):
-            yield name, {**told, "logprobs": scored}
+            yield name, {**told, "logprobs": [_for_event(one) for one in scored]}
 
     def closing(self) -> Iterator[Told]:
         for name, told in super().closing():
-            yield name, {**told, "logprobs": list(self._logprobs)} if name == "output_text.done" else told
+            scored = {"logprobs": [_for_event(one) for one in self._logprobs]}
+            yield name, {**told, **scored} if name == "output_text.done" else told
+
+
+def _for_event(scored: JsonObject) -> JsonObject:
+    """A token's log probability as events of text have it: without its bytes."""
+    top = [{"token": one["token"], "logprob": one["logprob"]} for one in scored["top_logprobs"]]
+    return {"token": scored["token"], "logprob": scored["logprob"], "top_logprobs": top}

@@ -10,20 +10,28 @@ from typing import Any
 
 from genai_server.errors import GenaiServerError, InvalidField
 from genai_server.generation import Sampling
-from genai_server.openai_api.response_items import CUSTOM_INPUT, compaction, message, new_id, to_messages
+from genai_server.openai_api.response_items import (
+    CALLS,
+    CUSTOM_INPUT,
+    OUTPUTS,
+    compaction,
+    message,
+    new_id,
+    to_messages,
+)
 from genai_server.openai_api.response_items import input_text as text_part
 from genai_server.openai_api.schemas.base import JsonObject, WithoutEffect
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, ChatMessage, ChatParameters
-from genai_server.openai_api.schemas.response_items import full_name
+from genai_server.openai_api.schemas.response_items import APPLY_PATCH, full_name
 from genai_server.openai_api.schemas.responses import (
     LOGPROBS,
-    AllowedTools,
+    AllowedResponseTools,
+    ApplyPatchTool,
+    ChosenTool,
     CompactRequest,
-    CustomTool,
     FunctionTool,
-    NamedCustom,
-    NamedFunction,
     ResponsesRequest,
+    ResponseTool,
 )
 from genai_server.openai_api.schemas.sampling import GenerationFields
 
@@ -35,6 +43,24 @@ _COMPACT = (
 # The keyword of a schema for a text that a grammar of Lark describes; text/grammars/lark.py knows it.
 LARK = "x-lark"
 
+_APPLY_PATCH: JsonObject = {
+    "name": APPLY_PATCH,
+    "description": "Create, update or delete a file by a patch in the V4A format. In the diff of a new file each line "
+    "begins with +. The diff of an update has a section for each place: first a line @@, followed by a line of the "
+    "file above the place if one is needed to find it, then lines that begin with a space (kept), - (removed) or + "
+    "(added). The diff of delete_file is empty.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+            "path": {"type": "string", "minLength": 1, "description": "Relative to the root of the workspace."},
+            "diff": {"type": "string"},
+        },
+        "required": ["type", "path", "diff"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
 _SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - {"max_tokens"}) | {
     "chat_template_kwargs",
     "parallel_tool_calls",
@@ -80,10 +106,10 @@ def _tools(body: ResponsesRequest) -> JsonObject:
     functions = [_function(tool) for tool in body.tools or []]
     told: Any = body.tool_choice
     chosen = body.chosen_names()
-    if isinstance(told, AllowedTools):
+    if isinstance(told, AllowedResponseTools):
         allowed = set(chosen)
         functions, told = [function for function in functions if function["name"] in allowed], told.mode
-    elif isinstance(told, NamedFunction | NamedCustom):
+    elif isinstance(told, ChosenTool):
         told = {"type": "function", "function": {"name": chosen[0]}}
     return {
         "tools": [{"type": "function", "function": function} for function in functions] or None,
@@ -91,10 +117,14 @@ def _tools(body: ResponsesRequest) -> JsonObject:
     }
 
 
-def _function(tool: FunctionTool | CustomTool) -> JsonObject:
+def _function(tool: ResponseTool) -> JsonObject:
     """The chat's function; of a custom tool one whose only argument is the text."""
+    if isinstance(tool, ApplyPatchTool):
+        return _APPLY_PATCH
     if isinstance(tool, FunctionTool):
-        fields = tool.model_dump(exclude={"type", "namespace"}, exclude_none=True)
+        fields = tool.model_dump(exclude={"type", "namespace", "namespace_description"}, exclude_none=True)
+        if texts := [text for text in (tool.namespace_description, tool.description) if text is not None]:
+            fields["description"] = "\n".join(texts)
         return fields | {"name": full_name(tool.name, tool.namespace)}
     text: JsonObject = {"type": "string"}
     form = tool.format
@@ -162,7 +192,7 @@ def new_response(
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}, "verbosity": "medium", **asked.get("text", {})},
         "tool_choice": asked.get("tool_choice", "auto"),
-        "tools": [_repeated(tool) for tool in body.tools or []],
+        "tools": _repeated(body.tools or []),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": body.truncation or "disabled",
@@ -170,22 +200,27 @@ def new_response(
     }
 
 
-def namespaces(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
-    """Name and namespace of each function within one, by what the model calls it."""
-    return {
-        full_name(tool.name, tool.namespace): (tool.name, tool.namespace) for tool in body.tools or [] if tool.namespace
-    }
+def tools_by_name(body: ResponsesRequest) -> dict[str, ResponseTool]:
+    """The tools by what the model calls them."""
+    return {full_name(tool.name, tool.namespace): tool for tool in body.tools or []}
 
 
-def custom_tools(body: ResponsesRequest) -> set[str]:
-    """The names of the custom tools."""
-    return {tool.name for tool in body.tools or [] if isinstance(tool, CustomTool)}
-
-
-def _repeated(tool: FunctionTool | CustomTool) -> JsonObject:
-    if isinstance(tool, CustomTool):
-        return tool.model_dump(exclude_none=True)
-    return tool.model_dump(exclude=None if tool.namespace else {"namespace"})
+def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
+    """The tools in OpenAI's form, in which a namespace has its functions."""
+    found: list[JsonObject] = []
+    for tool in tools:
+        if not isinstance(tool, FunctionTool):
+            found.append(tool.model_dump(exclude_none=True))
+            continue
+        function = tool.model_dump(exclude={"namespace", "namespace_description"})
+        if tool.namespace is None:
+            found.append(function)
+            continue
+        space = {"type": "namespace", "name": tool.namespace, "description": tool.namespace_description or ""}
+        if not found or found[-1]["type"] != "namespace" or found[-1]["name"] != tool.namespace:
+            found.append({**space, "tools": []})
+        found[-1]["tools"].append(function)
+    return found
 
 
 def _given_text(value: Any) -> str | None:
@@ -244,12 +279,12 @@ def _cuts(items: Sequence[JsonObject]) -> Iterator[int]:
     """The places where a conversation may begin: behind its first item, and not between a call and its output."""
     open_calls: set[str] = set()
     for place, item in enumerate(items):
-        is_output = item["type"] in ("function_call_output", "custom_tool_call_output")
+        is_output = item["type"] in OUTPUTS
         # Of one turn, reasoning and calls stand side by side.
         is_within = place > 0 and item["type"] != "message" and items[place - 1]["type"] in ("reasoning", item["type"])
         if place and not open_calls and not is_output and not is_within:
             yield place
         if is_output:
             open_calls.discard(item["call_id"])
-        elif item["type"] in ("function_call", "custom_tool_call"):
+        elif item["type"] in CALLS:
             open_calls.add(item["call_id"])

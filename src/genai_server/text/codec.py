@@ -18,7 +18,12 @@ from genai_server.text.prompts.chat_template import MAX_CHARACTERS, SCRIPTED_TEM
 from genai_server.text.prompts.conversation import Message, Tool
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
-from genai_server.text.prompts.template_files import DEFAULT, load_chat_templates, load_rerank_template
+from genai_server.text.prompts.template_files import (
+    DEFAULT,
+    load_chat_templates,
+    load_rerank_template,
+    load_special_tokens,
+)
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
 
 # Prompts of at most so many characters and messages take template and tokenizer a few milliseconds.
@@ -44,6 +49,7 @@ class TextCodec:
         dialect: Dialect = PLAIN,
         *,
         opaque_tokens: Mapping[str, int] = MappingProxyType({}),
+        named_tokens: Mapping[str, str] = MappingProxyType({}),
         allow_special_tokens: bool = False,
         pooling: PoolingModel | None = None,
     ) -> None:
@@ -53,6 +59,8 @@ class TextCodec:
         self.dialect = dialect
         # Ids of the tokens that a grammar must name by id, by their texts.
         self.opaque_tokens = opaque_tokens
+        # The texts of special tokens by the names of their roles, such as `eos_token`.
+        self.named_tokens = named_tokens
         self.tokenizer = tokenizer
         # Whether special tokens in messages and tools are more than plain text.
         self._allow_special_tokens = allow_special_tokens
@@ -174,13 +182,14 @@ def load_text_codec(
     """
     tokenizer: Tokenizer
     opaque_tokens: Mapping[str, int] = {}
+    named_tokens = {} if device.startswith("scripted") else load_special_tokens(model_dir)
     pooling = read_pooling_model(model_dir)
     templates: Mapping[str, ChatTemplate]
     if pooling is not None:
         limit_tokenizer_threads()
         tokenizer = ByteTokenizer() if device.startswith("scripted") else ModelTokenizer(model_dir)
         templates = {} if pooling.true_token is None else load_rerank_template(model_dir, max_characters=max_characters)
-        return TextCodec(templates, tokenizer, pooling=pooling)
+        return TextCodec(templates, tokenizer, named_tokens=named_tokens, pooling=pooling)
     if device.startswith("scripted"):
         templates = {DEFAULT: ChatTemplate(SCRIPTED_TEMPLATE, max_characters=max_characters)}
         tokenizer = ByteTokenizer()
@@ -191,7 +200,12 @@ def load_text_codec(
         opaque_tokens = find_opaque_tokens(json.loads((model_dir / FILE).read_text(encoding="utf-8")))
     dialect = read_dialect("\n".join(template.source for template in templates.values()), tool_parser)
     return TextCodec(
-        templates, tokenizer, dialect, opaque_tokens=opaque_tokens, allow_special_tokens=allow_special_tokens
+        templates,
+        tokenizer,
+        dialect,
+        opaque_tokens=opaque_tokens,
+        named_tokens=named_tokens,
+        allow_special_tokens=allow_special_tokens,
     )
 
 

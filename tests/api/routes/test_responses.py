@@ -708,3 +708,29 @@ def test_a_damaged_file_costs_no_answer_and_the_header_says_so(own_folder: Path)
         assert "x-genai-not-stored" in conversation.headers
         assert _post(server, conversation=conversation.json()["id"]).status_code == 200
     assert path.read_bytes() == b"junk" * 5000
+
+
+# the tool apply_patch
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_patch_is_applied_and_its_output_sent_back(client: OpenAI, stream: bool) -> None:
+    operation = {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"}
+    said = f"say <tool_call>⏎{json.dumps({'name': 'apply_patch', 'arguments': operation})}⏎</tool_call>"
+    tools: Any = [{"type": "apply_patch"}]
+    if stream:
+        *_, done, end = client.responses.create(model=MODEL, input=said, tools=tools, stream=True)
+        assert done.type == "response.output_item.done"
+        assert end.type == "response.completed"
+        response = end.response
+        assert response.output == [done.item]
+    else:
+        response = client.responses.create(model=MODEL, input=said, tools=tools)
+    (call,) = response.output
+    assert call.type == "apply_patch_call"
+    assert (call.status, call.operation.to_dict()) == ("completed", operation)
+    result = {"type": "apply_patch_call_output", "call_id": call.call_id, "status": "completed", "output": "say done"}
+    for earlier in ([{"role": "user", "content": "Change it."}, call.to_dict()], []):
+        previous: Any = {} if earlier else {"previous_response_id": response.id}
+        items: Any = [*earlier, result]
+        assert client.responses.create(model=MODEL, input=items, tools=tools, **previous).output_text == "done"

@@ -172,3 +172,12 @@ def test_a_body_is_rendered_to_the_tokens_that_its_answer_would_begin_with(scrip
     response = scripted.client.post("/v1/completions/render", json={"prompt": texts, "max_tokens": 3})
     assert response.json() == [{"token_ids": list(text.encode())} for text in texts]
     assert scripted.client.post("/v1/chat/completions/render", json={"messages": []}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/tokenizer_info", "/v1/tokenizer_info"])
+def test_a_tokenizer_tells_its_tokens_and_template(demo: RunningServer, path: str) -> None:
+    about = demo.client.get(path, params={"model": "onnx-genai"}).json()
+    template = about.pop("chat_template")
+    tokens = {"unk_token": "<|endoftext|>", "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    assert (about, "<|im_start|>" in template) == (tokens, True)
+    assert demo.client.get(path, params={"model": "other"}).status_code == 404

@@ -7,7 +7,7 @@ import msgspec
 from genai_server.api.generation.sse import Event, EventStream
 
 # How an endpoint that may stream lines documents its 200.
-LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}
+LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}}
 
 
 def line_bytes(value: Event) -> bytes:

@@ -22,7 +22,7 @@ AppStatus.enable_automatic_graceful_drain = False
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 
 # How an endpoint that may stream documents its 200.
-STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
 # A JSON object, the JSON of one, or a plain word.
 Event = dict[str, Any] | bytes | str

@@ -8,7 +8,7 @@ from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.generate import generate
 from genai_server.api.generation.json_response import built_response
 from genai_server.api.generation.request_context import TheRequestContext
-from genai_server.api.generation.sse import EventStream
+from genai_server.api.generation.sse import STREAMS, EventStream
 from genai_server.api.middleware.body import BodyRoute
 from genai_server.api.services import TheServices
 from genai_server.openai_api.chat import ChatBuilder
@@ -36,7 +36,7 @@ async def chat(
     )
 
 
-@router.post("/v1/chat/stream", response_class=EventStream, status_code=200)
+@router.post("/v1/chat/stream", response_class=EventStream, status_code=200, responses=STREAMS)
 async def chat_stream(
     body: ChatRequest,
     services: TheServices,

@@ -1,7 +1,6 @@
 """OpenAI's /v1/chat/completions."""
 
 import time
-from contextlib import nullcontext
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -16,8 +15,8 @@ from genai_server.api.middleware.body import lenient_route
 from genai_server.api.routes.choices import choices_response
 from genai_server.api.services import TheServices
 from genai_server.openai_api.chat_completion import ChatCompletionBuilder
-from genai_server.openai_api.functions import outer_error, outer_name
 from genai_server.openai_api.lenient import leave_out_of_chat
+from genai_server.openai_api.other_names import OtherNames
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.chat import ChatCompletionRequest
 from genai_server.openai_api.schemas.tokens import RenderedPrompt
@@ -38,8 +37,8 @@ async def create_chat_completion(
     context: TheRequestContext,
 ) -> Response:
     """OpenAI's chat completion, in one piece or as a stream of chunks."""
-    words = nullcontext() if body.functions is None else context.leniency.in_words(outer_name, outer_error)
-    with words:
+    names = OtherNames(body.other_names)
+    with context.leniency.in_words(names.name, names.error):
         generation = await generate(services, body, context, is_streamed=bool(body.stream))
     build = ChatCompletionBuilder(
         f"chatcmpl-{context.request_id.removeprefix('req-')}",

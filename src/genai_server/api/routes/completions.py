@@ -11,17 +11,21 @@ from genai_server.api.generation.prompts import encode_prompts
 from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import STREAMS
 from genai_server.api.leniency import TheLeniency
-from genai_server.api.middleware.body import BodyRoute
+from genai_server.api.middleware.body import lenient_route
 from genai_server.api.routes.choices import choices_response
 from genai_server.api.services import TheServices
 from genai_server.openai_api.completion import CompletionBuilder
+from genai_server.openai_api.lenient import leave_out_of_completion
+from genai_server.openai_api.other_names import OtherNames
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.completions import CompletionRequest
 from genai_server.openai_api.schemas.tokens import RenderedPrompt
 from genai_server.pooling_model import Task
 
 router = APIRouter(
-    route_class=BodyRoute, tags=["openai"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
+    route_class=lenient_route(leave_out_of_completion),
+    tags=["openai"],
+    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
 )
 
 
@@ -33,7 +37,9 @@ async def create_completion(
     context: TheRequestContext,
 ) -> Response:
     """OpenAI's text completion, in one piece or as a stream of chunks."""
-    generation = await generate(services, body, context, is_streamed=bool(body.stream))
+    names = OtherNames(body.other_names)
+    with context.leniency.in_words(names.name, names.error):
+        generation = await generate(services, body, context, is_streamed=bool(body.stream))
     build = CompletionBuilder(
         f"cmpl-{context.request_id.removeprefix('req-')}",
         generation.model,

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from genai_server.anthropic_api.lenient import leave_out
 from genai_server.anthropic_api.message import MessageBuilder
-from genai_server.anthropic_api.schemas import CountTokensRequest, ErrorResponse, MessagesRequest
+from genai_server.anthropic_api.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
 from genai_server.anthropic_api.translate import Translation
 from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.generate import generate
@@ -24,7 +24,7 @@ from genai_server.pooling_model import Task
 router = APIRouter(
     route_class=lenient_route(leave_out, caps=True),
     tags=["anthropic"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
+    responses={code: {"model": AnthropicErrorResponse} for code in (400, 404, 500, 503)},
 )
 
 

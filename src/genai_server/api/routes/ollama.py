@@ -19,7 +19,7 @@ from genai_server.api.services import Services, TheServices
 from genai_server.errors import UnsupportedEndpoint
 from genai_server.ollama_api.answer import AnswerBuilder, Ending
 from genai_server.ollama_api.lenient import leave_out
-from genai_server.ollama_api.schemas import ChatRequest, GenerateRequest
+from genai_server.ollama_api.schemas import GenerateRequest, OllamaChatRequest
 from genai_server.ollama_api.translate import Translation
 from genai_server.openai_api.schemas.base import JsonObject
 
@@ -30,7 +30,9 @@ unsupported = APIRouter(route_class=BodyRoute, include_in_schema=False)
 
 
 @router.post("/api/chat", responses=LINES)
-async def chat(body: ChatRequest, request: Request, services: TheServices, context: TheRequestContext) -> Response:
+async def chat(
+    body: OllamaChatRequest, request: Request, services: TheServices, context: TheRequestContext
+) -> Response:
     """Ollama's chat message, in one piece or as lines."""
     return await _response(body, request, services, context, is_empty=not body.messages)
 
@@ -58,7 +60,7 @@ async def refuse(request: Request) -> JSONResponse:
 
 
 async def _response(
-    body: ChatRequest | GenerateRequest,
+    body: OllamaChatRequest | GenerateRequest,
     request: Request,
     services: Services,
     context: RequestContext,
@@ -66,7 +68,7 @@ async def _response(
     is_empty: bool,
 ) -> Response:
     chosen = find_model(services.models, body.model)
-    build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, ChatRequest))
+    build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, OllamaChatRequest))
     kept = await seconds_to_keep(body, request, services, context, is_all=is_empty and body.seconds_to_keep == 0)
     if is_empty:
         await load(services, context, chosen, kept)

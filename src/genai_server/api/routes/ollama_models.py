@@ -19,13 +19,13 @@ from genai_server.api.services import Services, TheServices
 from genai_server.errors import MissingField, ModelNotFound
 from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
 from genai_server.ollama_api.answer import timestamp
-from genai_server.ollama_api.schemas import ErrorResponse, ShowRequest
+from genai_server.ollama_api.schemas import OllamaErrorResponse, ShowRequest
 from genai_server.openai_api.schemas.base import JsonObject
 from genai_server.quoted_values import quoted
 
-_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
+_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": OllamaErrorResponse} for code in (400, 404, 500, 503)}
 # Of endpoints with something that is for operators.
-OPERATORS_ERRORS: dict[int | str, dict[str, Any]] = {**_ERRORS, 403: {"model": ErrorResponse}}
+OPERATORS_ERRORS: dict[int | str, dict[str, Any]] = {**_ERRORS, 403: {"model": OllamaErrorResponse}}
 router = APIRouter(
     route_class=lenient_route(lambda body: [], takes_undeclared=True), tags=["ollama"], responses=_ERRORS
 )

@@ -25,17 +25,16 @@ from genai_server.api.services import Services, TheServices
 from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.openai_api.lenient import leave_out
 from genai_server.openai_api.response_builder import ResponseBuilder
-from genai_server.openai_api.response_items import given_items, new_id, referenced_ids
+from genai_server.openai_api.response_items import given_items, listed, new_id, referenced_ids
 from genai_server.openai_api.responses import (
     compacted,
     compacting,
-    custom_tools,
-    namespaces,
     new_response,
     outer_error,
     outer_name,
     shortened,
     to_chat,
+    tools_by_name,
 )
 from genai_server.openai_api.schemas.base import ErrorResponse, JsonObject
 from genai_server.openai_api.schemas.chat import ChatParameters
@@ -173,7 +172,8 @@ async def list_input_items(
     response_id: str, query: Annotated[InputItemsParameters, Query()], services: TheServices, owner: TheHolder
 ) -> dict[str, Any]:
     """The items that a response was made from, those of earlier turns included, page by page."""
-    return item_page((await services.responses.get(response_id, owner)).items, query)
+    page = item_page((await services.responses.get(response_id, owner)).items, query)
+    return {**page, "data": [listed(item) for item in page["data"]]}
 
 
 def not_stored(reason: str | None) -> dict[str, str]:
@@ -218,8 +218,7 @@ async def _start(
     build = ResponseBuilder(
         begun,
         is_encrypted=ENCRYPTED_REASONING in (body.include or []),
-        namespaces=namespaces(body),
-        custom_tools=custom_tools(body),
+        tools=tools_by_name(body),
     )
     return RunningResponse(
         generation,

@@ -1,4 +1,4 @@
-"""Between text and token ids: /tokenize, /detokenize and /apply-template. None of them needs an engine."""
+"""Between text and token ids. No endpoint here needs an engine."""
 
 import asyncio
 from typing import Any
@@ -17,6 +17,7 @@ from genai_server.openai_api.schemas.tokens import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
@@ -49,6 +50,15 @@ async def detokenize(body: DetokenizeRequest, services: TheServices) -> Response
     codec = (await services.served(body.model)).codec
     text = await asyncio.to_thread(codec.decode, body.tokens)  # in a thread, as a list may be long
     return json_response({"prompt": text, "content": text})
+
+
+@router.get("/tokenizer_info", response_model=TokenizerInfo)
+@router.get("/v1/tokenizer_info", response_model=TokenizerInfo)
+async def tokenizer_info(services: TheServices, model: str | None = None) -> TokenizerInfo:
+    """The special tokens and the chat template of a model; the first model without `model`."""
+    codec = (await services.served(model)).codec
+    named = {name: codec.named_tokens.get(name) for name in TokenizerInfo.model_fields}
+    return TokenizerInfo(**{**named, "chat_template": codec.writer.source or None})
 
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse)

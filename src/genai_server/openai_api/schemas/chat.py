@@ -14,7 +14,7 @@ from genai_server.openai_api.schemas.base import (
     field_error,
     missing_error,
 )
-from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
+from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, OtherStructureFields, StreamFields
 from genai_server.quoted_values import quoted
 
 MOST_OF_NAME = 128
@@ -252,7 +252,7 @@ class ChatRequest(ChatParameters):
     function_call: None = None
 
 
-class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields):
+class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, OtherStructureFields):
     """Body of /v1/chat/completions."""
 
     functions: Annotated[list[Function], elements(MOST_TOOLS)] | None = Field(None, description="Older name of tools.")
@@ -277,6 +277,11 @@ class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields):
                 raise field_error(field, "cannot be given beside functions")
             setattr(self, field, value)
         return self
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        older = {} if self.functions is None else {"tools": "functions", "tool_choice": "function_call"}
+        return {**super().other_names, **older}
 
 
 class ChatResponse(BaseModel):

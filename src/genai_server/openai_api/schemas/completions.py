@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from genai_server.openai_api.schemas.base import RouterFields, Text, elements, field_error
-from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, StreamFields
+from genai_server.openai_api.schemas.sampling import MOST_CHOICES, GenerationFields, OtherStructureFields, StreamFields
 from genai_server.openai_api.schemas.tokens import MOST_TOKENS
 
 MOST_PROMPTS = 128
@@ -37,7 +37,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(GenerationFields, StreamFields, RouterFields):
+class CompletionRequest(GenerationFields, StreamFields, RouterFields, OtherStructureFields):
     """Special tokens in a prompt are read as such: there is no turn that could be forged."""
 
     prompt: Prompts

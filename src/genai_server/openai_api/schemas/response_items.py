@@ -4,12 +4,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, elements, field_error
+from genai_server.openai_api.schemas.base import NonEmptyText, Text, Wire, elements, field_error, missing_error
 from genai_server.openai_api.schemas.chat import MOST_MESSAGES, MOST_OF_NAME, MOST_PARTS, FunctionName
 
 # A message of a chat may be several items: what is thought, said and called.
 MOST_ITEMS = 4 * MOST_MESSAGES
 Status = Literal["in_progress", "completed", "incomplete"]
+# What the model calls OpenAI's tool of this type.
+APPLY_PATCH = "apply_patch"
 
 
 def full_name(name: str, namespace: str | None) -> str:
@@ -59,7 +61,6 @@ class Item(Wire):
     """
 
     id: NonEmptyText | None = None
-    status: Status | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -69,7 +70,13 @@ class Item(Wire):
         return {name: value for name, value in given.items() if value is not None or name in cls.model_fields}
 
 
-class MessageItem(Item):
+class ItemWithStatus(Item):
+    """What most items may have, too."""
+
+    status: Status | None = None
+
+
+class MessageItem(ItemWithStatus):
     """One turn of the conversation; with role assistant, what the model has said."""
 
     type: Literal["message"] = "message"
@@ -84,7 +91,7 @@ class DirectCaller(Wire):
     type: Literal["direct"]
 
 
-class FunctionCallItem(Item):
+class FunctionCallItem(ItemWithStatus):
     """A call that the model made; `arguments` is the text of a JSON object."""
 
     type: Literal["function_call"]
@@ -100,7 +107,7 @@ class FunctionCallItem(Item):
         return self
 
 
-class FunctionCallOutputItem(Item):
+class FunctionCallOutputItem(ItemWithStatus):
     """What the call with this `call_id` gave."""
 
     type: Literal["function_call_output"]
@@ -110,7 +117,7 @@ class FunctionCallOutputItem(Item):
     caller: DirectCaller | None = None
 
 
-class CustomToolCallItem(Item):
+class CustomToolCallItem(ItemWithStatus):
     """A call of a custom tool that the model made."""
 
     type: Literal["custom_tool_call"]
@@ -120,7 +127,7 @@ class CustomToolCallItem(Item):
     caller: DirectCaller | None = None
 
 
-class CustomToolCallOutputItem(Item):
+class CustomToolCallOutputItem(ItemWithStatus):
     """What the call of a custom tool with this `call_id` gave."""
 
     type: Literal["custom_tool_call_output"]
@@ -130,7 +137,43 @@ class CustomToolCallOutputItem(Item):
     caller: DirectCaller | None = None
 
 
-class CompactionItem(Item):
+class PatchOperation(Wire):
+    """What a patch does to one file."""
+
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: NonEmptyText
+    diff: Text | None = Field(None, description="In the V4A format; not with type delete_file.")
+
+    @model_validator(mode="after")
+    def _has_a_diff(self) -> Self:
+        if (self.diff is None) != (self.type == "delete_file"):
+            rule = "is only allowed with type create_file or update_file"
+            raise missing_error("diff", f"with type {self.type}") if self.diff is None else field_error("diff", rule)
+        return self
+
+
+class ApplyPatchCallItem(ItemWithStatus):
+    """A call of the tool apply_patch that the model made."""
+
+    type: Literal["apply_patch_call"]
+    call_id: NonEmptyText
+    operation: PatchOperation
+    caller: DirectCaller | None = None
+    created_by: Any = Field(None, description="Has no effect here.")
+
+
+class ApplyPatchCallOutputItem(Item):
+    """What became of the patch with this `call_id`."""
+
+    type: Literal["apply_patch_call_output"]
+    call_id: NonEmptyText
+    status: Literal["completed", "failed"]
+    output: Text | None = None
+    caller: DirectCaller | None = None
+    created_by: Any = Field(None, description="Has no effect here.")
+
+
+class CompactionItem(ItemWithStatus):
     """What /v1/responses/compact has made of the turns before."""
 
     type: Literal["compaction"]
@@ -138,7 +181,7 @@ class CompactionItem(Item):
     created_by: Any = Field(None, description="Has no effect here.")
 
 
-class ReasoningItem(Item):
+class ReasoningItem(ItemWithStatus):
     """What the model thought before; it is told the first of content, encrypted content and summary that is there."""
 
     type: Literal["reasoning"]
@@ -173,6 +216,8 @@ InputItem = Annotated[
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
     | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
     | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
+    | Annotated[ApplyPatchCallOutputItem, Tag("apply_patch_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")],
@@ -180,7 +225,8 @@ InputItem = Annotated[
         _type_of,
         custom_error_type="item",
         custom_error_message="must be an item of type message, function_call, function_call_output, "
-        "custom_tool_call, custom_tool_call_output, reasoning, compaction or item_reference",
+        "custom_tool_call, custom_tool_call_output, apply_patch_call, apply_patch_call_output, reasoning, compaction "
+        "or item_reference",
     ),
 ]
 Input = Annotated[

@@ -17,7 +17,7 @@ from genai_server.openai_api.schemas.base import (
     missing_error,
 )
 from genai_server.openai_api.schemas.chat import MOST_TOOLS, FunctionName, ReasoningEffort
-from genai_server.openai_api.schemas.response_items import Input, check_full_name, full_name
+from genai_server.openai_api.schemas.response_items import APPLY_PATCH, Input, check_full_name, full_name
 from genai_server.openai_api.schemas.sampling import GenerationFields
 from genai_server.quoted_values import quoted
 
@@ -52,6 +52,7 @@ class FunctionTool(Wire):
         None, description="Whether calls fit all of the schema, or as far as it can be followed."
     )
     namespace: FunctionName | None = Field(None, description="Calls of the function have it, too.")
+    namespace_description: Text | None = Field(None, description="Precedes the function's own description.")
 
     @model_validator(mode="after")
     def _has_a_name_that_fits(self) -> Self:
@@ -91,6 +92,28 @@ class CustomTool(Wire):
         return
 
 
+class NamedApplyPatch(Wire):
+    """The tool apply_patch of `tools`."""
+
+    type: Literal["apply_patch"]
+
+    @property
+    def name(self) -> str:
+        """What the model calls it."""
+        return APPLY_PATCH
+
+    @property
+    def namespace(self) -> None:
+        """It has none."""
+        return
+
+
+class ApplyPatchTool(NamedApplyPatch):
+    """OpenAI's tool with which the model creates, updates and deletes files; the client applies its patches."""
+
+    allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
+
+
 class NamedCustom(Wire):
     """A custom tool of `tools`, by its name."""
 
@@ -103,7 +126,7 @@ class NamedCustom(Wire):
         return
 
 
-class NamedFunction(Wire):
+class NamedResponseFunction(Wire):
     """A function of `tools`, by its name; where several namespaces have one of this name, also by its namespace."""
 
     type: Literal["function"]
@@ -111,13 +134,17 @@ class NamedFunction(Wire):
     namespace: FunctionName | None = None
 
 
-class AllowedTools(Wire):
+ChosenTool = NamedResponseFunction | NamedCustom | NamedApplyPatch
+
+
+class AllowedResponseTools(Wire):
     """The functions that the model may, or must, call now, among those in `tools`; it is told of no others."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[
-        list[Annotated[NamedFunction | NamedCustom, Field(discriminator="type")]], elements(MOST_TOOLS, least=1)
+        list[Annotated[NamedResponseFunction | NamedCustom | NamedApplyPatch, Field(discriminator="type")]],
+        elements(MOST_TOOLS, least=1),
     ]
 
 
@@ -173,8 +200,14 @@ def _type_of(given: Any) -> Any:
 
 
 ResponseTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")],
-    Discriminator(_type_of, custom_error_type="tool", custom_error_message="must be a tool of type function or custom"),
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[ApplyPatchTool, Tag("apply_patch")],
+    Discriminator(
+        _type_of,
+        custom_error_type="tool",
+        custom_error_message="must be a tool of type function, custom or apply_patch",
+    ),
 ]
 
 
@@ -194,7 +227,14 @@ class ResponsesRequest(GenerationFields):
         None, ge=1, description="Most tokens of the answer; all that fit if left out."
     )
     tools: Annotated[list[ResponseTool], elements(MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | NamedCustom | AllowedTools | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | NamedResponseFunction
+        | NamedCustom
+        | NamedApplyPatch
+        | AllowedResponseTools
+        | None
+    ) = None
     parallel_tool_calls: bool | None = Field(None, description="Whether one answer may call several tools.")
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -247,10 +287,8 @@ class ResponsesRequest(GenerationFields):
     def chosen_names(self) -> list[str]:
         """What the model calls each function that `tool_choice` names. Raises if one of them is not one of `tools`."""
         choice = self.tool_choice
-        chosen: Sequence[NamedFunction | NamedCustom] = (
-            [choice] if isinstance(choice, NamedFunction | NamedCustom) else []
-        )
-        if isinstance(choice, AllowedTools):
+        chosen: Sequence[ChosenTool] = [choice] if isinstance(choice, ChosenTool) else []
+        if isinstance(choice, AllowedResponseTools):
             chosen = choice.tools
         namespaces: dict[tuple[str, str], set[str | None]] = defaultdict(set)
         for tool in self.tools or []:
@@ -258,7 +296,7 @@ class ResponsesRequest(GenerationFields):
         return [_full_name(one, namespaces[one.type, one.name]) for one in chosen]
 
 
-def _full_name(chosen: NamedFunction | NamedCustom, namespaces: set[str | None]) -> str:
+def _full_name(chosen: ChosenTool, namespaces: set[str | None]) -> str:
     found = namespaces & {chosen.namespace} if chosen.namespace else namespaces
     if not found:
         raise field_error("tool_choice", f"names the {_kind(chosen)} {quoted(chosen.name)}, which is not among tools")
@@ -268,8 +306,8 @@ def _full_name(chosen: NamedFunction | NamedCustom, namespaces: set[str | None])
     return full_name(chosen.name, *found)
 
 
-def _kind(chosen: NamedFunction | NamedCustom) -> str:
-    return "function" if chosen.type == "function" else "custom tool"
+def _kind(chosen: ChosenTool) -> str:
+    return {"function": "function", "custom": "custom tool", "apply_patch": "tool"}[chosen.type]
 
 
 class CompactRequest(WithoutEffect):

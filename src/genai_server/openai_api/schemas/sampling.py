@@ -24,12 +24,16 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[dict[str, Bias], Field(max_length=1024), AfterValidator(_token_ids), members(1024)]
 
 
+Schema = dict[str, Any] | bool | Text
+Choice = Annotated[list[NonEmptyText], elements(1000, least=1)]
+
+
 class StructuredOutputs(Wire):
     """What the answer must fit: exactly one of the fields."""
 
-    json_: dict[str, Any] | bool | Text | None = Field(None, alias="json", description="A JSON schema.")
+    json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
     regex: NonEmptyText | None = Field(None, description="A regular expression, as Rust's crate regex has them.")
-    choice: Annotated[list[NonEmptyText], elements(1000, least=1)] | None = None
+    choice: Choice | None = None
     grammar: NonEmptyText | None = Field(None, description="A Lark grammar in llguidance's dialect.")
 
     @model_validator(mode="after")
@@ -119,6 +123,47 @@ class SamplingFields(Wire):
     timeout: float | None = Field(
         None, gt=0, description="Seconds after which the answer ends as it is, waiting included."
     )
+
+
+# Other servers' names for the fields of structured_outputs: vLLM's older ones, and SGLang's.
+_OTHER_NAMES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+
+
+class OtherStructureFields(SamplingFields):
+    """Other servers' names for the fields of `structured_outputs`; beside it they must say the same."""
+
+    guided_json: Schema | None = Field(None, description="vLLM's older name of structured_outputs.json.")
+    guided_regex: NonEmptyText | None = Field(None, description="vLLM's older name of structured_outputs.regex.")
+    guided_choice: Choice | None = Field(None, description="vLLM's older name of structured_outputs.choice.")
+    guided_grammar: NonEmptyText | None = Field(None, description="vLLM's older name of structured_outputs.grammar.")
+    regex: NonEmptyText | None = Field(None, description="SGLang's name of structured_outputs.regex.")
+    ebnf: NonEmptyText | None = Field(None, description="SGLang's name of structured_outputs.grammar.")
+
+    @model_validator(mode="after")
+    def _are_structured_outputs(self) -> Self:
+        first, *others = [name for name in _OTHER_NAMES if getattr(self, name) is not None] or [""]
+        if others:
+            raise field_error(others[0], f"cannot be given beside {first}")
+        if first:
+            same = StructuredOutputs.model_validate({_OTHER_NAMES[first]: getattr(self, first)})
+            if self.structured_outputs not in (None, same):
+                raise field_error(first, "must be the same as structured_outputs, if both are given")
+            self.structured_outputs = same
+        return self
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        """The client's names for fields of this server's own."""
+        given = next((name for name in _OTHER_NAMES if getattr(self, name) is not None), "")
+        name = "structured_outputs"
+        return {f"{name}.{_OTHER_NAMES[given]}": given, name: given} if given else {}
 
 
 class GenerationFields(SamplingFields, WithoutEffect):

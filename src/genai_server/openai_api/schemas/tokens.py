@@ -71,6 +71,16 @@ class TokenizeResponse(BaseModel):
     pieces: list[str | list[int]] = Field(default_factory=list, description="Only if they are asked for.")
 
 
+class TokenizerInfo(BaseModel):
+    """Answer of /tokenizer_info, with vLLM's names; null is what the model does not have."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+
+
 class DetokenizeRequest(Wire):
     """Body of /detokenize."""
 

@@ -27,7 +27,7 @@ def load_chat_templates(
     objects with `name` and `template`. Raises ModelDirectoryError if one of them is not valid, and ChatTemplateError
     if `given` cannot be used.
     """
-    config = json.loads((model_dir / _TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+    config = _tokenizer_config(model_dir)
     special_tokens = _special_tokens(config)
     if given:
         try:
@@ -40,6 +40,11 @@ def load_chat_templates(
     return {
         name: ChatTemplate(source, special_tokens, max_characters=max_characters) for name, source in sources.items()
     }
+
+
+def load_special_tokens(model_dir: Path) -> dict[str, str]:
+    """The texts of a model's special tokens by the names of their roles, such as `eos_token`."""
+    return _special_tokens(_tokenizer_config(model_dir))
 
 
 def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTERS) -> dict[str, ChatTemplate]:
@@ -91,6 +96,11 @@ def _from_config(model_dir: Path, value: Any) -> dict[str, str]:
 
 def _is_named(one: Any) -> bool:
     return isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("template"), str)
+
+
+def _tokenizer_config(model_dir: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((model_dir / _TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+    return config
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
