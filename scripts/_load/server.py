@@ -56,22 +56,12 @@ class Server:
         )
 
     def api_pids(self) -> list[int]:
-        """The processes that answer HTTP: the server's own, or with several workers its children."""
-        children = psutil.Process(self.pid).children()
-        return [child.pid for child in children if _is_worker(child)] or [self.pid]
-
-    def is_up(self) -> bool:
-        """Whether it takes work."""
-        try:
-            return self.is_idle()
-        except httpx.TransportError:
-            return False
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return any("spawn_main" in part for part in process.cmdline())
-    return False
+        """The processes that answer HTTP: the server's own, or the several that are forked from a child of it."""
+        for child in psutil.Process(self.pid).children():
+            with suppress(psutil.Error):
+                if any("multiprocessing.forkserver" in part for part in child.cmdline()):
+                    return [worker.pid for worker in child.children()]
+        return [self.pid]
 
 
 def clean_environment() -> dict[str, str]:
