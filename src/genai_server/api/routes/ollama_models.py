@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,7 +33,6 @@ OLLAMA_VERSION = "0.19.0"
 # The end of a model that is never unloaded.
 _FOR_EVER = timedelta(days=100 * 365)
 _CONFIG = "genai_config.json"
-_HUB = re.compile(r"^(https://)?(hf|huggingface)\.co/")
 
 
 @dataclass(frozen=True)
@@ -50,21 +48,13 @@ class _Files:
     family: str
 
 
-def plain_name(name: str) -> str:
-    """A model's name without what Ollama's clients write around it: the tag `latest`, and the hub's address."""
-    return _HUB.sub("", name).removesuffix(":latest")
-
-
 def find_model(models: Catalog, name: str | None) -> ChosenModel:
-    """The model of a name in Ollama's form; the first without a name. Raises ModelNotFound."""
+    """The model of a name; the first without a name. Raises ModelNotFound in Ollama's words."""
     try:
         return models.choose(name)
-    except ModelNotFound:
+    except ModelNotFound as error:
         if name is None:
             raise
-    try:
-        return models.choose(plain_name(name))
-    except ModelNotFound as error:
         # Clients look for these words.
         message = f"model {quoted(name)} not found, try pulling it first: {error.message}"
         raise error.reworded(message, param="model") from None
@@ -78,9 +68,9 @@ async def version() -> dict[str, str]:
 
 @router.get("/api/tags")
 async def list_models(services: TheServices) -> dict[str, Any]:
-    """The models, loaded or not, their aliases and their adapters."""
+    """The models, loaded or not, their aliases and their adapters. One that has failed is not among them."""
     found = []
-    for about in services.models.statuses():
+    for about in services.models.usable():
         files = await asyncio.to_thread(_read, about)
         names = [about.name, *(alias for alias in about.aliases if alias != ANY_NAME)]
         names += [ChosenModel(about, adapter).id for adapter in about.adapters]
