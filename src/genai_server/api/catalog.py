@@ -68,6 +68,12 @@ def plain_name(name: str) -> str:
     return _HUB.sub("", name).removesuffix(_TAG)
 
 
+def names_of(about: ModelStatus) -> list[str]:
+    """The names by which requests choose a model or one of its adapters."""
+    aliases = [alias for alias in about.aliases if alias != ANY_NAME]
+    return [about.name, *aliases, *(ChosenModel(about, adapter).id for adapter in about.adapters)]
+
+
 def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsupported:
     """The error of a request for what a model cannot do, which names the models that can."""
     which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
