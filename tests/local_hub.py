@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,6 +64,11 @@ class LocalHub:
     cuts: dict[str, list[int]] = field(default_factory=dict)
     # Of a file's path: what is sent in the place of its content.
     forged: dict[str, bytes] = field(default_factory=dict)
+    # Paths whose content is sent without its length, and those of which it has no end.
+    unsized: set[str] = field(default_factory=set)
+    endless: set[str] = field(default_factory=set)
+    # Of a file's path: fields of its entry in the tree that are others than they should be.
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Before a file's content is sent.
     before_sending: Callable[[str], object] = lambda _: None
     # Paths and first bytes of the contents that were asked for.
@@ -109,9 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._tree(tree[1], tree[2], parse_qs(url.query))
             else:
                 self._info(found[1], found[2] or "main")
-        elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        elif found := re.fullmatch(r"(?s)/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._resolve(found[1], found[2], found[3])
-        elif found := re.fullmatch(r"/stored/([^/]+/[^/]+)/(.+)", path):
+        elif found := re.fullmatch(r"(?s)/stored/([^/]+/[^/]+)/(.+)", path):
             self._send_file(self.state.repositories[found[1]], found[2])
         else:
             self._refuse(404, "EntryNotFound")
@@ -144,7 +149,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repository is None:
             return
         start = int(query.get("cursor", ["0"])[0])
-        entries = [_entry(path, content) for path, content in repository.files.items()]
+        changed = self.state.entries
+        entries = [_entry(path, content) | changed.get(path, {}) for path, content in repository.files.items()]
         entries += [{"type": "directory", "oid": "0" * 40, "size": 0, "path": "folder"}]
         headers = {}
         if start + _PAGE < len(entries):
@@ -171,6 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, repository: HubRepository, path: str) -> None:
         content = self.state.forged.get(path, repository.files[path])
+        if path in self.state.endless | self.state.unsized:
+            self._send_unsized(content, is_endless=path in self.state.endless)
+            return
         start = int((re.fullmatch(r"bytes=(\d+)-", self.headers.get("range", "")) or [0, 0])[1])
         self.send_response(206 if start else 200)
         if start:
@@ -192,6 +201,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             self.wfile.write(content[start:])
+
+    def _send_unsized(self, content: bytes, *, is_endless: bool) -> None:
+        self.send_response(200)
+        self.send_header("connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            with suppress(OSError):  # the client has had enough
+                self.wfile.write(content)
+                while is_endless:
+                    self.wfile.write(bytes(100_000))
+        self.close_connection = True
 
     def _json(self, value: object, headers: dict[str, str] | None = None) -> None:
         body = json.dumps(value).encode()

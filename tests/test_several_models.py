@@ -155,8 +155,14 @@ def test_a_model_that_the_library_cannot_load_says_why_and_can_be_loaded_again(
     (broken / "model.onnx").write_bytes(b"no graph")
     response = load(server, name="more", path=str(broken), device="cpu")
     assert refusal(response) == (400, "model_load_failed", "path")
-    assert states(server)["more"] == "failed"
-    assert server.chat("Hello", model="more").status_code == 503
+    assert "more" not in states(server)
+    tagged = [model["name"] for model in server.client.get("/api/tags").json()["models"]]
+    assert not [name for name in tagged if name.startswith("more")]
+    reason = response.json()["error"]["message"].partition("cannot be loaded: ")[2]
+    for found in (server.client.get("/v1/models/more").json(), server.health()["models"]["more"]):
+        assert (found["state"], found["error"]) == ("failed", reason)
+    refused = server.chat("Hello", model="more")
+    assert (refused.status_code, reason in refused.json()["error"]["message"]) == (503, True)
     shutil.copy(DEMO / "model.onnx", broken / "model.onnx")
     assert load(server, name="more", path=str(broken), device="cpu").json()["state"] == "ready"
     assert server.chat("Hello", model="more", max_tokens=3).status_code == 200

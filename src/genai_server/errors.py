@@ -61,6 +61,9 @@ GenaiServerError
 from copy import copy
 from typing import ClassVar, Self
 
+# Characters of an exception's text that are shown in one line.
+_MAX_REASON = 2000
+
 
 class GenaiServerError(Exception):
     """Base of all errors that the server raises on purpose; `code` names the class to clients and across processes.
@@ -86,6 +89,17 @@ class GenaiServerError(Exception):
 
 def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def in_one_line(error: BaseException) -> str:
+    """Any exception as one line for an operator: its type, unless the text alone is meant to be read, and its text."""
+    try:
+        text = _encodable(" ".join(str(error).split()))[:_MAX_REASON]
+    except Exception:  # the text is made by code of the exception's own
+        text = ""
+    if isinstance(error, GenaiServerError) or type(error) is RuntimeError:
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class ConfigurationError(GenaiServerError):

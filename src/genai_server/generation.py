@@ -21,6 +21,14 @@ class Sampling(Struct, frozen=True):
     presence_penalty: float = 0.0
     # Added to the logits of these token ids; 100 or more selects a token, -100 or less bans it.
     logit_bias: dict[int, float] = {}
+    # How many of the last tokens of prompt and answer the three penalties look at; -1 for all, 0 for no penalties.
+    repeat_last_n: int = -1
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether any penalty has an effect."""
+        values = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        return self.repeat_last_n != 0 and values != (1.0, 0.0, 0.0)
 
 
 class Adapter(Struct, frozen=True):

@@ -13,5 +13,9 @@ def quoted(value: object, most: int = 100) -> str:
         if len(text) > most:
             text = text[:most] + "…"
             break
-    # Escapes control characters, invisible ones and lone surrogates.
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """The text on one line, with escapes for control characters, invisible ones and lone surrogates."""
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)

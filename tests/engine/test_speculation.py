@@ -71,6 +71,9 @@ ASKED: dict[str, dict[str, Any]] = {
     "sampled": {"sampling": Sampling(1.0, seed=3)},
     "from few tokens": {"sampling": Sampling(1.2, top_k=20, top_p=0.95, min_p=0.01, seed=4)},
     "with penalties": {"sampling": Sampling(0.8, seed=5, frequency_penalty=0.3, repetition_penalty=1.1)},
+    "with penalties of the last tokens": {
+        "sampling": Sampling(0.8, seed=5, frequency_penalty=0.3, repetition_penalty=1.3, repeat_last_n=6)
+    },
     "with a bias": {"sampling": Sampling(logit_bias=dict.fromkeys(range(300, 308), 100.0)), "max_tokens": 100},
     # Its own end is a near tie on some processors.
     "with a least length": {"min_tokens": 50, "max_tokens": 55},

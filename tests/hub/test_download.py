@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -250,3 +251,54 @@ def test_who_watches_learns_of_each_files_bytes_and_can_end_the_download(local_h
     with pytest.raises(PullFailed, match="enough"):
         download(client, repository, select_model(repository), tmp_path / "cut", lambda _: None, end)
     assert list((tmp_path / "cut").glob("model.onnx.data.*.partial"))
+
+
+@pytest.mark.parametrize("path", ["model.onnx", "model.onnx.data"])
+def test_a_file_without_an_end_is_cut_off_at_its_listed_size(local_hub: LocalHub, tmp_path: Path, path: str) -> None:
+    local_hub.endless.add(path)
+    assert failure(local_hub, tmp_path) == f"{path} is longer than the {len(FILES[path])} bytes that the hub lists"
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) <= sum(map(len, FILES.values()))
+    local_hub.endless.clear()
+    pull(local_hub, tmp_path)
+    assert contents(tmp_path) == FILES
+
+
+def test_a_file_without_a_length_that_ends_is_fetched(local_hub: LocalHub, tmp_path: Path) -> None:
+    local_hub.unsized.add("model.onnx.data")
+    pull(local_hub, tmp_path)
+    assert contents(tmp_path) == FILES
+
+
+def test_control_characters_of_names_are_shown_escaped(local_hub: LocalHub, tmp_path: Path) -> None:
+    name = "a\x1b[2J\nb\u202e.json"
+    local_hub.repositories["org/name"].files[name] = b"{}"
+    told = "\n".join(pull(local_hub, tmp_path / "whole"))
+    assert r"] a\u001b[2J\nb\u202e.json  " in told
+    assert (tmp_path / "whole" / name).read_bytes() == b"{}"
+    local_hub.forged[name] = b"[]"
+    assert failure(local_hub, tmp_path / "broken").startswith(r"a\u001b[2J\nb\u202e.json does not have the hash")
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"size": None}, '"model.onnx" of org/name with null as its size'),
+        ({"size": -1}, '"model.onnx" of org/name with -1 as its size'),
+        ({"size": "9"}, '"model.onnx" of org/name with "9" as its size'),
+        ({"size": True}, '"model.onnx" of org/name with true as its size'),
+        ({"path": "a\0b.json"}, r'"a\u0000b.json" among the files of org/name, which cannot be a file'),
+        ({"path": ""}, '"" among the files of org/name'),
+        ({"path": None}, "null among the files of org/name"),
+        ({"lfs": {"size": 1}}, "sends what is not understood: KeyError"),
+        ({"lfs": 7}, "sends what is not understood: TypeError"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_listed_file_that_cannot_be_one_is_an_error_in_one_line(
+    local_hub: LocalHub, tmp_path: Path, entry: dict[str, Any], says: str
+) -> None:
+    local_hub.entries["model.onnx"] = entry
+    message = failure(local_hub, tmp_path)
+    assert says in message
+    assert message.isprintable()
+    assert not contents(tmp_path)

@@ -52,7 +52,7 @@ def test_what_clients_send_is_taken(model: type[BaseModel], given: dict[str, Any
         (ChatRequest, {"options": {"typical_p": 0.7}}, "typical_p"),
         (ChatRequest, {"options": {"temperature": 2.5}}, "temperature"),
         (ChatRequest, {"options": {"seed": 1.5}}, "seed"),
-        (ChatRequest, {"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "repeat_last_n"),
+        (ChatRequest, {"options": {"repeat_last_n": -2}}, "repeat_last_n"),
         (ChatRequest, {"format": "xml"}, "format"),
         (ChatRequest, {"think": "hard"}, "think"),
         (ChatRequest, {"keep_alive": "soon"}, "keep_alive"),

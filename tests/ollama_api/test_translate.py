@@ -49,9 +49,22 @@ def test_what_ollama_takes_for_no_limit_is_none() -> None:
     assert question(options={"stop": []}).stop_strings == []
 
 
-def test_penalties_that_look_at_no_tokens_have_none() -> None:
-    found = question(options={"repeat_last_n": 0, "repeat_penalty": 1.3, "presence_penalty": 1, "frequency_penalty": 1})
-    assert (found.repetition_penalty, found.presence_penalty, found.frequency_penalty) == (1.0, 0.0, 0.0)
+@pytest.mark.parametrize(
+    ("options", "num_penalized"),
+    [
+        ({"repeat_penalty": 1.1}, 64),
+        ({"presence_penalty": 0.5}, 64),
+        ({"frequency_penalty": 0.5}, 64),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 7}, 7),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, 0),
+        ({"repeat_penalty": 1.1, "repeat_last_n": -1}, -1),
+        ({"repeat_last_n": 3.0}, 3),
+        ({"temperature": 1}, None),
+        ({}, None),
+    ],
+)
+def test_penalties_look_at_the_last_64_tokens_by_default(options: dict[str, float], num_penalized: int | None) -> None:
+    assert question(options=options).repeat_last_n == num_penalized
 
 
 def test_a_raw_answer_has_all_that_fits() -> None:

@@ -79,6 +79,7 @@ def test_a_conversation_has_so_many_messages_and_tools_and_no_more(body: type[Wi
         ("seed", [0, 2**63 - 1, -(2**63)], [2**63, -(2**63) - 1, 1.0, "7"]),
         ("n", [1], [0, 2, "1"]),
         ("frequency_penalty", [-2, 2.0], [-2.1, 2.1, "1"]),
+        ("repeat_last_n", [-1, 0, 1_000_000], [-2, 1_000_001, 1.5, "1"]),
         ("presence_penalty", [-2, 2.0], [-2.1, 2.1, "1"]),
         ("min_tokens", [0, 5], [-1, 1.5]),
         ("logprobs", [True, False], [1, "true"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.engine_client.commands import send_command
-from genai_server.errors import ModelNotFound, NoEngineReady
+from genai_server.errors import ConfigurationError, ModelNotFound, NoEngineReady
 from genai_server.messages.commands import Command, LoadModel, SetAlias, WantModel
 from genai_server.messages.status_file import ServerStatus, read_status_file, write_status_file
 from genai_server.supervisor.command_listener import CommandListener
@@ -23,6 +23,8 @@ def listener(tmp_path: Path, obeyed: list[Command]) -> Iterator[CommandListener]
     def obey(command: Command) -> None:
         if command == WantModel("missing"):
             raise ModelNotFound("no model 'missing' is served", param="name")
+        if command == WantModel("broken"):
+            raise ValueError("embedded null byte")
         obeyed.append(command)
 
     listener = CommandListener(tmp_path, "secret", obey)
@@ -43,6 +45,15 @@ def test_what_speaks_against_it_is_raised_where_it_was_sent(tmp_path: Path, list
     with pytest.raises(ModelNotFound, match="no model 'missing' is served") as raised:
         send_command(read_status_file(tmp_path), WantModel("missing"))
     assert raised.value.param == "name"
+
+
+def test_an_unexpected_exception_is_the_reply_and_ends_no_listener(
+    tmp_path: Path, listener: CommandListener, obeyed: list[Command]
+) -> None:
+    with pytest.raises(ConfigurationError, match="ValueError: embedded null byte"):
+        send_command(read_status_file(tmp_path), WantModel("broken"))
+    send_command(read_status_file(tmp_path), WantModel("a"))
+    assert obeyed == [WantModel("a")]
 
 
 def test_who_does_not_know_the_secret_is_not_heard(

@@ -38,10 +38,14 @@ class Server:
     def __init__(self, *names: str, most: int = 0, idle_unload: float = 0) -> None:
         self.models = ModelPool(most, idle_unload)
         self.engines: dict[str, FakeEngine] = {}
+        # Of models whose engines cannot be made.
+        self.errors: dict[str, Exception] = {}
         for serial, name in enumerate(names):
             self.models.add(ManagedModel(new_status(name, "/", ["cpu"], serial), self._engines, 0))
 
     def _engines(self, about: ModelStatus) -> Sequence[EngineWatch]:
+        if about.name in self.errors:
+            raise self.errors[about.name]
         self.engines[about.name] = FakeEngine()
         return [cast(EngineWatch, self.engines[about.name])]
 
@@ -217,3 +221,17 @@ def test_a_model_that_has_a_request_is_unloaded_after_it() -> None:
     server.update(101)
     server.update(101 + SETTLED)
     assert server.states() == {"a": "unloading"}
+
+
+def test_an_exception_while_engines_are_made_fails_the_model_alone() -> None:
+    server = Server("a", "b")
+    server.errors["a"] = StopIteration()
+    server.models.want("a", 0)
+    server.load("b", 0)
+    assert server.states() == {"a": "failed", "b": "ready"}
+    (failed,) = server.models.find("a").engine_statuses()
+    assert (failed.state, failed.error) == ("failed", "StopIteration")
+    server.errors.clear()
+    server.models.add(ManagedModel(new_status("a", "/", ["cpu"], 2), server._engines, 1))
+    server.load("a", 1)
+    assert server.models.find("a").engine_statuses()[0].state == "ready"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from genai_server.config import Settings, export_settings, load_settings
+from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import EngineStatus, read_status_file
 from genai_server.supervisor.supervisor import Supervisor
 from tests.running_server import DEMO, ROOT, clean_environment, has_ended, wait_until
@@ -219,3 +220,41 @@ def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> Non
         finally:
             process.kill()
     wait_until(lambda: has_ended(engine), 10)
+
+
+@pytest.mark.parametrize("error", [ValueError("embedded null byte"), StopIteration(), SystemExit(2), GeneratorExit()])
+def test_an_exception_while_an_engine_is_started_becomes_its_state(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(spec: EngineSpec) -> None:
+        raise error
+
+    monkeypatch.setattr("genai_server.supervisor.engine_watch.EngineProcess", refuse)
+    with supervised(Supervisor(settings())) as supervisor:
+        wait_until(lambda: first(supervisor).state == "failed")
+        assert type(error).__name__ in str(first(supervisor).error)
+
+
+def test_a_spec_that_cannot_be_sent_fails_the_engine() -> None:
+    with supervised(Supervisor(settings(profile_dir="/\udc80"))) as supervisor:
+        wait_until(lambda: first(supervisor).state == "failed")
+        assert "surrogates not allowed" in str(first(supervisor).error)
+
+
+@pytest.mark.parametrize("error", ["SystemExit(3)", "StopIteration()", "BaseException('two\\nlines \\udc80')"])
+def test_an_exception_of_the_library_is_the_reports_error(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import genai_server.engine.runners.choose as choose\n"
+        "def load_runners(spec):\n"
+        f"    raise {error}\n"
+        "choose.load_runners = load_runners\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
+    with supervised(Supervisor(settings())) as supervisor:
+        wait_until(lambda: first(supervisor).state == "failed")
+        name, _, text = error.partition("(")
+        assert str(first(supervisor).error).startswith(name)
+        assert ("two lines" in str(first(supervisor).error)) == ("two" in text)

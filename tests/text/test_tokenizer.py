@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -219,3 +220,17 @@ def test_what_training_has_left_does_not_cut_a_text_short(tmp_path: Path) -> Non
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     text = "more than three tokens, fewer than a hundred"
     assert ModelTokenizer(tmp_path).encode(text) == ModelTokenizer(DEMO).encode(text)
+
+
+def test_a_tokenizer_that_encodes_a_to_nothing_is_refused(tmp_path: Path) -> None:
+    tokenizers.Tokenizer(tokenizers.models.BPE({"b": 0}, [])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelDirectoryError, match=r'tokenizer\.json cannot be used: it encodes "a" to no token$'):
+        ModelTokenizer(tmp_path)
+
+
+def test_a_pair_without_the_texts_that_were_given_is_an_error(tmp_path: Path) -> None:
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
+    found = ModelTokenizer(tmp_path)
+    found._anchor = [1]
+    with pytest.raises(ModelDirectoryError, match=r'encodes "a" to \[1\], and to \[0, 0\] where it adds'):
+        found.framed_pair([], [])

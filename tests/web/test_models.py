@@ -1,6 +1,7 @@
 """Models and adapters on the page, in a real browser over a real server."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.running_server import RunningServer
+from tests.running_server import DEMO, RunningServer
 from tests.web.browser import answer, answered, opened, picture, say
 
 
@@ -66,6 +67,21 @@ def test_a_model_that_cannot_be_loaded_is_told_with_the_reason(page: Page) -> No
     form = submit(page, "Load a model", "Load", Name="more", Directory="/nowhere", Devices="cpu")
     expect(form.get_by_role("alert")).to_contain_text("/nowhere")
     expect(row(page, "onnx-genai")).to_have_count(1)
+    expect(row(page, "more")).to_have_count(0)
+
+
+def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp_path: Path) -> None:
+    broken = shutil.copytree(DEMO, tmp_path / "broken")
+    (broken / "model.onnx").write_bytes(b"no graph")
+    submit(page, "Load a model", "Load", Name="more", Directory=str(broken), Devices="cpu")
+    expect(row(page, "more")).to_contain_text("failed", timeout=30_000)
+    expect(row(page, "more").locator(".error")).to_contain_text("model.onnx")
+    page.get_by_role("link", name="Talk").click()
+    expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+    expect(page.get_by_label("Model", exact=True).locator("option[value=more]")).to_have_count(0)
+    page.get_by_role("link", name="Watch").click()
+    page.get_by_role("link", name="Models").click()
+    row(page, "more").get_by_role("button", name="Unload").click()
     expect(row(page, "more")).to_have_count(0)
 
 

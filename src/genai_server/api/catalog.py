@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.commands import send_command
@@ -20,6 +23,7 @@ from genai_server.errors import (
     NoEngineReady,
     QueueFull,
     TaskUnsupported,
+    in_one_line,
 )
 from genai_server.generation import Adapter
 from genai_server.messages.commands import Command, WantModel
@@ -36,21 +40,38 @@ from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 # Seconds between two reads of the status file, and between two requests to load a model.
 _LOOK_EVERY = 0.1
 _ASK_EVERY = 1.0
 # Seconds that a request waits until another model is idle and can be unloaded.
 PATIENCE = 30.0
+# Written around a name by Ollama's clients: the hub's address and the tag.
+_HUB = re.compile(r"^(https://)?(hf|huggingface)\.co/")
+_TAG = ":latest"
 _CANNOT = {
     Task.GENERATE: "generates no text",
     Task.EMBED: "makes no embeddings",
     Task.RERANK: "cannot rerank or score texts",
 }
 # Checks a model directory and reads its text side for each of the devices. The last argument is a chat template that
-# replaces the model's own, or "". Raises ConfigurationError.
+# replaces the model's own, or "". May raise any exception: a library reads files that nobody has checked.
 LoadText = Callable[[str, Sequence[str], str], Mapping[str, TextCodec]]
 # Gives a model's `system_fingerprint`. Raises ConfigurationError.
 Fingerprint = Callable[[ModelStatus], str]
+
+
+def plain_name(name: str) -> str:
+    """A model's name without the tag `latest` and the hub's address, which Ollama's clients write around it."""
+    return _HUB.sub("", name).removesuffix(_TAG)
+
+
+def names_of(about: ModelStatus) -> list[str]:
+    """The names by which requests choose a model or one of its adapters."""
+    aliases = [alias for alias in about.aliases if alias != ANY_NAME]
+    return [about.name, *aliases, *(ChosenModel(about, adapter).id for adapter in about.adapters)]
 
 
 def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsupported:
@@ -138,8 +159,9 @@ class ServedModel:
     async def _read_text(self, load_text: LoadText, fingerprint: Fingerprint) -> None:
         about = self._about
         try:
-            self.fingerprint = await asyncio.to_thread(fingerprint, about)
-            self._codecs = await asyncio.to_thread(load_text, about.path, about.devices, about.chat_template)
+            self.fingerprint = await _reading(about.path, partial(fingerprint, about))
+            load = partial(load_text, about.path, about.devices, about.chat_template)
+            self._codecs = await _reading(about.path, load)
         except ConfigurationError as error:
             self.error = f"cannot be read: {error.message}"
             log.error("the text side of model %s %s", self.name, self.error)
@@ -153,7 +175,7 @@ class Catalog:
     """Knows all models, and serves those that are loaded. Owned by the event loop."""
 
     def __init__(self, folder: Path, load_text: LoadText, fingerprint: Fingerprint, most_waiting: int) -> None:
-        self.load_text = load_text
+        self._load_text = load_text
         self._fingerprint = fingerprint
         self._status_file = StatusFileReader(folder)
         # By serial.
@@ -188,8 +210,28 @@ class Catalog:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
         for serial in loaded.keys() - self._served.keys():
-            self._served[serial] = ServedModel(loaded[serial], self._status_file, self.load_text, self._fingerprint)
+            self._served[serial] = ServedModel(loaded[serial], self._status_file, self._load_text, self._fingerprint)
         return server_status.models
+
+    async def check_text(self, path: str, devices: Sequence[str], chat_template: str) -> None:
+        """Read the text side of a model that is not served yet, as LoadText does. Raises ConfigurationError."""
+        await _reading(path, partial(self._load_text, path, devices, chat_template))
+
+    def state(self, about: ModelStatus) -> ModelState:
+        """A model's state for this process's clients.
+
+        It is ready once this process can send it requests, and has failed also if its text side cannot be read.
+        """
+        served = self.served(about)
+        if served is not None and served.error is not None:
+            return ModelState.FAILED
+        if about.state == ModelState.READY and (served is None or not served.takes_work):
+            return ModelState.LOADING
+        return about.state
+
+    def usable(self) -> list[ModelStatus]:
+        """The status of the models that requests can use, now or once they are loaded: all that have not failed."""
+        return [about for about in self.statuses() if self.state(about) != ModelState.FAILED]
 
     def engine_statuses(self, about: ModelStatus) -> list[EngineStatus]:
         """The status of each engine of a model, loaded or not."""
@@ -211,36 +253,45 @@ class Catalog:
         """The model's engines and text side; None unless it is loaded, being loaded or being unloaded."""
         return self._served.get(about.serial)
 
-    def find(self, name: str | None) -> ModelStatus:
-        """The model of this name or alias; the first without a name. Raises ModelNotFound."""
+    def find(self, name: str | None, *, param: str = "model") -> ModelStatus:
+        """The model of this name or alias, or of its `plain_name`; the first without a name.
+
+        Raises ModelNotFound, whose `param` is the given one.
+        """
         models = [about for about in self.statuses() if not about.leaving]
-        for about in models:
-            if name is None or name == about.name or name in about.aliases:
-                return about
+        if name is None and models:
+            return models[0]
+        for form in _forms(name):
+            if (found := _named(models, form)) is not None:
+                return found
         if not models:
-            raise ModelNotFound("no model is served now", param="model")
+            raise ModelNotFound("no model is served now", param=param)
         names = ", ".join(quoted(about.name) for about in models)
         shown = "the model" if name is None else f"model {quoted(name)}"
-        raise ModelNotFound(f"{shown} is not served; {names} {'is' if len(models) == 1 else 'are'}", param="model")
+        raise ModelNotFound(f"{shown} is not served; {names} {'is' if len(models) == 1 else 'are'}", param=param)
 
     def choose(self, id: str | None) -> ChosenModel:
         """The model of an id: NAME or ALIAS, either with :ADAPTER, or any other name if a model has the alias `*`.
 
-        Raises ModelNotFound.
+        An id that is none of these is looked up by its `plain_name`. Raises ModelNotFound.
         """
-        served = {name for about in self.statuses() for name in (about.name, *about.aliases)}
-        name, colon, adapter = (id or "").partition(":")
-        if id is None or id in served:
-            return ChosenModel(self.find(id))
-        if not colon or name not in served:
-            return ChosenModel(self.find(ANY_NAME if ANY_NAME in served else id))
-        about = self.find(name)
-        for known in about.adapters:
-            if known.name == adapter:
-                return ChosenModel(about, known)
-        names = ", ".join(quoted(known.name) for known in about.adapters) or "none"
+        models = self.statuses()
+        without_adapter: ModelStatus | None = None
+        for form in _forms(id):
+            if _named(models, form) is not None:
+                return ChosenModel(self.find(form))
+            name, _, adapter = form.rpartition(":")
+            if (about := _named(models, name)) is not None:
+                for known in about.adapters:
+                    if known.name == adapter:
+                        return ChosenModel(self.find(name), known)
+                without_adapter = about
+        if without_adapter is None:
+            return ChosenModel(self.find(ANY_NAME if id is not None and _named(models, ANY_NAME) is not None else id))
+        names = ", ".join(quoted(known.name) for known in without_adapter.adapters) or "none"
         raise ModelNotFound(
-            f"model {quoted(about.name)} has no adapter {quoted(adapter)}; its adapters: {names}", param="model"
+            f"model {quoted(without_adapter.name)} has no adapter {quoted(adapter)}; its adapters: {names}",
+            param="model",
         )
 
     def choose_for(self, id: str | None, task: Task) -> ChosenModel:
@@ -276,7 +327,7 @@ class Catalog:
         """
         about = chosen.about
         served = self.served(about)
-        is_expected = about.on_demand and about.state != ModelState.FAILED
+        is_expected = about.on_demand and self.state(about) != ModelState.FAILED
         if served is not None and about.state != ModelState.UNLOADING and (served.takes_work or not is_expected):
             return chosen, served
         with self._waiting_for(about.name):
@@ -294,8 +345,7 @@ class Catalog:
         while True:
             about = self.find(name)
             served = self.served(about)
-            has_failed = about.state == ModelState.FAILED or (served is not None and served.error is not None)
-            if served is not None and (has_failed or (about.state == ModelState.READY and served.takes_work)):
+            if served is not None and self.state(about) in (ModelState.FAILED, ModelState.READY):
                 return served
             now = time.monotonic()
             if about.state == ModelState.UNLOADED and now - began >= PATIENCE:
@@ -336,3 +386,31 @@ class Catalog:
             except Exception:  # whatever it was, the next read may succeed
                 log.exception("reading the status file")
             await asyncio.sleep(_LOOK_EVERY)
+
+
+def _forms(name: str | None) -> list[str]:
+    """The forms in which a name is looked up, in order."""
+    return [] if name is None else list(dict.fromkeys((name, plain_name(name))))
+
+
+def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
+    """The model with exactly this name or alias."""
+    return next((about for about in models if name == about.name or name in about.aliases), None)
+
+
+async def _reading(path: str, read: Callable[[], T]) -> T:
+    """What `read`, which reads files of a model, returns in a thread. Every exception becomes a ConfigurationError.
+
+    Others would not arrive: a future takes no StopIteration, and SystemExit ends the event loop.
+    """
+
+    def run() -> T:
+        try:
+            return read()
+        except ConfigurationError:
+            raise
+        except BaseException as error:
+            log.exception("reading the files of %s", path)
+            raise ConfigurationError(f"{path} cannot be used: {in_one_line(error)}") from None
+
+    return await asyncio.to_thread(run)

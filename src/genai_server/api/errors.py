@@ -61,7 +61,8 @@ FOR_BROWSERS = {
 # A value with the right type but a wrong size shows which of a union's members the client means.
 _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 _ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
-_OLLAMA_PATH = re.compile(r"/api/.*", re.DOTALL)
+# Not those of LM Studio's lists of models, whose errors have OpenAI's form.
+_OLLAMA_PATH = re.compile(r"/api/(?!v[01]/).*", re.DOTALL)
 # Both APIs have these; Anthropic's clients send a header of their own.
 _SHARED_PATH = re.compile(r"(/v1)?/models(/.*)?")
 _ANTHROPIC_HEADER = b"anthropic-version"

@@ -18,6 +18,7 @@ _KINDS: dict[str, type[float] | type[int] | type[str]] = {
     "repetition_penalty": float,
     "frequency_penalty": float,
     "presence_penalty": float,
+    "repeat_last_n": int,
     "reasoning_effort": str,
 }
 PARAMETERS = tuple(_KINDS)

@@ -29,7 +29,7 @@ from genai_server.hub.repository import (
     select_pooling,
 )
 from genai_server.pooling_model import CONFIG, ENDPOINTS, MODULES, Task, read_pooling_model, task_of
-from genai_server.quoted_values import quoted
+from genai_server.quoted_values import escaped, quoted
 
 # The status that shells give for a program which Ctrl-C has ended.
 INTERRUPTED = 130
@@ -151,7 +151,7 @@ def _fetch(
             shutil.copytree(added, folder, dirs_exist_ok=True)
         check_model_directory(folder)
     except ModelDirectoryError as error:
-        message = error.message.replace(str(folder), repository.name)
+        message = escaped(error.message.replace(str(folder), repository.name))
         shutil.rmtree(folder, ignore_errors=True)
         raise PullFailed(f"the selected files are not a complete model: {message}") from None
     except KeyboardInterrupt:

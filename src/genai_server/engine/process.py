@@ -29,7 +29,7 @@ from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import StepPolicy
-from genai_server.errors import GenaiServerError
+from genai_server.errors import in_one_line
 from genai_server.gc_policy import spare_what_is_there
 from genai_server.generation import ModelInfo
 from genai_server.heartbeat import Heartbeat
@@ -67,11 +67,9 @@ def main() -> None:
             warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
             model = structs.replace(model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
         guidance = load_guidance(spec, model)
-    except Exception as error:  # the operator must see any error of the library
+    except BaseException as error:  # the operator must see any error of the library, also its SystemExit or panic
         parent_watch.let_go()
-        # Our own messages, and those of the library, need no type.
-        is_plain = isinstance(error, GenaiServerError) or type(error) is RuntimeError
-        _tell(report, EngineReport(error=str(error) if is_plain else f"{type(error).__name__}: {error}"))
+        _tell(report, EngineReport(error=in_one_line(error)))
         os._exit(1)  # sys.exit would wait for the thread that reads standard input
     try:
         serve(spec, listener, runners, model, guidance, report, parent_watch)

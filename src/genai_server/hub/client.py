@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from genai_server.errors import ConfigurationError, PullFailed
+from genai_server.errors import ConfigurationError, PullFailed, in_one_line
 from genai_server.hub.repository import RemoteFile, Repository
 from genai_server.installation import this_installation
-from genai_server.quoted_values import quoted
+from genai_server.quoted_values import escaped, quoted
 
 _OLDEST = (2, 4)
 
@@ -48,11 +48,19 @@ class Hub:
             if commit is None:
                 raise PullFailed(f"{self.endpoint} does not tell the commit of {name}")
             tree = api.list_repo_tree(name, recursive=True, revision=commit)
-            files = [entry for entry in tree if isinstance(entry, RepoFile)]
+            found = tuple(self._remote_file(name, entry) for entry in tree if isinstance(entry, RepoFile))
         bases = getattr(info.card_data, "base_model", None) or ""
         base = bases if isinstance(bases, str) else str(bases[0])
-        found = tuple(RemoteFile(file.path, file.size, _digest(file)) for file in files)
         return Repository(name, commit, found, base)
+
+    def _remote_file(self, name: str, entry: Any) -> RemoteFile:
+        """A file as the hub lists it. Raises PullFailed for what cannot be a file."""
+        path, size = entry.path, entry.size
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise PullFailed(f"{self.endpoint} lists {quoted(path)} among the files of {name}, which cannot be a file")
+        if type(size) is not int or size < 0:
+            raise PullFailed(f"{self.endpoint} lists {quoted(path)} of {name} with {quoted(size)} as its size")
+        return RemoteFile(path, size, _digest(entry))
 
     def fetch(
         self, repository: Repository, file: RemoteFile, partial: Path, watch: Callable[[int], None] | None = None
@@ -60,7 +68,8 @@ class Hub:
         """Append the missing bytes of a file to `partial`. A broken connection is retried a few times.
 
         `watch`, in place of a progress bar, is called with the size of `partial` as it grows; what it raises ends the
-        download. Raises PullFailed if that does not help, and OSError of the disk.
+        download. Raises PullFailed if that does not help, or if more comes than the file's size, and OSError of the
+        disk.
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get
@@ -71,7 +80,7 @@ class Hub:
         # No compression: a range of bytes could not be requested otherwise.
         headers = build_hf_headers(token=self._token) | {"accept-encoding": "identity"}
         url = hf_hub_url(repository.name, file.path, revision=repository.commit, endpoint=self.endpoint)
-        with _Watched(partial, watch) as out, self._told_plainly(repository.name, repository.commit):
+        with _Watched(partial, file, watch) as out, self._told_plainly(repository.name, repository.commit):
             http_get(url, out, resume_size=out.tell(), headers=headers, expected_size=file.size)
 
     @contextmanager
@@ -105,6 +114,8 @@ class Hub:
             if error.response.status_code == 401:
                 raise PullFailed(self._token_refused()) from None
             raise PullFailed(f"{self.endpoint} answers {error.response.status_code}: {_first_line(error)}") from None
+        except (KeyError, TypeError, ValueError) as error:  # what the hub sends has another form
+            raise PullFailed(f"{self.endpoint} sends what is not understood: {in_one_line(error)}") from None
         except HTTPError as error:
             raise PullFailed(
                 f"{self.endpoint} cannot be reached, or the connection broke: {_first_line(error)}"
@@ -125,13 +136,19 @@ class Hub:
 
 
 class _Watched(io.BufferedWriter):
-    """A file that tells its size each time that something is appended."""
+    """A partial file, which reports its size each time that something is appended.
 
-    def __init__(self, path: Path, watch: Callable[[int], None] | None) -> None:
+    `write` raises PullFailed for what exceeds the file's size: a response without a length may have no end.
+    """
+
+    def __init__(self, path: Path, file: RemoteFile, watch: Callable[[int], None] | None) -> None:
         super().__init__(io.FileIO(path, "ab"))
+        self._file = file
         self._watch = watch
 
     def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._file.size:
+            raise PullFailed(f"{self._file.shown} is longer than the {self._file.size} bytes that the hub lists")
         written = super().write(data)
         if self._watch is not None:
             self._watch(self.tell())
@@ -144,7 +161,7 @@ def _digest(file: object) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return escaped(next(iter(str(error).strip().splitlines()), "")) or type(error).__name__
 
 
 def _check_installed() -> None:

@@ -14,6 +14,7 @@ from genai_server.errors import PullFailed
 from genai_server.hub.client import Hub
 from genai_server.hub.digest import has_digest
 from genai_server.hub.repository import RemoteFile, Repository, Selection
+from genai_server.quoted_values import escaped
 
 _MIB = 1024 * 1024
 _HASH_LENGTH = 12
@@ -42,7 +43,7 @@ def download(
         _check_space(folder, missing)
         for number, (name, file) in enumerate(selection.files.items(), 1):
             if name in missing:
-                tell(f"[{number}/{len(selection.files)}] {name}  {file.size / _MIB:.1f} MiB")
+                tell(f"[{number}/{len(selection.files)}] {escaped(name)}  {file.size / _MIB:.1f} MiB")
                 _fetch(hub, repository, file, folder / name, watch)
 
 
@@ -59,7 +60,7 @@ def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path, wat
             return
         partial.unlink()
     raise PullFailed(
-        f"{file.path} does not have the hash that the hub tells ({file.digest}) and was removed; try again, "
+        f"{file.shown} does not have the hash that the hub tells ({file.digest}) and was removed; try again, "
         "and if it stays so, the hub or a proxy before it is broken"
     )
 
@@ -101,5 +102,5 @@ def _disk_told_plainly(folder: Path) -> Iterator[None]:
         if error.errno == errno.ENOSPC:
             why = f"the disk of {folder} is full; free some space, and pull again to continue"
         else:
-            why = f"{error.filename or folder}: {(error.strerror or str(error)).splitlines()[0]}"
+            why = f"{escaped(str(error.filename or folder))}: {(error.strerror or str(error)).splitlines()[0]}"
         raise PullFailed(why) from None

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 
 from genai_server.errors import PullFailed
 from genai_server.pooling_model import CONFIG, MODULE_FILES, MODULES
-from genai_server.quoted_values import quoted
+from genai_server.quoted_values import escaped, quoted
 
 MODEL_CONFIG = "genai_config.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -33,6 +33,11 @@ class RemoteFile:
     size: int
     # `sha256:…` of the content, or `git:…` of git's blob.
     digest: str
+
+    @property
+    def shown(self) -> str:
+        """The path for a terminal: whoever owns the repository chose it."""
+        return escaped(self.path)
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,9 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
     if not graphs or not has_config or (include and not names):
         raise PullFailed(no_model(repository, include))
     if len(names) != 1:
-        sizes = "\n".join(f'  --include "{name}"  ({graphs[name].size / _GIB:.2f} GiB)' for name in names or graphs)
+        sizes = "\n".join(
+            f'  --include "{graphs[name].shown}"  ({graphs[name].size / _GIB:.2f} GiB)' for name in names or graphs
+        )
         raise PullFailed(f"{repository.name} has several graphs; choose one with --include:\n{sizes}")
     (graph,) = names
     beside = [file for file in repository.files if "/" not in file.path and _matches(file.path, _BESIDE_GRAPHS)]
@@ -147,7 +154,7 @@ def _choice(repository: Repository, files: Sequence[RemoteFile], folders: Sequen
     lines = [f"{repository.name} has several models; choose one with --include:"]
     for folder in folders[:_MOST_SHOWN]:
         size = sum(file.size for file in _below(folder, files))
-        lines.append(f'  --include "{folder}/*"  ({size / _GIB:.2f} GiB)')
+        lines.append(f'  --include "{escaped(folder)}/*"  ({size / _GIB:.2f} GiB)')
     if len(folders) > _MOST_SHOWN:
         lines.append(f"  and {len(folders) - _MOST_SHOWN} more")
     return "\n".join(lines)

@@ -21,6 +21,8 @@ from genai_server.openai_api.schemas.tokens import MOST_TOKENS
 
 # More than OpenAI's: clients send those of a model's template, and of an editor's languages.
 MOST_STOP_STRINGS = 64
+# Of a request with a penalty, as in Ollama.
+DEFAULT_REPEAT_LAST_N = 64
 
 
 def _whole(given: Any) -> Any:
@@ -52,21 +54,21 @@ class Options(Wire):
     repeat_penalty: float | None = Field(None, ge=0.01, le=10.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    repeat_last_n: Whole | None = Field(None, ge=-1, description="With a penalty -1 for all tokens, or 0 for none.")
+    repeat_last_n: Whole | None = Field(
+        None,
+        ge=-1,
+        le=1_000_000,
+        description="The last tokens that penalties look at: -1 for all, 0 for none; 64 with a penalty.",
+    )
     seed: Whole | None = Field(None, ge=-(2**63), le=2**63 - 1, description="-1 is random.")
     stop: StopText | Annotated[list[StopText], elements(MOST_STOP_STRINGS)] | None = None
 
-    @model_validator(mode="after")
-    def _penalties_look_at_all(self) -> Self:
-        if self.has_penalty and self.repeat_last_n not in (None, -1, 0):
-            rule = f"must be -1 or 0 beside a penalty, which looks at all tokens here; given {self.repeat_last_n}"
-            raise field_error("repeat_last_n", rule)
-        return self
-
     @property
-    def has_penalty(self) -> bool:
-        """Whether a penalty has an effect."""
-        return self.repeat_penalty not in (None, 1.0) or bool(self.presence_penalty) or bool(self.frequency_penalty)
+    def num_penalized(self) -> int | None:
+        """How many of the last tokens penalties look at; None, the model's own, if nothing is said about penalties."""
+        penalties = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty)
+        is_default = self.repeat_last_n is None and any(penalty is not None for penalty in penalties)
+        return DEFAULT_REPEAT_LAST_N if is_default else self.repeat_last_n
 
 
 class KeptFields(Wire):

@@ -22,10 +22,10 @@ _SCHEMA = "response_format.json_schema.schema"
 _EFFORT = "reasoning_effort"
 # The name of a field, with its value if given, or a message.
 _INNER_NAME = re.compile(
-    rf"\b(?P<field>max_tokens|{_SCHEMA}|response_format|structured_outputs(\.json)?|{_EFFORT})\b"
+    rf"\b(?P<field>max_tokens|repeat_last_n|{_SCHEMA}|response_format|structured_outputs(\.json)?|{_EFFORT})\b"
     r'(?P<value> "\w+")?|\bmessages\[(?P<index>\d+)\](\.content)?'
 )
-_OUTER_NAMES = {"max_tokens": "options.num_predict", _EFFORT: "think"}
+_OUTER_NAMES = {"max_tokens": "options.num_predict", "repeat_last_n": "options.repeat_last_n", _EFFORT: "think"}
 # A count, in the length that Mistral's templates want.
 _ID = "call{:05}"
 
@@ -80,7 +80,6 @@ class Translation:
 
 
 def _sampling(options: Options) -> JsonObject:
-    sees_tokens = options.repeat_last_n != 0
     limit, top_k, seed = options.num_predict or 0, options.top_k, options.seed
     return {
         "max_tokens": limit if limit > 0 else None,
@@ -88,9 +87,10 @@ def _sampling(options: Options) -> JsonObject:
         "top_k": None if top_k is None else max(0, top_k),
         "top_p": options.top_p,
         "min_p": options.min_p,
-        "repetition_penalty": options.repeat_penalty if sees_tokens else 1.0,
-        "presence_penalty": options.presence_penalty if sees_tokens else 0.0,
-        "frequency_penalty": options.frequency_penalty if sees_tokens else 0.0,
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "repeat_last_n": options.num_penalized,
         "seed": None if seed == -1 else seed,
         "stop": options.stop or None,
     }

@@ -20,6 +20,7 @@ _SAMPLING_FIELDS = (
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
+    "repeat_last_n",
 )
 
 Tokens = TypeVar("Tokens", bound=Collection[int])

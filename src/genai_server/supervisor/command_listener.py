@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.errors import GenaiServerError
+from genai_server.errors import ConfigurationError, GenaiServerError, in_one_line
 from genai_server.messages.commands import COMMAND_TIMEOUT, Command, CommandReply
 from genai_server.messages.error import ErrorInfo
 
@@ -61,4 +61,10 @@ class CommandListener:
             self._obey(decoder.decode(data))
         except GenaiServerError as error:
             return CommandReply(ErrorInfo.from_error(error))
+        except msgspec.DecodeError:
+            raise
+        except Exception as error:  # the thread must live on, for the next command
+            log.exception("a command to the supervisor")
+            refusal = ConfigurationError(f"the command cannot be carried out: {in_one_line(error)}")
+            return CommandReply(ErrorInfo.from_error(refusal))
         return CommandReply()

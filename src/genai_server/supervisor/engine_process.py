@@ -22,7 +22,7 @@ _HUNG = "the engine process hung and was killed: "
 class EngineProcess:
     """Starts the process. `report` and `wait` belong to one thread; `leave` and `end` may be called by any.
 
-    Raises OSError if it cannot be started.
+    Raises OSError if it cannot be started, and ValueError for a spec that cannot be sent to it.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -30,6 +30,7 @@ class EngineProcess:
             if file:
                 Path(file).unlink(missing_ok=True)
         self._spec = spec
+        self._order = msgspec.json.encode(spec) + b"\n"
         self._killed_because: str | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-m", "genai_server.engine.process"],
@@ -50,7 +51,7 @@ class EngineProcess:
         with contextlib.suppress(
             OSError, ValueError
         ):  # the process has died or `leave` came first; the missing report shows it
-            self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
+            self._process.stdin.write(self._order)
             self._process.stdin.flush()
         limit = threading.Timer(
             load_timeout, self._kill, [f"it did not load its model within {load_timeout:g} s (GENAI_LOAD_TIMEOUT)"]

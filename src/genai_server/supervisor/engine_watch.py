@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from genai_server.errors import in_one_line
 from genai_server.heartbeat import Beat, read_beat
 from genai_server.messages.launch import EngineReport, EngineSpec
 from genai_server.messages.status_file import EngineState, EngineStatus
@@ -54,11 +55,14 @@ class EngineWatch:
         self._stopping = threading.Event()
         self._is_unloaded = False
         self._process: EngineProcess | None = None
-        self._thread = threading.Thread(target=self._watch, name=f"watch-{spec.device}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"watch-{spec.device}", daemon=True)
 
     def start(self) -> None:
         """Start the thread; returns at once."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system gives the process no more threads
+            self._fail(error)
 
     def leave(self) -> None:
         """Tell the engine to end with the whole server; it removes the supervisor's folder."""
@@ -87,6 +91,19 @@ class EngineWatch:
     def beat(self) -> Beat:
         """The engine's newest heartbeat."""
         return read_beat(Path(self._spec.heartbeat_file))
+
+    def _run(self) -> None:
+        """Run the engine. Whatever ends the thread becomes its state: nothing else would report it."""
+        try:
+            self._watch()
+        except BaseException as error:
+            log.exception("watching %s", self._name)
+            if self._process is not None:
+                self._process.kill()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._set(state=EngineState.FAILED, pid=None, address="", error=f"it cannot be started: {in_one_line(error)}")
 
     def _watch(self) -> None:
         """Run the engine until it stops for good. A device that never loaded is not tried again."""

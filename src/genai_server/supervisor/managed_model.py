@@ -1,15 +1,18 @@
 """The supervisor's view of a model: its engines, its use, and its unloading."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from genai_server.errors import in_one_line
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.pooling_model import task_of
 from genai_server.supervisor.engine_watch import EngineWatch
 
+log = logging.getLogger(__name__)
 # An unloading model ends after so many seconds without requests, since an API process may have sent one before it read
 # the new status. A newly loaded model waits as long for the request that caused it.
 SETTLED = 1.0
@@ -30,6 +33,8 @@ class ManagedModel:
         self._start_engines = start_engines
         self._counts: list[tuple[int, int]] = []
         self._unloading_until: float | None = None
+        # Why its engines could not be made; "" if they could, or were not needed yet.
+        self._failed = ""
 
     @property
     def state(self) -> ModelState:
@@ -37,7 +42,7 @@ class ManagedModel:
         if self._unloading_until is not None:
             return ModelState.UNLOADING
         if not self.engines:
-            return ModelState.UNLOADED
+            return ModelState.FAILED if self._failed else ModelState.UNLOADED
         states = {engine.status.state for engine in self.engines}
         if EngineState.READY in states:
             return ModelState.READY
@@ -59,19 +64,34 @@ class ManagedModel:
 
     def engine_statuses(self) -> list[EngineStatus]:
         """The engines' part of the status file."""
-        found = [engine.status for engine in self.engines]
+        found = [engine.status for engine in self.engines] or self._without_engines()
         if self._unloading_until is None:
             return found
         return [msgspec.structs.replace(status, state=EngineState.UNLOADING) for status in found]
+
+    def _without_engines(self) -> list[EngineStatus]:
+        """The statuses of engines that could not be made; none if the model is only not loaded."""
+        if not self._failed:
+            return []
+        about = self.about
+        return [
+            EngineStatus(device, EngineState.FAILED, error=self._failed, model=about.name, serial=about.serial)
+            for device in about.devices
+        ]
 
     def change(self, **changes: object) -> None:
         """Change fields of its status."""
         self.about = msgspec.structs.replace(self.about, **changes)
 
     def load(self, now: float) -> None:
-        """Start its engines."""
+        """Start its engines. What speaks against one becomes the state of the model."""
         self.last_used = now
-        self.engines = self._start_engines(self.about)
+        try:
+            self.engines = self._start_engines(self.about)
+        except Exception as error:
+            log.exception("loading model %s", self.about.name)
+            self._failed = in_one_line(error)
+            return
         for engine in self.engines:
             engine.start()
 

@@ -148,17 +148,23 @@ class Supervisor:
 
     def _look_after_models(self) -> None:
         while not self._stopping.wait(_LOOK_EVERY):
+            try:
+                self._update_models()
+            except Exception:  # requests wait for models that only this thread loads
+                log.exception("looking after the models")
+
+    def _update_models(self) -> None:
+        with self._lock:
+            before = self._models.statuses()
+            ending = self._models.update(self._clock())
+            if self._models.statuses() != before or self._is_file_old:
+                self._publish()
+        for model in ending:
+            model.end()
             with self._lock:
-                before = self._models.statuses()
-                ending = self._models.update(self._clock())
-                if self._models.statuses() != before or self._is_file_old:
-                    self._publish()
-            for model in ending:
-                model.end()
-                with self._lock:
-                    self._models.ended(model)
-                    log.info("model %s is unloaded", model.about.name)
-                    self._publish()
+                self._models.ended(model)
+                log.info("model %s is unloaded", model.about.name)
+                self._publish()
 
     def _managed_model(self, name: str, path: str, devices: Sequence[str], *, on_demand: bool = False) -> ManagedModel:
         about = new_status(name, path, devices, next(self._serials), on_demand=on_demand)

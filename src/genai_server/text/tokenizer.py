@@ -133,8 +133,11 @@ class ModelTokenizer:
             self._compute: Callable[[int], bytes] = self._of_byte_level
         else:
             self._compute = self._by_the_library
+        self._path = path
         self._anchor = self.encode("a")
-        self._frame = _around(self._anchor, self._tokenizer.encode("a").ids)
+        if not self._anchor:
+            raise ModelDirectoryError(f'the tokenizer {path} cannot be used: it encodes "a" to no token')
+        self._frame = self._around_anchor(self._tokenizer.encode("a").ids)
         self._special_ids = frozenset(self._special_tokens.values())
         self.unknown = self._special_ids.intersection(self.encode(_RARE))
 
@@ -184,9 +187,20 @@ class ModelTokenizer:
     def _pair_frame(self) -> tuple[list[int], list[int], list[int], bool]:
         """What stands before, between and after two texts, and whether their types of tokens differ."""
         whole = self._tokenizer.encode("a", "a")
-        before, rest = _around(self._anchor, whole.ids)
-        middle, after = _around(self._anchor, rest)
+        before, rest = self._around_anchor(whole.ids)
+        middle, after = self._around_anchor(rest)
         return before, middle, after, 1 in whole.type_ids
+
+    def _around_anchor(self, whole: list[int]) -> tuple[list[int], list[int]]:
+        """What stands before and after the tokens of "a" in `whole`. Raises ModelDirectoryError if not there."""
+        size = len(self._anchor)
+        for start in range(len(whole) - size + 1):
+            if whole[start : start + size] == self._anchor:
+                return whole[:start], whole[start + size :]
+        raise ModelDirectoryError(
+            f'the tokenizer {self._path} cannot be used: it encodes "a" to {self._anchor}, and to {whole} where it '
+            "adds the tokens around a text"
+        )
 
     def decode(self, tokens: Sequence[int]) -> str:
         first, *others = tokens or [-1]
@@ -235,12 +249,6 @@ class ModelTokenizer:
         before = self._tokenizer.decode(self._anchor, skip_special_tokens=False)
         both = self._tokenizer.decode([*self._anchor, token], skip_special_tokens=False)
         return str(both[len(before) :]).encode()
-
-
-def _around(inner: list[int], whole: list[int]) -> tuple[list[int], list[int]]:
-    """What stands before and after `inner` in `whole`."""
-    start = next(n for n in range(len(whole)) if whole[n : n + len(inner)] == inner)
-    return whole[:start], whole[start + len(inner) :]
 
 
 def _kinds(decoder: Any) -> set[str]:

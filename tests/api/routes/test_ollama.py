@@ -214,6 +214,14 @@ def test_curl_need_not_say_that_its_body_is_json_but_a_web_page_must(scripted: R
     assert scripted.client.post("/api/chat", content=text, headers={"content-type": "text/plain"}).status_code == 400
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/chat"])
+def test_a_body_of_bytes_counts_as_json(scripted: RunningServer, path: str) -> None:
+    text = json.dumps({"messages": [{"role": "user", "content": "say hi"}]})
+    for kind in ("application/octet-stream", "Application/Octet-Stream; charset=utf-8"):
+        answer = scripted.client.post(path, content=text, headers={"content-type": kind})
+        assert answer.status_code == 200, answer.text
+
+
 def test_a_client_that_leaves_ends_its_answer(scripted: RunningServer) -> None:
     body = {"messages": [{"role": "user", "content": "delay 0.05; count 1000"}]}
     with httpx.Client(base_url=scripted.url) as client, client.stream("POST", "/api/chat", json=body) as response:

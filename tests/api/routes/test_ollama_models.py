@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.api.routes.ollama_models import plain_name
 from tests.running_server import DEMO, RunningServer
 from tests.server_here import run_here
 
@@ -46,21 +45,6 @@ def test_a_name_may_have_the_tag_latest(named: RunningServer, scripted: RunningS
         found = named.client.post("/api/show", json={"model": name}).json()
         assert found["model_info"]["general.basename"] == "one"
     assert scripted.client.post("/api/show", json={"model": "gpt:latest"}).status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("given", "plain"),
-    [
-        ("a", "a"),
-        ("a:latest", "a"),
-        ("hf.co/org/a:latest", "org/a"),
-        ("https://huggingface.co/org/a", "org/a"),
-        ("org/hf.co/a", "org/hf.co/a"),
-        ("a:4b", "a:4b"),
-    ],
-)
-def test_the_hubs_address_and_the_tag_latest_are_not_part_of_a_name(given: str, plain: str) -> None:
-    assert plain_name(given) == plain
 
 
 def test_a_model_is_shown_with_its_length_and_template(demo: RunningServer) -> None:

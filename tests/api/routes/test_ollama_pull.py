@@ -66,6 +66,16 @@ def test_a_folder_chooses_among_several_models(server: RunningServer, hub: Local
     assert {"org/two:latest", "org/two:b"} <= set(names)
 
 
+def test_a_served_model_is_pulled_without_asking_the_hub(server: RunningServer, hub: LocalHub) -> None:
+    assert pull(server, model="org/tiny:cpu", stream=False).json() == {"status": "success"}
+    hub.repositories.clear()
+    for name in ("onnx-genai", "onnx-genai:latest", "org/tiny:cpu", "hf.co/org/tiny:latest"):
+        assert pull(server, model=name, stream=False).json() == {"status": "success"}
+        lines = [json.loads(line)["status"] for line in pull(server, model=name).text.splitlines()]
+        assert lines == ["pulling manifest", "success"]
+    assert "there is no org/tiny" in pull(server, model="org/tiny:gpu", stream=False).json()["error"]
+
+
 def test_what_cannot_be_pulled_is_told_in_ollamas_form(server: RunningServer) -> None:
     for name, says in (("org/none", "there is no org/none"), ("../x", "is not the name of a repository")):
         refused = pull(server, model=name, stream=False)

@@ -15,7 +15,10 @@ def _names(aliases: str = "gpt=big,s=small", **tasks: Task) -> ModelNames:
 
 def test_a_request_chooses_a_model_by_all_its_names() -> None:
     names = _names()
-    chosen = {id: names.choose(id) for id in (None, "small", "big", "gpt", "big:tax", "gpt:tax", "s", 7)}
+    chosen = {
+        id: names.choose(id)
+        for id in (None, "small", "big", "gpt", "big:tax", "gpt:tax", "s", 7, "big:latest", "hf.co/gpt")
+    }
     assert chosen == {
         None: "small",
         "small": "small",
@@ -25,6 +28,8 @@ def test_a_request_chooses_a_model_by_all_its_names() -> None:
         "gpt:tax": "big",
         "s": "small",
         7: "small",
+        "big:latest": "big",
+        "hf.co/gpt": "big",
     }
     with pytest.raises(ModelNotFound, match='"x" is not served; "small", "big" are'):
         names.choose("x")

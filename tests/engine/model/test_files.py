@@ -1,12 +1,15 @@
 """A model directory is checked before it is loaded, and what is wrong with it is named."""
 
+import itertools
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx.helper
 import pytest
 
 from genai_server.engine.model.files import (
@@ -26,16 +29,23 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def _sized(value: bytes) -> bytes:
-    """A value of less than 16 KiB after its length, as protobuf writes it."""
-    size = len(value)
-    return bytes([size] if size < 0x80 else [size & 0x7F | 0x80, size >> 7]) + value
+def _graph(*external: Sequence[tuple[str, str]], nested: bool = False) -> bytes:
+    """A graph with a tensor for each list of fields of external data, in this order; `nested` in a subgraph."""
+    tensors = []
+    for fields in external:
+        tensor = onnx.TensorProto(name="x", data_type=onnx.TensorProto.FLOAT, data_location=onnx.TensorProto.EXTERNAL)
+        for key, value in fields:
+            tensor.external_data.add(key=key, value=value)
+        tensors.append(tensor)
+    inner = onnx.helper.make_graph([], "inner", [], [], tensors)
+    outer = onnx.helper.make_graph([onnx.helper.make_node("If", ["c"], ["y"], then_branch=inner)], "outer", [], [])
+    found: bytes = onnx.helper.make_model(outer if nested else inner).SerializeToString()
+    return found
 
 
 def _external(name: str) -> bytes:
-    """A reference to an external file, as protobuf writes it."""
-    entry = b"\x0a\x08location\x12" + _sized(name.encode())
-    return b"\x6a" + _sized(entry) + b"\x6a\x0b\x0a\x06offset\x12\x010"
+    """A graph with one external file."""
+    return _graph([("location", name)])
 
 
 @pytest.fixture
@@ -43,7 +53,7 @@ def directory(tmp_path: Path) -> Path:
     """A complete one, in small."""
     files: dict[str, bytes] = {
         "genai_config.json": json.dumps(CONFIG).encode(),
-        "model.onnx": b"\x08\x07" + _external("model.onnx.data"),
+        "model.onnx": _external("model.onnx.data"),
         "model.onnx.data": b"\0",
         "tokenizer.json": b"{}",
         "tokenizer_config.json": b"{}",
@@ -198,25 +208,54 @@ def test_a_value_of_the_wrong_kind_is_refused_with_the_files_name(
 # external files
 
 
-def test_each_external_file_is_found_once(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    names = ["b.data", "a.data", "b.data", "folder/c.bin", "gewicht-é"]
-    path.write_bytes(b"\x08\x07".join(map(_external, names)))
-    assert external_files(path) == ["a.data", "b.data", "folder/c.bin", "gewicht-é"]
+def _found(path: Path, graph: bytes) -> dict[str, int]:
+    """The external files of a graph that is written to a path."""
+    path.write_bytes(graph)
+    return external_files(path)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_external_files_are_found_with_their_needed_size(tmp_path: Path, *, nested: bool) -> None:
+    graph = _graph(
+        [("location", "b.data"), ("offset", "8"), ("length", "4")],
+        [("location", "gewicht-é")],
+        [("location", "b.data"), ("length", "4")],
+        [("location", "folder/c.bin"), ("length", "none")],
+        nested=nested,
+    )
+    assert _found(tmp_path / "model.onnx", graph) == {"b.data": 12, "folder/c.bin": 0, "gewicht-é": 0}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["location", "offset", "length", "checksum"])))
+def test_the_fields_of_an_external_file_may_have_any_order(tmp_path: Path, order: Sequence[str]) -> None:
+    values = {"location": "a.data", "offset": "16", "length": "8", "checksum": "0"}
+    graph = _graph([(key, values[key]) for key in order])
+    assert _found(tmp_path / "model.onnx", graph) == {"a.data": 24}
+
+
+def test_the_value_of_a_field_may_come_before_its_key(tmp_path: Path) -> None:
+    key, value = b"\x0a\x08location", b"\x12\x06a.data"
+    graph = _external("a.data")
+    assert key + value in graph
+    assert _found(tmp_path / "model.onnx", graph.replace(key + value, value + key)) == {"a.data": 0}
 
 
 @pytest.mark.parametrize("length", [1, 10, 13, 127, 128, 300, 4096])
 def test_a_name_may_have_any_length_that_a_path_may_have(tmp_path: Path, length: int) -> None:
-    # 10 and 13 are line ends where a length is read as text.
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"\x0a\x08location\x12" + _sized(b"n" * length) + b"\x6a\x03abc")
-    assert external_files(path) == ["n" * length]
+    assert _found(tmp_path / "model.onnx", _external("n" * length)) == {"n" * length: 0}
 
 
-def test_a_model_in_one_file_has_none(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"\x08\x07 the word location alone is no reference")
-    assert external_files(path) == []
+@pytest.mark.parametrize(
+    "text", [b"\x08\x07 the word location alone is no reference", b"", b"\x0a\x08location\x12\x01a"]
+)
+def test_a_file_without_references_has_none(tmp_path: Path, text: bytes) -> None:
+    assert _found(tmp_path / "model.onnx", text) == {}
+
+
+def test_a_text_that_looks_like_a_reference_is_none(tmp_path: Path) -> None:
+    model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
+    model.doc_string = "\x0a\x08location\x12\x01a"
+    assert _found(tmp_path / "model.onnx", model.SerializeToString()) == {}
 
 
 # what the configuration says of the model
@@ -360,7 +399,8 @@ def test_a_model_directory_may_name_a_profile_of_the_whole_session(directory: Pa
 
 def test_a_file_in_a_folder_of_the_directory_is_fine(directory: Path) -> None:
     (directory / "sub").mkdir()
-    (directory / "model.onnx").rename(directory / "sub" / "model.onnx")
+    for name in ("model.onnx", "model.onnx.data"):
+        (directory / name).rename(directory / "sub" / name)
     (directory / "genai_config.json").write_text(json.dumps(CONFIG).replace("model.onnx", "sub/model.onnx"))
     assert check_model_directory(directory).context_length == 64
 

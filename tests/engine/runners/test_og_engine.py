@@ -170,6 +170,7 @@ def test_an_answer_fits_its_grammar_and_stops_where_that_ends(
         ({"sampling": Sampling(logit_bias={1: 2.0})}, "logit_bias"),
         ({"sampling": Sampling(frequency_penalty=0.1)}, "frequency_penalty"),
         ({"sampling": Sampling(presence_penalty=0.1)}, "presence_penalty"),
+        ({"sampling": Sampling(repetition_penalty=1.1, repeat_last_n=9)}, "repeat_last_n"),
         ({"sampling": Sampling(1.0, min_p=0.1)}, "min_p"),
         ({"sampling": Sampling(1.0, seed=1)}, "seed"),
         ({"grammar": '{"grammars": [{"lark_grammar": "start: @b"}, {"name": "b", "json_schema": {}}]}'}, "grammar"),

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from genai_server.engine.runners.scores import Logits
-from genai_server.engine.sampling.penalties import Bias, Penalties, penalizes
+from genai_server.engine.sampling.penalties import Bias, Penalties
 from genai_server.generation import Sampling
 
 VOCAB = 12
@@ -52,6 +53,38 @@ def test_the_repetition_penalty_follows_ctrls_formula_over_prompt_and_answer(
     assert logits == pytest.approx(np.array(expected), rel=1e-5, abs=1e-5)
 
 
+@given(
+    scores,
+    st.lists(tokens, min_size=1, max_size=30),
+    st.lists(tokens, max_size=30),
+    st.integers(1, 40),
+    st.sampled_from([1.0, 0.5, 3.0]),
+    st.sampled_from([0.0, 0.7]),
+    penalties,
+)
+def test_penalties_look_at_the_last_tokens_alone(
+    values: list[float],
+    prompt: list[int],
+    answer: list[int],
+    last: int,
+    theta: float,
+    frequency: float,
+    presence: float,
+) -> None:
+    found = Penalties(Sampling(0, 0, 1.0, 0, theta, None, frequency, presence, repeat_last_n=last), prompt)
+    everything = [(token, False) for token in prompt]
+    for token in answer:
+        found.count(token)
+        everything.append((token, True))
+    logits = np.array(values, np.float32)
+    found.apply(logits)
+    seen = {token for token, _ in everything[-last:]}
+    count = Counter(token for token, is_of_answer in everything[-last:] if is_of_answer)
+    expected = [x if j not in seen else x / theta if x > 0 else x * theta for j, x in enumerate(values)]
+    expected = [x - count[j] * frequency - float(count[j] > 0) * presence for j, x in enumerate(expected)]
+    assert logits == pytest.approx(np.array(expected), rel=1e-5, abs=1e-5)
+
+
 def test_the_repetition_penalty_comes_before_the_other_two() -> None:
     penalties = Penalties(Sampling(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25), [0])
     for _ in range(3):
@@ -66,11 +99,12 @@ def test_the_repetition_penalty_comes_before_the_other_two() -> None:
     [Sampling(repetition_penalty=1.1), Sampling(frequency_penalty=-0.1), Sampling(presence_penalty=0.1)],
 )
 def test_each_penalty_by_itself_counts_as_one(sampling: Sampling) -> None:
-    assert penalizes(sampling)
+    assert sampling.penalizes
+    assert not structs.replace(sampling, repeat_last_n=0).penalizes
 
 
 def test_without_penalties_there_are_none() -> None:
-    assert not penalizes(Sampling(1.0, 5, 0.5, 0.1, logit_bias={1: 5.0}))
+    assert not Sampling(1.0, 5, 0.5, 0.1, logit_bias={1: 5.0}).penalizes
 
 
 # the bias

@@ -1,6 +1,5 @@
 """Admin endpoints: load, unload and name models while the server runs."""
 
-import asyncio
 import math
 from typing import Any
 
@@ -11,6 +10,7 @@ from genai_server.api.routes.models import model_entry
 from genai_server.api.services import TheServices
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed
 from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
+from genai_server.messages.status_file import ModelState
 from genai_server.openai_api.schemas.base import ErrorResponse
 from genai_server.openai_api.schemas.models import AliasRequest, LoadModelRequest, UnloadModelRequest
 from genai_server.quoted_values import quoted
@@ -28,7 +28,7 @@ async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str,
     devices = (body.device or services.settings.device).split(",")
     template = body.chat_template or ""
     try:
-        await asyncio.to_thread(services.models.load_text, body.path, devices, template)
+        await services.models.check_text(body.path, devices, template)
     except ChatTemplateError as error:
         raise ModelLoadFailed(f"chat_template {error.message}", param="chat_template") from None
     except ConfigurationError as error:
@@ -39,8 +39,11 @@ async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str,
         raise ModelLoadFailed(error.message) from None
     if body.wait is not False:
         await services.models.loaded(body.name, services.settings.load_timeout or math.inf)
-    entry = model_entry(services, services.models.find(body.name))
+    about = services.models.find(body.name)
+    entry = model_entry(services, about)
     if entry["state"] != "ready" and "error" in entry:
+        if about.state != ModelState.FAILED:  # only this process cannot use it; its engines would keep their memory
+            await services.models.command(UnloadModel(about.name, 0))
         raise ModelLoadFailed(f"model {quoted(body.name)} cannot be loaded: {entry['error']}", param="path")
     return entry
 
@@ -48,7 +51,7 @@ async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str,
 @router.post("/v1/admin/models/unload")
 async def unload_model(body: UnloadModelRequest, services: TheServices) -> dict[str, Any]:
     """Unload a model and end its processes; answers once they have ended."""
-    about = services.models.find(body.name)
+    about = services.models.find(body.name, param="name")
     timeout = float(services.settings.drain_timeout) if body.timeout is None else body.timeout
     await services.models.command(UnloadModel(about.name, timeout))
     if body.wait is not False:
@@ -59,6 +62,6 @@ async def unload_model(body: UnloadModelRequest, services: TheServices) -> dict[
 @router.post("/v1/admin/models/alias")
 async def set_alias(body: AliasRequest, services: TheServices) -> dict[str, Any]:
     """Give a model one more name; with null, remove that name."""
-    await services.models.command(SetAlias(body.alias, body.name))
-    about = None if body.name is None else services.models.find(body.name)
-    return {"id": body.alias, "object": "model", "root": None if about is None else about.name}
+    name = None if body.name is None else services.models.find(body.name, param="name").name
+    await services.models.command(SetAlias(body.alias, name))
+    return {"id": body.alias, "object": "model", "root": name}

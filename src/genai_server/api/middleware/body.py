@@ -44,6 +44,8 @@ _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
 
 _FORM = "application/x-www-form-urlencoded"
+# Some HTTP clients give it to each body of bytes.
+_BYTES = "application/octet-stream"
 
 T = TypeVar("T")
 
@@ -253,9 +255,10 @@ def lenient_route(leave_out: LeaveOut, *, caps: bool = False, takes_undeclared: 
 class _CheckedRequest(Request):
     def __init__(self, request: Request, adapter: TypeAdapter[Any], *, takes_undeclared: bool) -> None:
         scope = request.scope
-        if takes_undeclared and _is_undeclared(request.headers):
-            headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-            scope = {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
+        headers = request.headers
+        if _is_bytes(headers) or (takes_undeclared and _is_undeclared(headers)):
+            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+            scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
         super().__init__(scope, request.receive)
         self._adapter = adapter
 
@@ -265,6 +268,11 @@ class _CheckedRequest(Request):
         aside: Aside = self.state.aside
         leniency: Leniency = self.state.leniency
         return await aside.do(lambda: _read(text, self._adapter, leniency), num_bytes=len(text))
+
+
+def _is_bytes(headers: Mapping[str, str]) -> bool:
+    """Whether the body's type says nothing about it. A web page must ask before it sends this type."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == _BYTES
 
 
 def _is_undeclared(headers: Mapping[str, str]) -> bool:

@@ -22,9 +22,9 @@ router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def list_models(request: Request, services: TheServices) -> dict[str, Any]:
-    """The models, loaded or not, their aliases and their adapters."""
+    """The models, loaded or not, their aliases and their adapters. One that has failed is not among them."""
     found = []
-    for about in services.models.statuses():
+    for about in services.models.usable():
         entry = model_entry(services, about)
         found += [entry, *({**entry, "id": alias} for alias in about.aliases if alias != ANY_NAME)]
         found += [adapter_entry(services, about, adapter) for adapter in about.adapters]
@@ -58,9 +58,7 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
     models = services.models
     engines = models.engine_statuses(about)
     served = models.served(about)
-    state = about.state
-    if state == ModelState.READY and served is not None and not served.takes_work and served.error is None:
-        state = ModelState.LOADING
+    state = models.state(about)
     entry: dict[str, Any] = {
         "id": about.name,
         "object": "model",

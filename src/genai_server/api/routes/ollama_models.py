@@ -1,23 +1,19 @@
 """Ollama's endpoints about models: /api/tags, /api/show, /api/ps and /api/version."""
 
 import asyncio
-import hashlib
-import json
-import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
 
 from genai_server import __version__
-from genai_server.api.catalog import Catalog, ChosenModel
+from genai_server.api.catalog import Catalog, ChosenModel, names_of
 from genai_server.api.middleware.body import lenient_route
+from genai_server.api.model_files import ModelFiles, read_files
 from genai_server.api.routes.models import model_entry
 from genai_server.api.services import Services, TheServices
 from genai_server.errors import MissingField, ModelNotFound
-from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
+from genai_server.messages.status_file import ModelState, ModelStatus
 from genai_server.ollama_api.answer import timestamp
 from genai_server.ollama_api.schemas import OllamaErrorResponse, ShowRequest
 from genai_server.openai_api.schemas.base import JsonObject
@@ -33,38 +29,15 @@ router = APIRouter(
 OLLAMA_VERSION = "0.19.0"
 # The end of a model that is never unloaded.
 _FOR_EVER = timedelta(days=100 * 365)
-_CONFIG = "genai_config.json"
-_HUB = re.compile(r"^(https://)?(hf|huggingface)\.co/")
-
-
-@dataclass(frozen=True)
-class _Files:
-    """What a model's directory tells without the model."""
-
-    # In bytes.
-    size: int
-    # Changes with the files' names, sizes and times.
-    digest: str
-    modified: datetime
-    # The kind of the model, such as qwen2; "" if unknown.
-    family: str
-
-
-def plain_name(name: str) -> str:
-    """A model's name without what Ollama's clients write around it: the tag `latest`, and the hub's address."""
-    return _HUB.sub("", name).removesuffix(":latest")
 
 
 def find_model(models: Catalog, name: str | None) -> ChosenModel:
-    """The model of a name in Ollama's form; the first without a name. Raises ModelNotFound."""
+    """The model of a name; the first without a name. Raises ModelNotFound in Ollama's words."""
     try:
         return models.choose(name)
-    except ModelNotFound:
+    except ModelNotFound as error:
         if name is None:
             raise
-    try:
-        return models.choose(plain_name(name))
-    except ModelNotFound as error:
         # Clients look for these words.
         message = f"model {quoted(name)} not found, try pulling it first: {error.message}"
         raise error.reworded(message, param="model") from None
@@ -78,14 +51,12 @@ async def version() -> dict[str, str]:
 
 @router.get("/api/tags")
 async def list_models(services: TheServices) -> dict[str, Any]:
-    """The models, loaded or not, their aliases and their adapters."""
+    """The models, loaded or not, their aliases and their adapters. One that has failed is not among them."""
     found = []
-    for about in services.models.statuses():
-        files = await asyncio.to_thread(_read, about)
-        names = [about.name, *(alias for alias in about.aliases if alias != ANY_NAME)]
-        names += [ChosenModel(about, adapter).id for adapter in about.adapters]
+    for about in services.models.usable():
+        files = await asyncio.to_thread(read_files, about)
         more = {"modified_at": timestamp(files.modified), "capabilities": _capabilities(services, about)}
-        found += [{**_entry(name, about, files), **more} for name in names]
+        found += [{**_entry(name, about, files), **more} for name in names_of(about)]
     return {"models": found}
 
 
@@ -96,7 +67,7 @@ async def list_running(services: TheServices) -> dict[str, Any]:
     for about in services.models.statuses():
         if about.state != ModelState.READY:
             continue
-        files = await asyncio.to_thread(_read, about)
+        files = await asyncio.to_thread(read_files, about)
         kept = _FOR_EVER if about.idle_unload is None else timedelta(seconds=about.idle_unload)
         is_on_host = all(device.partition(":")[0] in ("cpu", "scripted") for device in about.devices)
         found.append(
@@ -117,7 +88,7 @@ async def show_model(body: ShowRequest, services: TheServices) -> dict[str, Any]
     if not name:
         raise MissingField("model is required", param="model")
     about = find_model(services.models, name).about
-    files = await asyncio.to_thread(_read, about)
+    files = await asyncio.to_thread(read_files, about)
     length = _context_length(services, about)
     architecture = files.family or "unknown"
     served = services.models.served(about)
@@ -135,12 +106,12 @@ async def show_model(body: ShowRequest, services: TheServices) -> dict[str, Any]
     }
 
 
-def _entry(name: str, about: ModelStatus, files: _Files) -> JsonObject:
+def _entry(name: str, about: ModelStatus, files: ModelFiles) -> JsonObject:
     named = name if ":" in name else f"{name}:latest"
     return {"name": named, "model": named, "size": files.size, "digest": files.digest, "details": _details(files)}
 
 
-def _details(files: _Files) -> JsonObject:
+def _details(files: ModelFiles) -> JsonObject:
     return {
         "parent_model": "",
         "format": "onnx",
@@ -160,24 +131,3 @@ def _capabilities(services: Services, about: ModelStatus) -> list[str]:
 def _context_length(services: Services, about: ModelStatus) -> int | None:
     served = services.models.served(about)
     return None if served is None else services.max_model_len(served)
-
-
-def _read(about: ModelStatus) -> _Files:
-    """Look at a model's directory; blocks."""
-    try:
-        stats = {path.name: path.stat() for path in Path(about.path).iterdir() if path.is_file()}
-    except OSError:  # a scripted device needs none
-        stats = {}
-    listed = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
-    digest = hashlib.sha256(json.dumps([about.name, *listed]).encode()).hexdigest()
-    modified = max((stat.st_mtime for stat in stats.values()), default=about.created)
-    size = sum(stat.st_size for stat in stats.values())
-    return _Files(size, digest, datetime.fromtimestamp(modified, UTC), _family(Path(about.path) / _CONFIG))
-
-
-def _family(config: Path) -> str:
-    try:
-        found = json.loads(config.read_text(encoding="utf-8"))["model"]["type"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
-    return found if isinstance(found, str) else ""

@@ -9,14 +9,16 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
+from genai_server.api.catalog import plain_name
 from genai_server.api.generation.ndjson import LINES, LineStream
 from genai_server.api.generation.request_context import while_connected
 from genai_server.api.middleware.auth import require_admin
 from genai_server.api.pulling import PullProgress
-from genai_server.api.routes.ollama_models import OPERATORS_ERRORS, plain_name
+from genai_server.api.routes.ollama_models import OPERATORS_ERRORS
 from genai_server.api.services import Services, TheServices
-from genai_server.errors import MissingField, PullFailed
+from genai_server.errors import MissingField, ModelNotFound, PullFailed
 from genai_server.messages.commands import LoadModel, SetAlias
+from genai_server.messages.status_file import ModelState
 from genai_server.ollama_api.schemas import PullRequest
 from genai_server.openai_api.schemas.base import JsonObject
 
@@ -26,7 +28,10 @@ _SUCCESS = {"status": "success"}
 
 @router.post("/api/pull", responses=LINES)
 async def pull_model(body: PullRequest, request: Request, services: TheServices) -> Response:
-    """Fetch a model, and serve it by the repository's name; it is loaded with the first request for it."""
+    """Fetch a model, and serve it by the repository's name; it is loaded with the first request for it.
+
+    The hub is not asked for a model that is served already.
+    """
     name = plain_name(body.model or body.name or "")
     if not name:
         raise MissingField("model is required", param="model")
@@ -48,6 +53,7 @@ class _Pull:
 
     def __init__(self, services: Services, name: str) -> None:
         self._services = services
+        self._given = name
         self._name, _, self._folder = name.partition(":")
         self._is_left = threading.Event()
 
@@ -63,6 +69,9 @@ class _Pull:
     async def lines(self) -> AsyncGenerator[JsonObject]:
         """Its progress in Ollama's form. Raises PullFailed, and what the supervisor refuses the model with."""
         yield {"status": "pulling manifest"}
+        if self._is_served():
+            yield _SUCCESS
+            return
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[PullProgress | None] = asyncio.Queue()
 
@@ -90,6 +99,14 @@ class _Pull:
         await self._serve(str(directory))
         yield {"status": "writing manifest"}
         yield _SUCCESS
+
+    def _is_served(self) -> bool:
+        """Whether the name is that of a served model which has not failed."""
+        try:
+            about = self._services.models.find(self._given)
+        except ModelNotFound:
+            return False
+        return self._services.models.state(about) != ModelState.FAILED
 
     async def _serve(self, path: str) -> None:
         """Serve it, unless a model has its name already."""

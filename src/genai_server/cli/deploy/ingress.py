@@ -33,7 +33,7 @@ from genai_server.api.middleware.keys import load_keys
 from genai_server.api.middleware.rate_limit import RateLimits
 from genai_server.api.middleware.request_head import RequestHead
 from genai_server.api.middleware.request_id import RequestId
-from genai_server.api.routes import metrics, models, ollama_models, ollama_pull
+from genai_server.api.routes import lm_studio, metrics, models, ollama_models, ollama_pull
 from genai_server.cli.deploy.broadcast import ask_replicas
 from genai_server.cli.deploy.endpoints import matches, requested_task
 from genai_server.cli.deploy.forwarded import (
@@ -76,8 +76,8 @@ _HEALTH = frozenset({"/health", "/readyz"})
 # What every replica is asked for.
 _OF_ALL = frozenset({"/healthz"})
 # What one replica of each model is asked for.
-_OF_MODELS = frozenset({"/v1/models", "/models", "/api/tags", "/api/ps"})
-_MODEL_PATHS = ("/v1/models/", "/models/")
+_OF_MODELS = frozenset({"/v1/models", "/models", "/api/tags", "/api/ps", "/api/v0/models", "/api/v1/models"})
+_MODEL_PATHS = ("/v1/models/", "/models/", "/api/v0/models/")
 # Texts for these are no prompts, and leave no prefix in a cache.
 _NO_PROMPTS = ("embed", "rerank", "score", "tokenize")
 _REQUEST_ID = b"x-request-id"
@@ -271,7 +271,7 @@ class _IngressApp:
 _ADMIN: list[BaseRoute] = [route for module in (runtime_options, requests, profiles) for route in module.router.routes]
 # A replica that is started later would not have what these bring.
 _FIXED: list[BaseRoute] = [route for module in (model_admin, adapters, ollama_pull) for route in module.router.routes]
-_ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama_models.router.routes]
+_ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama_models.router.routes, *lm_studio.router.routes]
 _ALIVE = ReplicaAnswer("", "", HTTPStatus.OK, [(b"content-type", b"application/json")], b'{"status":"ok"}')
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from genai_server.api.catalog import task_unsupported
+from genai_server.api.catalog import plain_name, task_unsupported
 from genai_server.config import Settings
 from genai_server.errors import ModelNotFound
 from genai_server.messages.status_file import ANY_NAME
@@ -36,7 +36,8 @@ class ModelNames:
 
     def _named(self, id: str) -> str:
         served, aliases = self.settings.served, self.settings.aliases
-        for name in (id, id.partition(":")[0], ANY_NAME):
+        plain = plain_name(id)
+        for name in (id, plain, id.rpartition(":")[0], plain.rpartition(":")[0], ANY_NAME):
             if name in served or name in aliases:
                 return aliases.get(name, name)
         names = ", ".join(map(quoted, served))

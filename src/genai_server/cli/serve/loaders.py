@@ -71,7 +71,7 @@ def model_puller(settings: Settings) -> PullModel:
                 Source(name, in_folder(folder)),
                 directory,
                 tell=lambda line: None,
-                watch=lambda file, size: tell(PullProgress(file.path, file.digest, file.size, size)),
+                watch=lambda file, size: tell(PullProgress(file.shown, file.digest, file.size, size)),
             )
         except (ConfigurationError, PullFailed) as error:
             hint = f"\n(here as {source}:FOLDER)" if "--include" in error.message else ""

@@ -14,7 +14,7 @@ from genai_server.cli.serve.loaders import load_traces, text_loader
 from genai_server.config import Settings, device_options
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.engine.runners.runner_rules import check_runner
-from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError
+from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError, in_one_line
 from genai_server.installation import this_installation
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,10 @@ def check_models(settings: Settings) -> None:
             raise ConfigurationError(f"{setting}: {error}{remedy}") from None
         except ChatTemplateError as error:
             raise ConfigurationError(f"--chat-template or GENAI_CHAT_TEMPLATE: {error}") from None
+        except ConfigurationError:
+            raise
+        except Exception as error:  # a library reads files that nobody has checked
+            raise ConfigurationError(f"the model in {path} cannot be used: {in_one_line(error)}") from None
         if not all(codec.has_chat_template or codec.pooling for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -41,9 +42,8 @@ _MOST_TOKENS = 2**31
 _LFS_POINTER = b"version https://git-lfs"
 _FROM_THE_ORIGINAL = "copy it from the model that this one was made of"
 _FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, genai-server export)"
-# A tensor's external file in an ONNX file: a StringStringEntryProto (onnx.proto3) with the key "location" and the
-# file's name. The name's length takes one or two bytes, seven bits in each.
-_EXTERNAL_FILE = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?)([\x01-\x7f])")
+# The key of a tensor's external file, which is in every ONNX file that has one.
+_LOCATION = b"location"
 
 
 def check_model_directory(directory: Path) -> ModelInfo:
@@ -65,9 +65,7 @@ def check_model_directory(directory: Path) -> ModelInfo:
     for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
         _check_inside(directory, name, CONFIG)
         _check_present(directory, name, " is missing")
-    for name in external_files(directory / decoder):
-        _check_inside(directory, name, decoder)
-        _check_present(directory, name, f", which {decoder} names, is missing")
+    _check_external_files(directory, decoder)
     _check_templates(directory)
     _read_json(directory / TOKENIZER_CONFIG)
     return info
@@ -98,13 +96,18 @@ def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
                     "to genai-server pull with --original"
                 )
             raise ModelDirectoryError(f"{directory}: {lack}, and {model.graph} has no output {VECTORS[0]}: {advice}")
-    for name in external_files(graph):
-        inner = str(PurePosixPath(model.graph).parent / name)
-        _check_inside(directory, inner, model.graph)
-        _check_present(directory, inner, f", which {model.graph} names, is missing")
+    _check_external_files(directory, model.graph)
     _check_templates(directory)
     _read_json(directory / TOKENIZER_CONFIG)
     return ModelInfo(model.max_tokens, model.vocab_size, [], Sampling())
+
+
+def _check_external_files(directory: Path, graph: str) -> None:
+    """Check the files of a graph's weights. Raises ModelDirectoryError."""
+    for name in external_files(directory / graph):
+        inner = str(PurePosixPath(graph).parent / name)
+        _check_inside(directory, inner, graph)
+        _check_present(directory, inner, f", which {graph} names, is missing")
 
 
 def _check_templates(directory: Path) -> None:
@@ -236,15 +239,50 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
     )
 
 
-def external_files(onnx_file: Path) -> list[str]:
-    """The names of the weight files that an ONNX file refers to."""
+def external_files(onnx_file: Path) -> dict[str, int]:
+    """The weight files that an ONNX file refers to, by their names, with the bytes that its tensors need of each.
+
+    Empty for a file that is no ONNX graph, as only its library can tell what is wrong with it. Raises OSError.
+    """
     data = onnx_file.read_bytes()
-    found = (data[match.end() : match.end() + _length(match)] for match in _EXTERNAL_FILE.finditer(data))
-    return sorted({name.decode(errors="replace") for name in found})
+    if _LOCATION not in data:
+        return {}
+    import onnx  # takes longer than all other modules of a start
+
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception:  # protobuf's errors have no base of their own
+        return {}
+    needed: dict[str, int] = {}
+    for tensor in (found for part in (model.graph, *model.functions) for found in _tensors(part)):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            where = {entry.key: entry.value for entry in tensor.external_data}
+            end = _number(where.get("offset")) + _number(where.get("length"))
+            name = where.get("location", "")
+            needed[name] = max(needed.get(name, 0), end)
+    return dict(sorted(needed.items()))
 
 
-def _length(match: re.Match[bytes]) -> int:
-    return match[2][0] if not match[1] else match[1][0] - 0x80 + (match[2][0] << 7)
+def _tensors(part: Any) -> Iterator[Any]:
+    """The dense tensors of a graph or function, and of the graphs within."""
+    yield from getattr(part, "initializer", ())
+    sparse = [*getattr(part, "sparse_initializer", ())]
+    for attribute in (attribute for node in part.node for attribute in node.attribute):
+        given = {field.name: value for field, value in attribute.ListFields()}
+        yield from (*_one(given, "t"), *given.get("tensors", ()))
+        sparse += (*_one(given, "sparse_tensor"), *given.get("sparse_tensors", ()))
+        for graph in (*_one(given, "g"), *given.get("graphs", ())):
+            yield from _tensors(graph)
+    for tensor in sparse:
+        yield from (tensor.values, tensor.indices)
+
+
+def _one(given: dict[str, Any], name: str) -> list[Any]:
+    return [given[name]] if name in given else []
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else 0
 
 
 def weight_bytes(directory: Path) -> int:

@@ -6,7 +6,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import onnx
@@ -17,6 +17,7 @@ from genai_server.engine.model.files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     check_model_directory,
+    external_files,
     is_lfs_pointer,
     read_config,
     remedy,
@@ -130,18 +131,12 @@ def _weights(directory: Path, graph: str) -> Iterator[Entry]:
     if _entry(directory, graph).fault:
         return
     try:
-        tensors = onnx.load(str(path), load_external_data=False).graph.initializer
+        onnx.load(str(path), load_external_data=False)
     except Exception as error:  # a broken file may cause any error in its reader
         yield _entry(directory, graph, f"cannot be read: {next(iter(str(error).splitlines()), 'it is broken')}")
         return
-    needed: dict[str, int] = {}
-    for tensor in tensors:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            where = {entry.key: entry.value for entry in tensor.external_data}
-            end = int(where.get("offset", 0)) + int(where.get("length", 0))
-            name = (path.parent / where.get("location", "")).relative_to(directory).as_posix()
-            needed[name] = max(needed.get(name, 0), end)
-    for name, size in sorted(needed.items()):
+    for external, size in external_files(path).items():
+        name = str(PurePosixPath(graph).parent / external)
         entry = _entry(directory, name)
         if not entry.fault and entry.size < size:
             entry = _entry(directory, name, f"has {entry.size} of {size} bytes: it is truncated")

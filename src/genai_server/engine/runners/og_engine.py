@@ -116,6 +116,7 @@ class OgEngineRunner:
             "logit_bias": bool(sampling.logit_bias),
             "frequency_penalty": sampling.frequency_penalty != 0.0,
             "presence_penalty": sampling.presence_penalty != 0.0,
+            "repeat_last_n": 0 <= sampling.repeat_last_n < request.max_length and sampling.penalizes,
             "min_p": sampling.min_p != 0.0 and sampling.temperature != 0.0,
             "seed": sampling.seed is not None and sampling.temperature != 0.0 and not self._is_dynamic,
         }
@@ -236,7 +237,7 @@ class OgEngineRunner:
             options.set_top_p(float(top_p))
             if sampling.seed is not None:
                 options.set_seed(sampling.seed)
-        options.set_repetition_penalty(sampling.repetition_penalty)
+        options.set_repetition_penalty(sampling.repetition_penalty if sampling.penalizes else 1.0)
         options.set_min_generated_tokens(most if wanted.ignore_eos else min(wanted.min_tokens, most))
         if wanted.grammar is not None:
             options.set_guidance(*_guidance(wanted.grammar))

@@ -1,5 +1,7 @@
 """Changes of the logits before a token is chosen: a request's logit bias and its three penalties."""
 
+from collections import deque
+
 import numpy as np
 
 from genai_server.engine.runners.scores import Logits
@@ -28,16 +30,21 @@ class Bias:
 
 
 class Penalties:
-    """The penalties of one request and their counts. A step costs time for each different penalised token."""
+    """The penalties of one request and their counts. A step costs time for each different token that was penalised."""
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
         self._repetition = np.float32(sampling.repetition_penalty)
         self._frequency = sampling.frequency_penalty
         self._presence = sampling.presence_penalty
-        # Each token once, with its count in the answer. Prompt tokens for the repetition penalty start with a count of
-        # 0.
-        self._tokens = np.unique(np.array(prompt, np.int64)) if self._repetition != 1.0 else np.empty(0, np.int64)
-        self._counts = np.zeros(self._tokens.size)
+        limit = sampling.repeat_last_n
+        # The last tokens, each with whether it is of the answer; None if all tokens count for good.
+        self._window = None if limit < 0 else deque(((token, False) for token in prompt), maxlen=limit)
+        penalized = [token for token, _ in self._window] if self._window is not None else prompt
+        # Each token once, with its count, and with its count in the answer.
+        self._tokens, self._counts = np.unique(
+            np.array(penalized if self._repetition != 1.0 else [], np.int64), return_counts=True
+        )
+        self._answer_counts = np.zeros(self._tokens.size)
         self._places = {token: place for place, token in enumerate(self._tokens.tolist())}
 
     def apply(self, logits: Logits) -> None:
@@ -45,11 +52,13 @@ class Penalties:
 
         First comes CTRL's repetition penalty (arXiv 1909.05858, section 4.1) for tokens of prompt and answer: positive
         scores are divided by it, negative ones multiplied. Then come OpenAI's penalties (API reference, "frequency and
-        presence penalties") for tokens of the answer: `logit -= count · frequency + (count > 0) · presence`.
+        presence penalties") for tokens of the answer: `logit -= count · frequency + (count > 0) · presence`. Of both,
+        only the last `repeat_last_n` tokens count.
         """
         scores = logits[self._tokens]
-        scores = np.where(scores > 0, scores / self._repetition, scores * self._repetition)
-        penalty = self._counts * self._frequency + (self._counts > 0) * self._presence
+        repeated = np.where(scores > 0, scores / self._repetition, scores * self._repetition)
+        scores = np.where(self._counts > 0, repeated, scores)
+        penalty = self._answer_counts * self._frequency + (self._answer_counts > 0) * self._presence
         logits[self._tokens] = scores - penalty
 
     def count(self, token: int) -> None:
@@ -57,10 +66,19 @@ class Penalties:
         place = self._places.setdefault(token, self._tokens.size)
         if place == self._tokens.size:
             self._tokens = np.append(self._tokens, token)
-            self._counts = np.append(self._counts, 0.0)
+            self._counts = np.append(self._counts, 0)
+            self._answer_counts = np.append(self._answer_counts, 0.0)
+        if self._window is not None:
+            self._drop_oldest(self._window)
+            self._window.append((token, True))
         self._counts[place] += 1
+        self._answer_counts[place] += 1
 
-
-def penalizes(sampling: Sampling) -> bool:
-    """Whether any penalty has an effect."""
-    return (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1.0, 0.0, 0.0)
+    def _drop_oldest(self, window: deque[tuple[int, bool]]) -> None:
+        """No longer count the token that the next one pushes out."""
+        if len(window) == window.maxlen:
+            token, is_of_answer = window[0]
+            # Without a repetition penalty the prompt's tokens are not counted.
+            if (place := self._places.get(token)) is not None and (is_of_answer or self._repetition != 1.0):
+                self._counts[place] -= 1
+                self._answer_counts[place] -= is_of_answer

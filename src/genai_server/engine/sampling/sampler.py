@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.runners.scores import Logits
-from genai_server.engine.sampling.penalties import Bias, Penalties, penalizes
+from genai_server.engine.sampling.penalties import Bias, Penalties
 from genai_server.errors import InvalidField
 from genai_server.generation import Sampling
 
@@ -32,7 +32,7 @@ class Sampler:
         self._sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
         self._bias = Bias(sampling.logit_bias) if sampling.logit_bias else None
-        self._penalties = Penalties(sampling, prompt) if penalizes(sampling) else None
+        self._penalties = Penalties(sampling, prompt) if sampling.penalizes else None
 
     @property
     def num_choices(self) -> int:

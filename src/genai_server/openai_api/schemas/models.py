@@ -8,6 +8,8 @@ from genai_server.config import ADAPTER_NAME, MODEL_NAME, device_list
 from genai_server.openai_api.schemas.base import Wire
 
 ModelName = Annotated[str, Field(pattern=f"^{MODEL_NAME}$")]
+# Of a model that is served, in any form in which requests may write it.
+ServedName = Annotated[str, Field(min_length=1, max_length=256)]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 
 
@@ -30,7 +32,7 @@ class LoadModelRequest(Wire):
 class UnloadModelRequest(Wire):
     """Body of POST /v1/admin/models/unload."""
 
-    name: ModelName
+    name: ServedName
     timeout: float | None = Field(
         None, ge=0, le=86400, description="Seconds that running answers may go on; by default GENAI_DRAIN_TIMEOUT."
     )
@@ -41,13 +43,13 @@ class AliasRequest(Wire):
     """Body of POST /v1/admin/models/alias: the model by this name, or none any more."""
 
     alias: ModelName
-    name: ModelName | None
+    name: ServedName | None
 
 
 class LoadAdapterRequest(Wire):
     """Body of POST /v1/admin/adapters/load."""
 
-    model: ModelName | None = Field(None, description="The model that it is for; the first if left out.")
+    model: ServedName | None = Field(None, description="The model that it is for; the first if left out.")
     name: AdapterName
     path: str = Field(min_length=1, description="The adapter's file, on the server's machine.")
 
@@ -55,7 +57,7 @@ class LoadAdapterRequest(Wire):
 class UnloadAdapterRequest(Wire):
     """Body of POST /v1/admin/adapters/unload."""
 
-    model: ModelName | None = Field(None, description="The model that it is for; the first if left out.")
+    model: ServedName | None = Field(None, description="The model that it is for; the first if left out.")
     name: AdapterName
 
 

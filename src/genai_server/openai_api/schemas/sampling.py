@@ -96,6 +96,12 @@ class SamplingFields(Wire):
     repetition_penalty: float | None = Field(None, ge=0.01, le=10.0)
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    repeat_last_n: int | None = Field(
+        None,
+        ge=-1,
+        le=1_000_000,
+        description="The last tokens that the penalties look at: -1 for all, 0 for none; -1 if left out.",
+    )
     logit_bias: Biases | None = Field(
         None, description="Added to the logits of these token ids; 100 selects, -100 bans."
     )

@@ -3,7 +3,7 @@ import { useChanges } from "./emitter.js";
 import { html } from "./html.js";
 import { models, purpose } from "./models.js";
 
-const IN_WORDS = { ready: "", loading: "loading", unloading: "unloading", unloaded: "loaded on request", failed: "failed" };
+const IN_WORDS = { ready: "", loading: "loading", unloading: "unloading", unloaded: "loaded on request" };
 
 export function ModelPicker() {
   useChanges(models);

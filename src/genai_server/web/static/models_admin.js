@@ -4,16 +4,25 @@ import { useChanges } from "./emitter.js";
 import { html, useState } from "./html.js";
 import { models, purpose } from "./models.js";
 import { ActionButton, Field } from "./parts.js";
+import { server } from "./server.js";
 
 const post = async (path, body) => {
   await ask(`v1/admin/${path}`, { method: "POST", body, admin: true });
   await models.follow();
 };
 
+// The models that requests cannot choose because they have failed, in the form of the list's entries.
+function failed() {
+  const found = Object.entries(server.health?.models ?? {}).filter(([, { state }]) => state === "failed");
+  return found.flatMap(([root, { state, error, aliases }]) => [root, ...aliases].map((id) => ({ id, root, state, error })));
+}
+
 export function ModelsAdmin() {
   useChanges(models);
-  const own = models.list.filter((model) => model.id === model.root && !model.parent);
-  const aliases = models.list.filter((model) => model.id !== model.root && !model.parent);
+  useChanges(server);
+  const list = [...models.list.filter((model) => model.state !== "failed"), ...failed()];
+  const own = list.filter((model) => model.id === model.root && !model.parent);
+  const aliases = list.filter((model) => model.id !== model.root && !model.parent);
   const adapters = models.list.filter((model) => model.parent);
   const names = own.map((model) => model.id);
   return html`<section aria-label="Models"><h2>Models</h2><div class="table" tabindex="0" role="region" aria-label="Table of models"><table>
