@@ -155,7 +155,8 @@ def guided_reference(
     drawn = reference(logits, sampling, prompt, answer, free)
     if not drawn[~fits].sum():
         return drawn
-    return np.where(fits, drawn, 0) + drawn[~fits].sum() * reference(logits, sampling, prompt, answer, fits)
+    again: Probabilities = drawn[~fits].sum() * reference(logits, sampling, prompt, answer, fits)
+    return np.where(fits, drawn, 0) + again
 
 
 def reference(
@@ -188,7 +189,8 @@ def reference(
         before += weights[token]
     probabilities = np.zeros(ids.size)
     probabilities[nucleus] = [weights[token] for token in nucleus]
-    return probabilities / probabilities.sum()
+    probabilities /= probabilities.sum()
+    return probabilities
 
 
 def deviation(counts: Counter[Answer], expected: Mapping[Answer, float]) -> float:
