@@ -129,7 +129,8 @@ def _evaluate(place: Place, folder: Path, model: str, path: str, task: str, figu
     if not why:
         found = json.loads(results[0].read_text(encoding="utf-8"))["results"][task]
         why = "" if found[f"{figure},none"] == 1.0 else f"it counts {found}"
-    return Check(f"{model}, a task of {len(_CAPITALS)} questions of its own", why)
+    own = ", the server's tokenizer" if "remote" in tokenizer else ""
+    return Check(f"{model}, a task of {len(_CAPITALS)} questions of its own{own}", why)
 
 
 SUITES = (

@@ -60,7 +60,7 @@ def test_the_functions_of_a_namespace_take_its_place_and_keep_its_name() -> None
 
 
 def test_a_function_keeps_its_namespaces_description() -> None:
-    functions = [{**FUNCTION, "description": "Adds."}, 5]
+    functions: list[Any] = [{**FUNCTION, "description": "Adds."}, 5]
     body: Any = {"tools": [{"type": "namespace", "name": "math", "description": "Numbers.", "tools": functions}]}
     assert leave_out(body) == []
     assert body["tools"] == [{**functions[0], "namespace": "math", "namespace_description": "Numbers."}, 5]
