@@ -187,5 +187,18 @@ CODING_AGENTS = (
         Registry.NPM,
         recipe="Continue",
     ),
+    Client(
+        "Cline",
+        ("cline",),
+        _reads_a_file(
+            "Cline",
+            lambda file: {"name": "read_files", "arguments": {"files": [{"path": str(file)}]}},
+            (),
+            # Without it a process stays behind.
+            {"CLINE_SESSION_BACKEND_MODE": "local"},
+        ),
+        Registry.NPM,
+        recipe="Cline",
+    ),
     Client("aider", ("aider-chat",), _check_aider, recipe="aider"),
 )
