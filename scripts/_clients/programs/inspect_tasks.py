@@ -5,7 +5,7 @@ from typing import Any
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.model import get_model
-from inspect_ai.scorer import exact, includes
+from inspect_ai.scorer import includes, match
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import tool
 
@@ -32,7 +32,7 @@ TOOLS = use_tools(tool(name="get_weather")(_weather)())
 def _accuracy(prompt: str, target: str, scorer: Any, *solvers: Any, **options: Any) -> float:
     """The part of two samples that are answered as they should be."""
     model = get_model(f"openai-api/genai/{MODEL}", base_url=f"{URL}/v1", api_key="none", **options)
-    samples = [Sample(input=prompt, target=target)] * 2
+    samples = [Sample(input=prompt, target=target) for _ in range(2)]
     task = Task(dataset=samples, solver=[*solvers, generate()], scorer=scorer)
     (log,) = eval(task, model=model, display="none", log_dir="logs")
     if log.results is None:
@@ -42,7 +42,7 @@ def _accuracy(prompt: str, target: str, scorer: Any, *solvers: Any, **options: A
 
 @check("answers")
 def _answers() -> None:
-    equal(_accuracy("say hello", "hello", exact()), 1.0)
+    equal(_accuracy("say hello", "hello", match(location="exact")), 1.0)
 
 
 @check("tool loop")

@@ -1,6 +1,6 @@
 """instructor, in each of its modes over OpenAI's and Anthropic's SDKs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import instructor
@@ -39,7 +39,7 @@ PARALLEL = (Mode.PARALLEL_TOOLS, Mode.ANTHROPIC_PARALLEL_TOOLS)
 
 def _extracts(patched: Any, mode: Mode, prompt: str, **options: Any) -> Callable[[], None]:
     def extract() -> None:
-        wanted: Any = list[City] if mode in PARALLEL else City
+        wanted: Any = Iterable[City] if mode in PARALLEL else City
         messages = [{"role": "user", "content": prompt}]
         found = patched(mode).create(model=MODEL, messages=messages, response_model=wanted, max_retries=1, **options)
         equal((next(iter(found)) if mode in PARALLEL else found).model_dump(), PARIS.model_dump())
