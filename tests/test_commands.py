@@ -34,7 +34,7 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=")
 OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd))?")
 
 
-# Of docker, uvicorn, vllm-router, uvx and pipx.
+# Of docker, uvicorn, vllm-router, uvx, pipx and claude.
 OTHERS_OPTIONS = (
     *(
         "--build-arg",
@@ -43,6 +43,7 @@ OTHERS_OPTIONS = (
         "--gpus",
         "--no-access-log",
         "--no-deps",
+        "--output-format",
         "--policy",
         "--prefix-caching-hash-algo",
         "--spec",
