@@ -4,9 +4,11 @@ import argparse
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=")
 OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd))?")
 
 
-# Of docker, uvicorn, vllm-router, uvx and pipx.
+# Of docker, uvicorn, vllm-router, uvx, pipx and claude.
 OTHERS_OPTIONS = (
     *(
         "--build-arg",
@@ -41,12 +43,19 @@ OTHERS_OPTIONS = (
         "--gpus",
         "--no-access-log",
         "--no-deps",
+        "--output-format",
         "--policy",
         "--prefix-caching-hash-algo",
         "--spec",
     ),
     *("--stop-timeout", "--wheel", "--wheel-dir"),
 )
+
+
+# The line of README that puts the commands of a clone's environment on the PATH.
+ACTIVATION = ". .venv/bin/activate"
+# What README and docs/commands.md expect of a machine.
+ON_EACH_MACHINE = {".", "curl", "docker", "python3", "rm"}
 
 
 class Taken(Exception):
@@ -76,8 +85,8 @@ def blocks(text: str) -> Iterator[str]:
             yield re.sub(r"(^|\s)#.*", "", re.sub(r"\\\n\s*", " ", code))
 
 
-def commands(code: str) -> Iterator[list[str]]:
-    """The words of each command of this project, with the settings that stand before it."""
+def all_commands(code: str) -> Iterator[tuple[list[str], list[str]]]:
+    """The settings and the words of each command."""
     words = shlex.shlex(code, posix=True, punctuation_chars="();<>|&\n")
     words.whitespace, words.whitespace_split, words.commenters = " \t", True, ""
     command: list[str] = []
@@ -85,13 +94,18 @@ def commands(code: str) -> Iterator[list[str]]:
         if not OPERATORS.fullmatch(word):
             command.append(word)
             continue
-        settings = [word for word in command if ASSIGNMENT.match(word)]
-        rest = command[len(settings) :]
+        settings = [*takewhile(ASSIGNMENT.match, command)]
+        yield settings, command[len(settings) :]
+        command = []
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The words of each command of this project, with the settings that stand before it."""
+    for settings, rest in all_commands(code):
         if rest and Path(rest[0]).name.startswith("python"):
             del rest[0]
         if rest and OURS.fullmatch(rest[0]):
             yield [*settings, *rest]
-        command = []
 
 
 def spans(text: str) -> Iterator[str]:
@@ -178,6 +192,48 @@ def test_scripts_of_python_are_started_by_an_interpreter_of_an_environment() -> 
         code = [*blocks(text), *(span for span in spans(text) if " " in span)]
         before = {word for line in code for word in re.findall(r"(?:([^\s;&|]+) +)?(?:\./)?scripts/\w+\.py", line)}
         assert before <= {".venv/bin/python", "python3.12"}, path.name
+
+
+def test_documents_name_commands_as_an_activated_environment_does() -> None:
+    """CONTRIBUTING.md names files of the environment: it is for those who have several."""
+    for path in DOCUMENTS:
+        if path.name != "CONTRIBUTING.md":
+            text = path.read_text(encoding="utf-8")
+            assert set(re.findall(r"\.venv/bin/([\w-]+)", text)) <= {"activate", "python"}, path.name
+
+
+def test_the_readme_activates_the_environment_before_its_first_command() -> None:
+    readme = "".join(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert 0 < readme.index(f"{ACTIVATION}\n") < readme.index("genai-server ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell's activation")
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
+def test_programs_of_the_first_pages_are_there_or_linked(page: str, tmp_path: Path) -> None:
+    """On a new machine: in the activated environment, in the clone, or at their makers'."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    # A redirection's file is not a command.
+    code = re.sub(r"[<>] *\S+", "", "".join(blocks(text)))
+    named = {words[0] for _, words in all_commands(code) if words}
+    missing = [
+        name
+        for name in named - ON_EACH_MACHINE
+        if not (ROOT / name).exists()
+        and f"[{'uv' if name == 'uvx' else name}](https://" not in text
+        # uv, which scripts/install brings, cannot be had everywhere.
+        and (name in ("uv", "uvx") or not _is_on_the_path(name, tmp_path))
+    ]
+    assert "genai-server" in named
+    assert missing == []
+
+
+def _is_on_the_path(program: str, folder: Path) -> bool:
+    """Whether a shell in this folder finds a program in the environment after README's line."""
+    found = subprocess.run(
+        ["sh", "-c", f"{ACTIVATION}; command -v {program}"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    return Path(found.stdout.strip()).parent.resolve() == Path(sys.prefix, "bin").resolve()
 
 
 def test_each_command_and_each_script_is_documented() -> None:

@@ -79,7 +79,9 @@ def clone(tmp_path: Path) -> Path:
     commands = tmp_path / ".venv" / "bin"
     commands.mkdir(parents=True)
     pip_config = "global.index-url='https://example.org/simple'"
-    for name, more in (("python", f'[ "$4" != list ] || echo "{pip_config}"'), ("uv", "exit ${UV_STATUS:-0}")):
+    # pip's options stand before its command.
+    listing = f'case "$*" in *"config list"*) echo "{pip_config}" ;; *--editable*) echo "pip downloads" ;; esac'
+    for name, more in (("python", listing), ("uv", 'echo "uv downloads" >&2; exit ${UV_STATUS:-0}')):
         (commands / name).write_text(
             f'#!/bin/sh\necho "{name} $UV_DEFAULT_INDEX $@" | grep -e --editable >>{tmp_path}/asked\n{more}\n'
         )
@@ -105,8 +107,19 @@ def test_the_script_installs_each_extra_once(clone: Path) -> None:
     assert all(line.startswith("uv https://example.org/simple pip install") for line in asked)
 
 
+def test_the_script_says_what_it_waits_for(clone: Path) -> None:
+    assert install(clone)[1].splitlines() == [
+        "installing this copy of genai-server with cpu …",
+        "uv downloads",
+        "installed; `. .venv/bin/activate` puts genai-server on the PATH of a terminal",
+    ]
+    assert install(clone)[1] == ""
+
+
 def test_where_uv_fails_pip_installs(clone: Path) -> None:
-    assert install(clone, "otel", uv_status=2)[0] == 0
+    status, said = install(clone, "otel", uv_status=2)
+    assert status == 0
+    assert said.splitlines()[1:4] == ["uv downloads", "uv cannot install it; pip does …", "pip downloads"]
     asked = (clone / "asked").read_text().splitlines()
     assert [line.partition(" ")[0] for line in asked] == ["uv", "python"]
     assert {line.rpartition(" ")[2] for line in asked} == {".[cpu,otel]"}

@@ -117,7 +117,9 @@ def test_a_request_that_meets_an_internal_error_is_logged_without_the_message(
         server.should_exit = True
         thread.join(20)
     told = capsys.readouterr().err
-    assert "Exception in ASGI application" in told
+    assert "ERROR uvicorn: Exception in ASGI application" in told
+    assert "INFO uvicorn: Started server process" in told
+    assert "uvicorn.error" not in told
     assert "in failing" in told
     assert "builtins.LookupError" in told
     assert "swordfish" not in told

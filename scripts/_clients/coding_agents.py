@@ -20,10 +20,14 @@ _SAID = "script: say hello⏎from the server"
 _INPUT = "prompt.txt"
 # For an agent that changes its argument and not its standard input.
 _FROM_INPUT = f"<{_INPUT}"
+_QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+_ANY_FOLDER = ("--skip-git-repo-check",)
 _AIDER = (
     *("--yes-always", "--no-git", "--no-pretty", "--no-stream", "--no-show-model-warnings", "--no-detect-urls"),
     *("--no-check-update", "--analytics-disable"),
 )
+# The context of the recipes' server.
+_WINDOW = 131072
 _HEARD = re.compile(r"hello\s*\n\s*from the server")
 
 
@@ -75,6 +79,23 @@ def _reads_a_file(
     return check
 
 
+def _knows_its_window(
+    check: Callable[[Place], list[Check]], name: str, options: tuple[str, ...], more: Mapping[str, str], written: str
+) -> Callable[[Place], list[Check]]:
+    """Such an agent also writes the context window in use, to its output or to its record of the session."""
+
+    def check_window(place: Place) -> list[Check]:
+        checks = check(place)
+        ended = _agent(name, place, _SAID, options, more)
+        records = [path.read_text(encoding="utf-8") for path in _scratch(place).rglob("*.jsonl")]
+        why = (
+            "" if any(written in text for text in [ended.output, *records]) else ended.why or f"it writes no {written}"
+        )
+        return [*checks, Check("knows its window", why)]
+
+    return check_window
+
+
 def _check_aider(place: Place) -> list[Check]:
     key = f"key-{secrets.token_hex(6)}"
     shutil.rmtree(_scratch(place), ignore_errors=True)
@@ -94,11 +115,17 @@ CODING_AGENTS = (
     Client(
         "Claude Code",
         ("@anthropic-ai/claude-code",),
-        _reads_a_file(
+        _knows_its_window(
+            _reads_a_file(
+                "Claude Code",
+                lambda file: {"name": "Read", "arguments": {"file_path": str(file)}},
+                (),
+                _QUIET,
+            ),
             "Claude Code",
-            lambda file: {"name": "Read", "arguments": {"file_path": str(file)}},
-            (),
-            {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+            ("--output-format", "json"),
+            _QUIET,
+            f'"contextWindow":{_WINDOW}',
         ),
         Registry.NPM,
         recipe="Claude Code",
@@ -107,11 +134,18 @@ CODING_AGENTS = (
     Client(
         "Codex",
         ("@openai/codex",),
-        _reads_a_file(
+        _knows_its_window(
+            _reads_a_file(
+                "Codex",
+                lambda file: {"name": "exec_command", "arguments": {"cmd": f"cat {file.name}"}},
+                _ANY_FOLDER,
+                {},
+            ),
             "Codex",
-            lambda file: {"name": "exec_command", "arguments": {"cmd": f"cat {file.name}"}},
-            ("--skip-git-repo-check",),
+            _ANY_FOLDER,
             {},
+            # It leaves 5 % out.
+            f'"model_context_window":{_WINDOW * 95 // 100}',
         ),
         Registry.NPM,
         recipe="Codex",
@@ -152,6 +186,19 @@ CODING_AGENTS = (
         ),
         Registry.NPM,
         recipe="Continue",
+    ),
+    Client(
+        "Cline",
+        ("cline",),
+        _reads_a_file(
+            "Cline",
+            lambda file: {"name": "read_files", "arguments": {"files": [{"path": str(file)}]}},
+            (),
+            # Without it a process stays behind.
+            {"CLINE_SESSION_BACKEND_MODE": "local"},
+        ),
+        Registry.NPM,
+        recipe="Cline",
     ),
     Client("aider", ("aider-chat",), _check_aider, recipe="aider"),
 )

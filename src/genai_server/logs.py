@@ -52,6 +52,7 @@ def configure_logging(level: str, form: str = "text") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(_TEXT))
     handler.addFilter(_cut_asyncio)
+    handler.addFilter(_rename_uvicorn)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("asyncio", "sse_starlette"):
         logging.getLogger(noisy).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))
@@ -78,4 +79,11 @@ def _cut_asyncio(record: logging.LogRecord) -> bool:
     """Cut asyncio's own records to one line: the others show the task with its exception."""
     if record.name == "asyncio":
         record.msg, record.args = record.getMessage().partition("\n")[0], None
+    return True
+
+
+def _rename_uvicorn(record: logging.LogRecord) -> bool:
+    """Name uvicorn's records of the server `uvicorn`: its own name for them, `uvicorn.error`, looks like a failure."""
+    if record.name == "uvicorn.error":
+        record.name = "uvicorn"
     return True

@@ -36,6 +36,14 @@ def test_an_agent_takes_its_prompt_from_the_environment(client: Client) -> None:
     assert recipe(client.recipe, SERVER, "--more").rstrip().endswith('"$PROMPT" --more')
 
 
+@pytest.mark.parametrize("heading", ["Claude Code", "Codex", "opencode"])
+def test_an_agents_window_is_its_servers_context(heading: str) -> None:
+    """The server's command is shown with the agent's lines and is not run with them."""
+    (length,) = re.findall(r"genai-server serve .*--max-length (\d+)", section(heading))
+    assert "genai-server serve" not in recipe(heading)
+    assert length in recipe(heading)
+
+
 def test_a_library_keeps_its_prompt() -> None:
     assert PROMPT in recipe("LangChain", SERVER)
 

@@ -20,17 +20,19 @@ _POLL = 0.05
 # Seconds to end; no request runs in it any more.
 _PATIENCE = 10.0
 _LAST_LINES = 5
+_ERROR = re.compile(r"\S+ \S+ (ERROR|CRITICAL) ")
 
 
 @contextmanager
 def own_server(directory: Path, key_entry: str) -> Iterator[str]:
     """The URL of a server for a model directory on a free port of this machine, for the duration of the block.
 
-    Ctrl-C does not reach the server. `key_entry` is an entry of GENAI_API_KEYS. Raises ChatFailed with the last lines
-    of its log if it does not start.
+    Ctrl-C does not reach the server. `key_entry` is an entry of GENAI_API_KEYS. Raises ChatFailed with the errors of
+    its log, or its last lines, if it does not start.
     """
     command = [sys.executable, "-m", "genai_server", "serve", "--model-dir", str(directory)]
     command += ["--model-name", _NO_NAME.sub("", directory.resolve().name) or "model", "--log-level", "info"]
+    command += ["--log-format", "text"]
     command += ["--host", "127.0.0.1", "--port", "0", "--workers", "1", "--reload", "false", "--api-keys", key_entry]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
@@ -57,8 +59,9 @@ def _ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
         if found and _is_ready(found[1]):
             return found[1]
         time.sleep(_POLL)
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-    raise ChatFailed("\n".join(["the server for it did not start:", *lines]))
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    why = [line for line in lines if _ERROR.match(line)] or lines[-_LAST_LINES:]
+    raise ChatFailed("\n".join(["the server for it did not start:", *why]))
 
 
 def _is_ready(url: str) -> bool:

@@ -3,8 +3,11 @@
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from genai_server.cli.doctor.finding import FAIL, OK, WARN, Finding
 from genai_server.config import Settings, load_settings
 from genai_server.engine.host.cores import usable_cores
 from tests.model_edits import base_model, edited_config
-from tests.running_server import DEMO, free_port, run_server
+from tests.running_server import DEMO, clean_environment, free_port, run_server
 
 
 def settings(**options: str) -> Settings:
@@ -64,6 +67,15 @@ def test_a_device_that_cannot_load_tells_the_librarys_reason(capsys: pytest.Capt
     assert status == 1
     assert "fail  device openvino: OpenVINO" in printed
     assert "ok    device scripted: ready" in printed
+
+
+def test_the_reason_of_a_failed_load_is_printed_once() -> None:
+    """In a process of its own, because pytest takes what would be logged."""
+    command = [sys.executable, "-m", "genai_server", "doctor", "--port", "0", "--device", "openvino"]
+    command += ["--model-dir", str(DEMO), "--cache-dir", "none"]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+    (reason,) = re.findall(r"^fail  device openvino: (.*)$", done.stdout, re.MULTILINE)
+    assert (done.stdout + done.stderr).count(reason) == 1
 
 
 @pytest.mark.parametrize(

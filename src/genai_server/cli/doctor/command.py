@@ -4,6 +4,7 @@ Each line is ok, warn or fail. The exit status is 1 if anything failed; serving 
 """
 
 import argparse
+import logging
 from collections.abc import Iterator
 
 from genai_server.cli.doctor import machine, models
@@ -24,6 +25,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each finding; returns 1 if one is a failure."""
+    # The findings have what the engines' supervisor would log.
+    logging.getLogger("genai_server").addHandler(logging.NullHandler())
     failed = False
     for finding in examine(vars(arguments)):
         failed |= finding.state == FAIL

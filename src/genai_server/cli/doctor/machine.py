@@ -76,7 +76,9 @@ def providers() -> Iterator[Finding]:
     yield Finding(OK, "providers", ", ".join(name for name, why in tried.items() if why is None) or "none")
     for name, why in tried.items():
         if why is not None:
-            yield Finding(WARN, f"provider {name}", why, f"install the libraries of {name}, or ignore this")
+            yield Finding(
+                WARN, f"provider {name}", " ".join(why.split()), f"install the libraries of {name}, or ignore this"
+            )
 
 
 def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
