@@ -5,11 +5,11 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from genai_server.api.errors import internal_error
 from genai_server.api.generation.answers import Generation
-from genai_server.api.generation.records import LatestResponse, Record, not_streamed
+from genai_server.api.generation.records import LatestResponse, Record, not_cancelled, not_streamed
 from genai_server.api.generation.request_context import RequestContext
 from genai_server.api.generation.response_store import KeptResponse, ResponseStore
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
@@ -156,8 +156,8 @@ class RunningResponse:
 
     def cancel(self) -> None:
         """End the response with the partial answer. The reader of the events receives the last ones."""
-        if self._build.is_ended:
-            self._record().cancel()
+        if self._build.is_ended and self.response["status"] != "cancelled":
+            raise not_cancelled(self.response)
         self._end()
 
     def fail(self, error: GenaiServerError) -> JsonObject:
@@ -203,11 +203,8 @@ class RunningResponse:
         if record.value["status"] not in ("completed", "incomplete"):
             return
         said = [item for item in record.value["output"] if item["status"] == "completed" or item["type"] == "message"]
-        new = [*self._given, *said]
         try:
-            await self._keeping.store.change(
-                conversation, self.owner, lambda old: replace(old, items=[*old.items, *new])
-            )
+            await self._keeping.store.add_items(conversation, self.owner, [*self._given, *said])
         # It was deleted meanwhile, or is full, or there is no disk.
         except (ConversationNotFound, InvalidField, StoreUnavailable) as error:
             self.not_stored = error.message
