@@ -79,7 +79,7 @@ def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
         async for event in running.follow():
             if event["type"] == "response.output_text.delta":
                 await running.stop()
-        (message,) = (await store.get("resp_1")).response["output"]
+        (message,) = await store.history("response", "resp_1", None)
         assert message["content"][0]["text"] == "half"
 
     asyncio.run(job())

@@ -45,7 +45,7 @@ _SCHEMA = """
         json BLOB NOT NULL
     );
     CREATE UNIQUE INDEX parts_by_place ON parts (record, kind, place);
-    CREATE INDEX parts_by_id ON parts (owner, id, record) WHERE id IS NOT NULL;
+    CREATE INDEX parts_by_id ON parts (owner, id, record, kind, place) WHERE id IS NOT NULL;
     CREATE TABLE owners (owner TEXT PRIMARY KEY, number INTEGER NOT NULL, size INTEGER NOT NULL) WITHOUT ROWID;
     CREATE TRIGGER record_added AFTER INSERT ON records BEGIN
         INSERT OR IGNORE INTO owners VALUES (new.owner, 0, 0);
@@ -181,6 +181,7 @@ class RecordDatabase:
                 "UPDATE records SET value = ?, size = ?, used = ?, run = '', pid = 0, request = '' WHERE key = ?",
                 (encoded.head, encoded.size, _now(), key),
             )
+            file.execute("DELETE FROM parts WHERE record = ? AND kind != ?", (key, ITEM))
             _add(file, key, record.owner or "", rows)
         return True
 
