@@ -254,17 +254,20 @@ class RecordDatabase:
     def history(self, key: Key, max_bytes: int, *, is_shortened: bool = False) -> History | None:
         """A record's items with a response's output; None if there is no such record.
 
-        Of more than `max_bytes` only the newest and the first with `is_shortened`, and else InvalidField.
+        Of more than `max_bytes` only the newest, half as many bytes, and the first with `is_shortened`, and else
+        InvalidField.
         """
 
         def read(file: sqlite3.Connection, record: int) -> History:
             sql = "SELECT json FROM parts WHERE record = ? AND kind IN (?, ?) ORDER BY kind {0}, place {0}"
-            items, size = [], 0
+            items, size, num_newest = [], 0, 0
             for (part,) in file.execute(sql.format("DESC"), (record, OUTPUT, ITEM)):
                 size += len(part)
                 if size > max_bytes:
                     break
                 items.append(part)
+                if size <= max_bytes // 2:
+                    num_newest = len(items)
             else:
                 return History(items[::-1])
             if not is_shortened:
@@ -274,7 +277,7 @@ class RecordDatabase:
                     param=None,
                 )
             (first,) = file.execute(f"{sql.format('')} LIMIT 1", (record, OUTPUT, ITEM)).fetchone()
-            return History(items[::-1], first)
+            return History(items[:num_newest][::-1], first)
 
         return self._read(key, read)
 

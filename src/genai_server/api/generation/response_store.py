@@ -279,12 +279,12 @@ class ResponseStore:
         """The items of an ended response with its output, or of a conversation.
 
         Raises ResponseNotFound or ConversationNotFound, StoreUnavailable, and InvalidField for more than a request may
-        continue; `is_shortened` leaves out the oldest of these, from whole turns.
+        continue; `is_shortened` leaves out the oldest turns of these, and of more than a chat template takes.
         """
         running = self._running_of(id, owner)
         if running is not None:
             return [*running.items, *running.response["output"]]
-        key, most = Key(object, id, owner), self._max_history
+        key, most = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
         found = await self._find(key, lambda database: database.history(key, most, is_shortened=is_shortened))
         if found is None:
             raise _no_response(id) if object == "response" else _no_conversation(id)
