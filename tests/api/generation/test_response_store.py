@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from genai_server.api.generation import response_store
+from genai_server.api.generation import record_database, response_store
 from genai_server.api.generation.record_database import RecordDatabase
 from genai_server.api.generation.records import EncodedRecord, Record, encode_record
 from genai_server.api.generation.response_store import EndRequest, KeptResponse, ResponseStore
@@ -424,6 +424,109 @@ def test_a_response_whose_process_has_died_has_failed(file: RecordDatabase) -> N
 
     async def job() -> None:
         assert (await ResponseStore(9, 9000, file, run="now").get("a")).response["status"] == "failed"
+
+    run(job())
+
+
+def _many(number: int, text: str = "", role: str = "user") -> Record:
+    items = [{"id": f"i{place}", "role": role if place == 0 else "user", "text": text} for place in range(number)]
+    return replace(_conversation(), items=items)
+
+
+def test_a_page_of_a_running_response_is_one_of_its_items() -> None:
+    async def pages() -> list[list[str]]:
+        store = ResponseStore(9, 9000)
+        store.begin(Background(replace(record("a", "in_progress"), items=_many(5).items)))
+        asked: list[dict[str, Any]] = [{}, {"order": "asc", "limit": 2}, {"limit": 2, "after": "i3"}, {"after": "i0"}]
+        found = [await store.input_items("a", None, InputItemsParameters(**query)) for query in asked]
+        with pytest.raises(InvalidField, match='given "x"'):
+            await store.input_items("a", None, InputItemsParameters(after="x"))
+        assert [page.has_more for page in found] == [False, True, True, False]
+        return [[id for id, _ in page.items] for page in found]
+
+    assert run(pages()) == [["i4", "i3", "i2", "i1", "i0"], ["i0", "i1"], ["i2", "i1"], []]
+
+
+def test_more_references_than_allowed_are_refused() -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000)
+        await store.put(_many(1))
+        assert len(await store.find_items(["i0"] * response_store.MAX_REFERENCES)) == 1
+        with pytest.raises(InvalidField, match="at most 1024 items of type item_reference, given 1025"):
+            await store.find_items(["i0"] * (response_store.MAX_REFERENCES + 1))
+
+    run(job())
+
+
+def test_references_to_a_running_response_have_a_limit_too() -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000, max_body_bytes=100)
+        store.begin(Background(replace(record("a", "in_progress"), items=_many(1, text="x" * 500).items)))
+        assert await store.find_items(["i0"])
+        with pytest.raises(InvalidField, match="at most 800 bytes together"):
+            await store.find_items(["i0", "i0"])
+
+    run(job())
+
+
+@pytest.mark.parametrize(("role", "kept"), [("system", ["i0", "i8", "i9"]), ("user", ["i8", "i9"])])
+def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]) -> None:
+    async def job() -> list[str]:
+        store = ResponseStore(9, 90_000, max_body_bytes=1000)
+        await store.put(_many(10, text="x" * 900, role=role))
+        with pytest.raises(InvalidField, match='"conv" has more than the 8000 bytes'):
+            await store.history("conversation", "conv", None)
+        return [item["id"] for item in await store.history("conversation", "conv", None, is_shortened=True)]
+
+    assert run(job()) == kept
+
+
+def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_database, "_MAX_PAGE_EVENTS", 2)
+
+    async def job() -> list[list[int]]:
+        store = ResponseStore(9, 9000)
+        await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
+        kept = await store.get("a")
+        return [[event["sequence_number"] async for event in kept.follow(after)] for after in (None, 2, 4)]
+
+    assert run(job()) == [[0, 1, 2, 3, 4], [3, 4], []]
+
+
+def test_a_stream_removed_while_it_is_followed_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_database, "_MAX_PAGE_EVENTS", 1)
+
+    async def job() -> None:
+        store = ResponseStore(9, 9000)
+        await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
+        events = (await store.get("a")).follow(None)
+        await anext(events)
+        await store.delete("a")
+        with pytest.raises(ResponseNotFound):
+            await anext(events)
+
+    run(job())
+
+
+def test_a_response_larger_than_its_keys_share_is_not_stored() -> None:
+    async def job() -> str | None:
+        store = ResponseStore(9, 3000)
+        for owner in ("alice", "bob"):
+            await store.put(replace(record(owner, text="x" * 800), owner=owner))
+        return await store.put(record("a", text="x" * 1500))
+
+    assert "this key's share of GENAI_RESPONSE_STORE_BYTES" in str(run(job()))
+
+
+def test_an_ended_response_that_is_too_large_leaves_nothing(file: RecordDatabase) -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000, file, run="now")
+        await store.begin_background(Background(_running()))
+        reason = await store.finish(record("a", text="x" * 1_000_000))
+        assert "GENAI_RESPONSE_STORE_BYTES" in str(reason)
+        with pytest.raises(ResponseNotFound):
+            await store.get("a")
+        await store.close()
 
     run(job())
 
