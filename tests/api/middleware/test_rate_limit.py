@@ -151,13 +151,15 @@ def test_reads_of_what_is_stored_count_for_their_key(limited: RunningServer) -> 
         # What runs in the background counts as a request, and so does not keep its client from reading it.
         assert client.get(path).json()["status"] in ("queued", "in_progress")
         with client.stream("GET", path, params={"stream": True}) as followed:
-            next(followed.iter_lines())
+            lines = followed.iter_lines()
+            next(lines)
             for method, read in (("GET", path), ("GET", f"{path}/input_items"), ("DELETE", "/v1/conversations/conv")):
                 refusal = limited.client.request(method, read, headers=bearer("slow"))
                 assert refusal.status_code == 429, read
                 assert "reads of what is stored" in refusal.json()["error"]["message"]
             assert limited.client.get("/v1/models", headers=bearer("slow")).status_code == 200
             assert limited.client.post(f"{path}/cancel", headers=bearer("slow")).status_code == 200
+            assert list(lines)
         wait_until(lambda: limited.client.get(path, headers=bearer("slow")).status_code == 200)
     wait_until(lambda: chat(limited, "slow").status_code == 200)
 
