@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -42,14 +43,17 @@ async def begun(job: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
     return task
 
 
+def note(done: list[str], name: str, database: RecordDatabase) -> None:
+    done.append(name)
+
+
 def test_owners_take_turns() -> None:
     async def job() -> list[str]:
         database, gate, done = thread(), Gate(), list[str]()
         tasks = [await begun(database.run("alice", gate))]
         await asyncio.to_thread(gate.is_reached.wait)
         for name in ("alice 1", "alice 2", "alice 3", "bob 1", "bob 2", "carol 1"):
-            owner = name.split()[0]
-            tasks.append(await begun(database.run(owner, lambda _, name=name: done.append(name))))
+            tasks.append(await begun(database.run(name.split()[0], partial(note, done, name))))
         gate.is_open.set()
         await asyncio.gather(*tasks)
         await database.close()

@@ -88,8 +88,12 @@ def kept(database: RecordDatabase, *ids: str, owner: str | None = None) -> list[
     return [id for id in ids if database.find_items({f"in_{id}": 1}, owner, MANY)]
 
 
-def page_ids(database: RecordDatabase, key: Key, **query: Any) -> list[str]:
-    page = database.page(key, InputItemsParameters(**query))
+def query(**given: Any) -> InputItemsParameters:
+    return InputItemsParameters.model_validate(given)
+
+
+def page_ids(database: RecordDatabase, key: Key, **given: Any) -> list[str]:
+    page = database.page(key, query(**given))
     assert page is not None
     return [id for id, _ in page.items]
 
@@ -199,7 +203,7 @@ def test_a_record_is_visible_to_its_owner_only(database: Make) -> None:
     for stranger in ("bob", None):
         for key in (response("a", stranger), Key("conversation", "conv", stranger)):
             assert store.get(key) is None
-            assert store.page(key, InputItemsParameters()) is None
+            assert store.page(key, query()) is None
             assert store.history(key, MANY) is None
             assert store.item(key, "i0") is None
             assert store.events(key, -1) is None
@@ -253,7 +257,7 @@ def test_pages_have_what_was_asked_for(database: Make) -> None:
     with pytest.raises(InvalidField, match='after must be the id of an input item, given "x"'):
         page_ids(store, CONV, after="x")
     for limit, has_more in ((4, True), (5, False)):
-        page = store.page(CONV, InputItemsParameters(limit=limit))
+        page = store.page(CONV, query(limit=limit))
         assert page is not None
         assert page.has_more is has_more
 
@@ -264,7 +268,7 @@ def test_a_page_of_large_items_ends_early(database: Make, monkeypatch: pytest.Mo
     monkeypatch.setattr(record_database, "MAX_PAGE_BYTES", 3000)
     assert page_ids(store, CONV, order="asc") == ["i0", "i1"]
     monkeypatch.setattr(record_database, "MAX_PAGE_BYTES", 10)  # never an empty one
-    page = store.page(CONV, InputItemsParameters(order="asc", after="i7"))
+    page = store.page(CONV, query(order="asc", after="i7"))
     assert page is not None
     assert [id for id, _ in page.items] == ["i8"]
 
@@ -415,7 +419,12 @@ def test_references_read_each_item_once(database: Make) -> None:
     put(store, conversation(4000, text="x" * 3000))
     rows: list[Any] = []
     assert store._open is not None
-    store._open.row_factory = lambda cursor, row: rows.append(row) or row
+
+    def note(cursor: sqlite3.Cursor, row: Any) -> Any:
+        rows.append(row)
+        return row
+
+    store._open.row_factory = note
     wanted = Counter(f"i{number}" for number in range(1000))
     assert len(store.find_items(wanted, None, MANY)) == 1000
     assert len(rows) == 1000

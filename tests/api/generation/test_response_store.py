@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from genai_server.errors import (
     Unavailable,
 )
 from genai_server.openai_api.schemas.base import JsonObject
-from genai_server.openai_api.schemas.responses import InputItemsParameters
+from tests.api.generation.test_record_database import query
 from tests.api.generation.test_records import record
 
 T = TypeVar("T")
@@ -64,6 +64,9 @@ class Background:
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
         raise AssertionError("not streamed")
+
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        return {item["id"]: item for item in self._record.all_items if item["id"] in ids}
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -185,10 +188,12 @@ def test_what_is_stored_is_found_by_its_owner_only(file: RecordDatabase) -> None
                 with pytest.raises(ConversationNotFound):
                     await store.conversation_item("conv", stranger, "x")
                 with pytest.raises(ConversationNotFound):
-                    await store.conversation_items("conv", stranger, InputItemsParameters())
-                for object, id in (("conversation", "conv"), ("response", "a"), ("response", "b")):
-                    with pytest.raises((ConversationNotFound, ResponseNotFound)):
-                        await store.history(object, id, stranger)
+                    await store.conversation_items("conv", stranger, query())
+                with pytest.raises(ConversationNotFound):
+                    await store.history("conversation", "conv", stranger)
+                for id in "ab":
+                    with pytest.raises(ResponseNotFound):
+                        await store.history("response", id, stranger)
                 with pytest.raises(ConversationNotFound):
                     await store.delete_conversation("conv", stranger)
             assert (await store.get("b", "alice")).owner == "alice"
@@ -413,6 +418,7 @@ def test_a_response_that_is_deleted_here_is_ended_and_leaves_nothing(file: Recor
         await store.close()
 
     run(job())
+    assert file._path is not None
     with closing(sqlite3.connect(file._path)) as read:
         assert read.execute("SELECT COUNT(*) FROM records").fetchone() == (0,)
 
@@ -438,9 +444,9 @@ def test_a_page_of_a_running_response_is_one_of_its_items() -> None:
         store = ResponseStore(9, 9000)
         store.begin(Background(replace(record("a", "in_progress"), items=_many(5).items)))
         asked: list[dict[str, Any]] = [{}, {"order": "asc", "limit": 2}, {"limit": 2, "after": "i3"}, {"after": "i0"}]
-        found = [await store.input_items("a", None, InputItemsParameters(**query)) for query in asked]
+        found = [await store.input_items("a", None, query(**given)) for given in asked]
         with pytest.raises(InvalidField, match='given "x"'):
-            await store.input_items("a", None, InputItemsParameters(after="x"))
+            await store.input_items("a", None, query(after="x"))
         assert [page.has_more for page in found] == [False, True, True, False]
         return [[id for id, _ in page.items] for page in found]
 

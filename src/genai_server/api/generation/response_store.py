@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
@@ -100,6 +100,10 @@ class Running(KeptResponse, Protocol):
     @property
     def items(self) -> Sequence[JsonObject]:
         """The items of its conversation up to the response."""
+        ...
+
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        """The items of its conversation and its output that have these ids, by id."""
         ...
 
 
@@ -418,8 +422,7 @@ class ResponseStore:
             rows |= await self._on_file(owner, find)
         for running in self._running.values():
             if running.owner == owner:
-                items = [*running.items, *running.response["output"]]
-                rows |= {item["id"]: to_json(item) for item in items if item["id"] in wanted}
+                rows |= {id: to_json(item) for id, item in running.find_items(wanted.keys()).items()}
         if sum(wanted[id] * len(row) for id, row in rows.items()) > most:
             raise references_too_large(most)
         return await asyncio.to_thread(lambda: {id: json.loads(row) for id, row in rows.items()})

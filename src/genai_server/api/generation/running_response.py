@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 
 from genai_server.api.errors import internal_error
 from genai_server.api.generation.answers import Generation
@@ -97,6 +98,11 @@ class RunningResponse:
         """Tokens of the prompt that have been read, and of how many; None once all have been read."""
         return self._generation.progress
 
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        """The items of its conversation and its output that have these ids, by id."""
+        given = {id: self._items_by_id[id] for id in self._items_by_id.keys() & ids}
+        return given | self._build.find_items(ids)
+
     def begin(self) -> None:
         """Let others find it in the store."""
         if self._keeping.is_stored:
@@ -184,6 +190,10 @@ class RunningResponse:
         if self._storing is None:
             self._storing = asyncio.ensure_future(self._keep())
         await asyncio.shield(self._storing)
+
+    @cached_property
+    def _items_by_id(self) -> dict[str, JsonObject]:
+        return {item["id"]: item for item in self.items}
 
     async def _keep(self) -> None:
         record, keeping = self._record(), self._keeping
