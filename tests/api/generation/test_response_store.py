@@ -16,9 +16,10 @@ import msgspec
 import pytest
 
 from genai_server.api.generation import record_database, response_store
+from genai_server.api.generation.kept_response import KeptResponse
 from genai_server.api.generation.record_database import RecordDatabase
 from genai_server.api.generation.records import EncodedRecord, Record, encode_record
-from genai_server.api.generation.response_store import EndRequest, KeptResponse, ResponseStore
+from genai_server.api.generation.response_store import EndRequest, ResponseStore
 from genai_server.errors import (
     ConversationNotFound,
     InvalidField,

@@ -5,15 +5,16 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import psutil
 
 from genai_server.api.generation.database_thread import DatabaseThread
+from genai_server.api.generation.kept_response import KeptResponse, Running, RunningInBackground, StoredResponse
 from genai_server.api.generation.record_database import (
     History,
     Key,
@@ -28,8 +29,6 @@ from genai_server.api.generation.records import (
     StoredRecord,
     encode_items,
     encode_record,
-    not_cancelled,
-    not_streamed,
     to_json,
 )
 from genai_server.errors import (
@@ -65,100 +64,6 @@ _HISTORY_BODIES = 8
 T = TypeVar("T")
 # Ends the engine request with this unique id, whichever API process has sent it. Raises NoEngineReady.
 EndRequest = Callable[[str], Awaitable[object]]
-
-
-class KeptResponse(Protocol):
-    """A running or ended response in the store."""
-
-    @property
-    def response(self) -> JsonObject:
-        """The response; items of the output of an ended one are JSON."""
-        ...
-
-    @property
-    def owner(self) -> str | None:
-        """Stands for the API key that it was requested with."""
-        ...
-
-    @property
-    def progress(self) -> tuple[int, int] | None:
-        """Tokens of the prompt that have been read, and of how many; None once all have been read."""
-        ...
-
-    def cancel(self) -> None:
-        """End the response. Raises InvalidField if it has ended in another way."""
-        ...
-
-    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        """The events of its stream behind the one with this number. Raises InvalidField if it has none."""
-        ...
-
-
-class Running(KeptResponse, Protocol):
-    """A response that runs in this process."""
-
-    @property
-    def items(self) -> Sequence[JsonObject]:
-        """The items of its conversation up to the response."""
-        ...
-
-    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
-        """The items of its conversation and its output that have these ids, by id."""
-        ...
-
-
-class RunningInBackground(Running, Protocol):
-    """A response that runs without a client."""
-
-    @property
-    def request(self) -> str:
-        """The unique id of its request."""
-        ...
-
-    async def stop(self) -> None:
-        """End it at the end of the server."""
-        ...
-
-
-@dataclass(frozen=True)
-class StoredResponse:
-    """A response as it is stored."""
-
-    record: StoredRecord
-    # The next events of its stream behind the one with this number. Raises ResponseNotFound and StoreUnavailable.
-    read_events: Callable[[int], Awaitable[Sequence[JsonObject]]]
-
-    @property
-    def response(self) -> JsonObject:
-        """The response; the items of its output are JSON."""
-        return self.record.value
-
-    @property
-    def owner(self) -> str | None:
-        """Stands for the API key."""
-        return self.record.owner
-
-    @property
-    def progress(self) -> None:
-        """It reads no prompt."""
-        return
-
-    def cancel(self) -> None:
-        """Accept a response that was cancelled. Raises InvalidField for every other."""
-        if self.response["status"] != "cancelled":
-            raise not_cancelled(self.response)
-
-    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        """The events of its stream behind the one with this number. Raises InvalidField if none are stored."""
-        if not self.record.has_events:
-            raise not_streamed(self.response["id"])
-        return self._events(-1 if after is None else after)
-
-    async def _events(self, after: int) -> AsyncGenerator[JsonObject]:
-        while events := await self.read_events(after):
-            for event in events:
-                yield event
-            after += len(events)
 
 
 class ResponseStore:
@@ -485,7 +390,8 @@ class ResponseStore:
             with suppress(StoreUnavailable, InvalidField):
                 await self._memory.run(record.owner, lambda memory: memory.put(encoded))
         else:
-            await self._forget_in_memory(record.id, record.owner)
+            with suppress(StoreUnavailable):
+                await self._forget_in_memory(record.id, record.owner)
         if record.id in await self._evict(database, record.owner):
             reason = "it is larger than this key's share of GENAI_RESPONSE_STORE_BYTES"
         return reason

@@ -10,9 +10,10 @@ from functools import cached_property
 
 from genai_server.api.errors import internal_error
 from genai_server.api.generation.answers import Generation
+from genai_server.api.generation.kept_response import KeptResponse
 from genai_server.api.generation.records import LatestResponse, Record, not_cancelled, not_streamed
 from genai_server.api.generation.request_context import RequestContext
-from genai_server.api.generation.response_store import KeptResponse, ResponseStore
+from genai_server.api.generation.response_store import ResponseStore
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation import FinishReason
 from genai_server.openai_api.response_builder import ResponseBuilder, stream_error

@@ -11,10 +11,11 @@ from fastapi.responses import Response
 from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.generate import generate
 from genai_server.api.generation.json_response import built_response, json_response
+from genai_server.api.generation.kept_response import KeptResponse
 from genai_server.api.generation.prompts import encode_chat
 from genai_server.api.generation.records import RUNNING, Record
 from genai_server.api.generation.request_context import RequestContext, TheRequestContext
-from genai_server.api.generation.response_store import KeptResponse, ResponseStore
+from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.generation.running_response import Following, Keeping, RunningResponse
 from genai_server.api.generation.sse import STREAMS, EventStream
 from genai_server.api.leniency import TheLeniency
