@@ -21,7 +21,7 @@ from genai_server.api.catalog import Catalog, LoadText
 from genai_server.api.error_handlers import install_error_handlers
 from genai_server.api.fingerprint import fingerprint
 from genai_server.api.generation.checked_specs import CheckedSpecs
-from genai_server.api.generation.record_file import RecordFile
+from genai_server.api.generation.record_database import RecordDatabase
 from genai_server.api.generation.records import LatestResponse
 from genai_server.api.generation.request_context import ClientLeft
 from genai_server.api.generation.response_store import EndRequest, ResponseStore
@@ -204,8 +204,10 @@ def create_app(
 def _response_store(settings: Settings, run: str, end_request: EndRequest) -> ResponseStore:
     size, num_bytes = settings.response_store_size, settings.response_store_bytes
     path = settings.response_store_file
-    file = RecordFile(Path(path), size, num_bytes) if path else None
-    return ResponseStore(size, num_bytes, file, run=run, end_request=end_request)
+    file = RecordDatabase(Path(path), size, num_bytes) if path else None
+    return ResponseStore(
+        size, num_bytes, file, max_body_bytes=settings.max_body_bytes, run=run, end_request=end_request
+    )
 
 
 def _add_middleware(

@@ -303,7 +303,8 @@ class Settings(BaseModel):
         0,
         alias="GENAI_MAX_CONCURRENT_PER_KEY",
         ge=0,
-        description="Most requests of a key at once, in each API process; more get a 429. 0 sets no limit.",
+        description="Most requests of a key at once, and most reads of what it has stored, in each API process; more "
+        "get a 429. 0 sets no limit.",
     )
     rate_per_key: int = Field(
         0,

@@ -66,6 +66,10 @@ class ResponseBuilder:
         """The response as it is now."""
         return {**self._begun, "output": [item.to_json() for item in self._items if item.is_shown]}
 
+    def find_items(self, ids: Collection[str]) -> dict[str, JsonObject]:
+        """The items of the output that have these ids, by id."""
+        return {item.id: item.to_json() for item in self._items if item.id in ids}
+
     @property
     def is_ended(self) -> bool:
         """Whether the response has ended."""

@@ -116,9 +116,9 @@ def compaction(summary: str, id: str | None = None) -> JsonObject:
     return {"id": id or new_id("cmp"), "type": "compaction", "encrypted_content": encrypted(summary)}
 
 
-def referenced_ids(given: str | Sequence[InputItem]) -> set[str]:
-    """The ids of the items that a request's input refers to."""
-    return {item.id for item in given if isinstance(item, ItemReference)}
+def referenced_ids(given: str | Sequence[InputItem]) -> list[str]:
+    """The ids of the items that a request's input refers to, each as often as it does."""
+    return [item.id for item in given if isinstance(item, ItemReference)]
 
 
 def given_items(

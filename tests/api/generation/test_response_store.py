@@ -5,18 +5,20 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import closing
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence, Set
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
-from genai_server.api.generation import response_store
-from genai_server.api.generation.record_file import RecordFile
-from genai_server.api.generation.records import Record
+from genai_server.api.generation import record_database, response_store
+from genai_server.api.generation.kept_response import KeptResponse
+from genai_server.api.generation.record_database import RecordDatabase
+from genai_server.api.generation.records import EncodedRecord, Record, encode_record
 from genai_server.api.generation.response_store import EndRequest, ResponseStore
 from genai_server.errors import (
     ConversationNotFound,
@@ -27,6 +29,7 @@ from genai_server.errors import (
     Unavailable,
 )
 from genai_server.openai_api.schemas.base import JsonObject
+from tests.api.generation.test_record_database import query
 from tests.api.generation.test_records import record
 
 T = TypeVar("T")
@@ -45,7 +48,7 @@ class Background:
         return self._record.value
 
     @property
-    def items(self) -> list[JsonObject]:
+    def items(self) -> Sequence[JsonObject]:
         return self._record.items
 
     @property
@@ -61,13 +64,26 @@ class Background:
         return None
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        return self._record.follow(after)
+        raise AssertionError("not streamed")
+
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        return {item["id"]: item for item in self._record.all_items if item["id"] in ids}
 
     def cancel(self) -> None:
         self.is_cancelled = True
 
     async def stop(self) -> None:
         self.cancel()
+
+
+def running(id: str, owner: str | None = None) -> Background:
+    return Background(record(id, "in_progress", owner=owner))
+
+
+def told(kept: KeptResponse) -> JsonObject:
+    """A response as its client sees it."""
+    response: JsonObject = msgspec.json.decode(msgspec.json.encode(kept.response))
+    return response
 
 
 def run(job: Coroutine[Any, Any, T]) -> T:
@@ -80,15 +96,15 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def file(path: Path) -> Iterator[RecordFile]:
-    with closing(RecordFile(path, 100, 1_000_000)) as file:
+def file(path: Path) -> Iterator[RecordDatabase]:
+    with closing(RecordDatabase(path, 100, 1_000_000)) as file:
         yield file
 
 
 @pytest.fixture
-def others_file(path: Path) -> Iterator[RecordFile]:
+def others_file(path: Path) -> Iterator[RecordDatabase]:
     """The same file, as another process has opened it."""
-    with closing(RecordFile(path, 100, 1_000_000)) as file:
+    with closing(RecordDatabase(path, 100, 1_000_000)) as file:
         yield file
 
 
@@ -105,7 +121,7 @@ def _conversation(owner: str | None = None) -> Record:
 
 
 async def _keep(store: ResponseStore, ended: Record) -> str | None:
-    store.begin(ended)
+    store.begin(Background(ended))
     return await store.finish(ended)
 
 
@@ -113,7 +129,7 @@ def test_running_responses_are_there_however_many_they_are() -> None:
     async def job() -> list[str]:
         store = ResponseStore(1, 1000)
         for id in "abc":
-            store.begin(record(id, "in_progress"))
+            store.begin(running(id))
         return [(await store.get(id)).response["status"] for id in "abc"]
 
     assert run(job()) == ["in_progress"] * 3
@@ -122,7 +138,7 @@ def test_running_responses_are_there_however_many_they_are() -> None:
 def test_a_response_that_is_deleted_while_it_runs_is_not_kept() -> None:
     async def job() -> None:
         store = ResponseStore(3, 1000)
-        store.begin(record("a", "in_progress"))
+        store.begin(running("a"))
         await store.delete("a")
         await store.finish(record("a"))
         with pytest.raises(ResponseNotFound):
@@ -134,7 +150,7 @@ def test_a_response_that_is_deleted_while_it_runs_is_not_kept() -> None:
 def test_a_response_that_nobody_will_ask_for_is_not_kept() -> None:
     async def job() -> dict[str, Any]:
         store = ResponseStore(3, 1000)
-        store.begin(record("a", "in_progress"))
+        store.begin(running("a"))
         store.abandon("a")
         await store.finish(record("a"))
         return await store.find_items({"in_a"})
@@ -148,10 +164,10 @@ def test_an_unknown_response_is_not_found(method: str) -> None:
         run(getattr(ResponseStore(3, 1000), method)("x"))
 
 
-def test_what_is_stored_is_found_by_its_owner_only(file: RecordFile) -> None:
+def test_what_is_stored_is_found_by_its_owner_only(file: RecordDatabase) -> None:
     async def job() -> None:
         for store in (ResponseStore(9, 9000), ResponseStore(9, 9000, file)):
-            store.begin(record("a", "in_progress", owner="alice"))
+            store.begin(running("a", "alice"))
             await _keep(store, record("b", owner="alice"))
             await store.put(_conversation("alice"))
             assert set(await store.find_items({"in_a", "in_b"}, "alice")) == {"in_a", "in_b"}
@@ -165,7 +181,20 @@ def test_what_is_stored_is_found_by_its_owner_only(file: RecordFile) -> None:
                 with pytest.raises(ConversationNotFound):
                     await store.conversation("conv", stranger)
                 with pytest.raises(ConversationNotFound):
-                    await store.change("conv", stranger, lambda old: old)
+                    await store.update_conversation("conv", stranger, dict)
+                with pytest.raises(ConversationNotFound):
+                    await store.add_items("conv", stranger, [{"id": "x"}])
+                with pytest.raises(ConversationNotFound):
+                    await store.remove_item("conv", stranger, "x")
+                with pytest.raises(ConversationNotFound):
+                    await store.conversation_item("conv", stranger, "x")
+                with pytest.raises(ConversationNotFound):
+                    await store.conversation_items("conv", stranger, query())
+                with pytest.raises(ConversationNotFound):
+                    await store.history("conversation", "conv", stranger)
+                for id in "ab":
+                    with pytest.raises(ResponseNotFound):
+                        await store.history("response", id, stranger)
                 with pytest.raises(ConversationNotFound):
                     await store.delete_conversation("conv", stranger)
             assert (await store.get("b", "alice")).owner == "alice"
@@ -186,10 +215,10 @@ def test_a_conversation_is_no_response_and_a_response_no_conversation() -> None:
     run(job())
 
 
-def test_a_response_outlives_the_server_in_the_file(file: RecordFile) -> None:
+def test_a_response_outlives_the_server_in_the_file(file: RecordDatabase) -> None:
     async def job() -> None:
         assert await _keep(ResponseStore(9, 9000, file), record("a")) is None
-        assert (await ResponseStore(9, 9000, file).get("a")).response == record("a").response
+        assert told(await ResponseStore(9, 9000, file).get("a")) == record("a").value
 
     run(job())
 
@@ -199,7 +228,7 @@ def test_what_is_larger_than_the_store_is_told() -> None:
 
 
 def test_a_damaged_file_costs_no_answer_and_the_log_has_it_once(
-    file: RecordFile, path: Path, caplog: pytest.LogCaptureFixture
+    file: RecordDatabase, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def job() -> None:
         store = ResponseStore(9, 9000, file)
@@ -219,46 +248,52 @@ def test_a_damaged_file_costs_no_answer_and_the_log_has_it_once(
     assert len(told) == 1
 
 
-def test_a_disk_that_hangs_costs_no_answer(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_costs_no_answer(file: RecordDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_store, "_PATIENCE", 0.05)
-
-    def slow(record: Record) -> bool:
-        time.sleep(0.5)
-        return True
-
-    monkeypatch.setattr(file, "put", slow)
+    is_over = threading.Event()
+    monkeypatch.setattr(file, "put", lambda encoded: is_over.wait(60))
 
     async def job() -> str | None:
-        return await _keep(ResponseStore(9, 9000, file), record("a"))
+        store = ResponseStore(9, 9000, file)
+        reason = await _keep(store, record("a"))
+        assert told(await store.get("a")) == record("a").value
+        is_over.set()
+        await store.close()
+        return reason
 
-    assert "the disk takes longer" in str(run(job()))
+    assert "the store takes longer" in str(run(job()))
 
 
 def test_what_came_into_the_file_after_all_is_not_read_as_it_was(
-    file: RecordFile, monkeypatch: pytest.MonkeyPatch
+    file: RecordDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = file.put
+    put, is_over = file.put, threading.Event()
 
-    def slow(record: Record) -> bool:
-        time.sleep(0.3)
-        return put(record)
+    def slow(encoded: EncodedRecord) -> None:
+        put(encoded)
+        is_over.wait(60)
 
     async def job() -> None:
-        store = ResponseStore(9, 9000, file)
         with monkeypatch.context() as patched:
-            patched.setattr(response_store, "_PATIENCE", 0.05)
+            patched.setattr(response_store, "_PATIENCE", 0.2)
             patched.setattr(file, "put", slow)
+            store = ResponseStore(9, 9000, file)
             assert await store.put(_conversation()) is not None
-        changed = await store.change("conv", None, lambda old: replace(old, items=[{"id": "new"}]))
-        assert await store.conversation("conv", None) == changed
+            is_over.set()
+        while True:
+            with suppress(StoreUnavailable):
+                await store.add_items("conv", None, [{"id": "new"}])
+                break
+        assert await store.history("conversation", "conv", None) == [{"id": "new"}]
+        await store.close()
 
     run(job())
 
 
-def test_a_response_of_a_server_that_was_killed_has_failed(file: RecordFile) -> None:
+def test_a_response_of_a_server_that_was_killed_has_failed(file: RecordDatabase) -> None:
     async def job() -> None:
-        running = replace(_running(), run="the first")
-        file.put(running)
+        begun = replace(_running(), run="the first")
+        file.put(encode_record(begun))
         assert (await ResponseStore(9, 9000, file, run="the first").get("a")).response["status"] == "in_progress"
         found = (await ResponseStore(9, 9000, file, run="the second").get("a")).response
         assert (found["status"], found["error"]["type"]) == ("failed", "server_stopping")
@@ -271,7 +306,7 @@ def _running(id: str = "a", **fields: Any) -> Record:
 
 
 @pytest.fixture
-def two_processes(file: RecordFile, others_file: RecordFile) -> TwoProcesses:
+def two_processes(file: RecordDatabase, others_file: RecordDatabase) -> TwoProcesses:
     """The stores of two processes with one file; the second one asks engines to end a request."""
 
     def stores(end_request: EndRequest) -> tuple[ResponseStore, ResponseStore]:
@@ -292,7 +327,7 @@ def test_a_response_of_another_process_is_cancelled_by_its_request(two_processes
         here, there = two_processes(end)
         await here.begin_background(Background(_running()))
         assert not await here.was_ended_elsewhere("a", None)
-        assert (await there.cancel("a")).response == record("a", "cancelled", text="half").response
+        assert told(await there.cancel("a")) == record("a", "cancelled", text="half").value
         assert ended == ["req_a"]
 
     run(job())
@@ -325,7 +360,8 @@ def test_a_response_that_ends_before_it_is_cancelled_elsewhere_stays_as_it_is(tw
         await here.begin_background(Background(_running()))
         with pytest.raises(InvalidField, match="a is completed"):
             await there.cancel("a")
-        assert (await here.get("a")).response == record("a").response
+        await there.close()
+        assert told(await here.get("a")) == record("a").value
 
     run(job())
 
@@ -348,7 +384,7 @@ def test_a_cancellation_that_does_not_come_in_time_is_told(
 
 
 def test_a_response_that_another_process_deletes_while_it_runs_is_ended_and_stays_deleted(
-    two_processes: TwoProcesses, others_file: RecordFile
+    two_processes: TwoProcesses, others_file: RecordDatabase
 ) -> None:
     async def job() -> None:
         async def end(request: str) -> None:
@@ -358,40 +394,40 @@ def test_a_response_that_another_process_deletes_while_it_runs_is_ended_and_stay
         here, there = two_processes(end)
         await here.begin_background(Background(_running()))
         await there.delete("a")
-        for _ in range(2):  # with its mark, and without
-            for store in (there, ResponseStore(9, 9000, others_file, run="now")):
-                with pytest.raises(ResponseNotFound):
-                    await store.get("a")
-                with pytest.raises(ResponseNotFound):
-                    await store.delete("a")
-                assert await store.find_items({"in_a", "out_a"}) == {}
-            assert await here.was_ended_elsewhere("a", None)
-            assert await here.finish(record("a", "cancelled")) is None
+        assert await here.was_ended_elsewhere("a", None)
+        assert await here.finish(record("a", "cancelled")) is None
+        for store in (here, there):
+            with pytest.raises(ResponseNotFound):
+                await store.get("a")
+            with pytest.raises(ResponseNotFound):
+                await store.delete("a")
+            assert await store.find_items({"in_a", "out_a"}) == {}
         await there.close()
         assert ended == ["req_a"]
 
     run(job())
 
 
-def test_a_response_that_is_deleted_here_is_ended_and_leaves_nothing(file: RecordFile) -> None:
+def test_a_response_that_is_deleted_here_is_ended_and_leaves_nothing(file: RecordDatabase) -> None:
     async def job() -> None:
         store = ResponseStore(9, 9000, file, run="now")
-        running = Background(_running())
-        await store.begin_background(running)
+        begun = Background(_running())
+        await store.begin_background(begun)
         await store.delete("a")
-        assert running.is_cancelled
+        assert begun.is_cancelled
         await store.finish(record("a", "cancelled"))
         await store.close()
 
     run(job())
+    assert file._path is not None
     with closing(sqlite3.connect(file._path)) as read:
         assert read.execute("SELECT COUNT(*) FROM records").fetchone() == (0,)
 
 
-def test_a_response_whose_process_has_died_has_failed(file: RecordFile) -> None:
+def test_a_response_whose_process_has_died_has_failed(file: RecordDatabase) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
-    file.put(replace(_running(), pid=process.pid))
+    file.put(encode_record(replace(_running(), pid=process.pid)))
 
     async def job() -> None:
         assert (await ResponseStore(9, 9000, file, run="now").get("a")).response["status"] == "failed"
@@ -399,5 +435,108 @@ def test_a_response_whose_process_has_died_has_failed(file: RecordFile) -> None:
     run(job())
 
 
-def test_a_store_without_a_size_is_off(file: RecordFile) -> None:
+def _many(number: int, text: str = "", role: str = "user") -> Record:
+    items = [{"id": f"i{place}", "role": role if place == 0 else "user", "text": text} for place in range(number)]
+    return replace(_conversation(), items=items)
+
+
+def test_a_page_of_a_running_response_is_one_of_its_items() -> None:
+    async def pages() -> list[list[str]]:
+        store = ResponseStore(9, 9000)
+        store.begin(Background(replace(record("a", "in_progress"), items=_many(5).items)))
+        asked: list[dict[str, Any]] = [{}, {"order": "asc", "limit": 2}, {"limit": 2, "after": "i3"}, {"after": "i0"}]
+        found = [await store.input_items("a", None, query(**given)) for given in asked]
+        with pytest.raises(InvalidField, match='given "x"'):
+            await store.input_items("a", None, query(after="x"))
+        assert [page.has_more for page in found] == [False, True, True, False]
+        return [[id for id, _ in page.items] for page in found]
+
+    assert run(pages()) == [["i4", "i3", "i2", "i1", "i0"], ["i0", "i1"], ["i2", "i1"], []]
+
+
+def test_more_references_than_allowed_are_refused() -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000)
+        await store.put(_many(1))
+        assert len(await store.find_items(["i0"] * response_store.MAX_REFERENCES)) == 1
+        with pytest.raises(InvalidField, match="at most 1024 items of type item_reference, given 1025"):
+            await store.find_items(["i0"] * (response_store.MAX_REFERENCES + 1))
+
+    run(job())
+
+
+def test_references_to_a_running_response_have_a_limit_too() -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000, max_body_bytes=100)
+        store.begin(Background(replace(record("a", "in_progress"), items=_many(1, text="x" * 500).items)))
+        assert await store.find_items(["i0"])
+        with pytest.raises(InvalidField, match="at most 800 bytes together"):
+            await store.find_items(["i0", "i0"])
+
+    run(job())
+
+
+@pytest.mark.parametrize(("role", "kept"), [("system", ["i0", "i8", "i9"]), ("user", ["i8", "i9"])])
+def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]) -> None:
+    async def job() -> list[str]:
+        store = ResponseStore(9, 90_000, max_body_bytes=1000)
+        await store.put(_many(10, text="x" * 900, role=role))
+        with pytest.raises(InvalidField, match='"conv" has more than the 8000 bytes'):
+            await store.history("conversation", "conv", None)
+        return [item["id"] for item in await store.history("conversation", "conv", None, is_shortened=True)]
+
+    assert run(job()) == kept
+
+
+def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_database, "_MAX_PAGE_EVENTS", 2)
+
+    async def job() -> list[list[int]]:
+        store = ResponseStore(9, 9000)
+        await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
+        kept = await store.get("a")
+        return [[event["sequence_number"] async for event in kept.follow(after)] for after in (None, 2, 4)]
+
+    assert run(job()) == [[0, 1, 2, 3, 4], [3, 4], []]
+
+
+def test_a_stream_removed_while_it_is_followed_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_database, "_MAX_PAGE_EVENTS", 1)
+
+    async def job() -> None:
+        store = ResponseStore(9, 9000)
+        await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
+        events = (await store.get("a")).follow(None)
+        await anext(events)
+        await store.delete("a")
+        with pytest.raises(ResponseNotFound):
+            await anext(events)
+
+    run(job())
+
+
+def test_a_response_larger_than_its_keys_share_is_not_stored() -> None:
+    async def job() -> str | None:
+        store = ResponseStore(9, 3000)
+        for owner in ("alice", "bob"):
+            await store.put(replace(record(owner, text="x" * 800), owner=owner))
+        return await store.put(record("a", text="x" * 1500))
+
+    assert "this key's share of GENAI_RESPONSE_STORE_BYTES" in str(run(job()))
+
+
+def test_an_ended_response_that_is_too_large_leaves_nothing(file: RecordDatabase) -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000, file, run="now")
+        await store.begin_background(Background(_running()))
+        reason = await store.finish(record("a", text="x" * 1_000_000))
+        assert "GENAI_RESPONSE_STORE_BYTES" in str(reason)
+        with pytest.raises(ResponseNotFound):
+            await store.get("a")
+        await store.close()
+
+    run(job())
+
+
+def test_a_store_without_a_size_is_off(file: RecordDatabase) -> None:
     assert not ResponseStore(0, 1000, file).is_on

@@ -1,7 +1,7 @@
 """A response in the background: it has one end, in memory and in the store, whatever ends it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
@@ -45,11 +45,11 @@ class _Cancelled(_Endless):
         yield 0, SimpleNamespace(reason=FinishReason.CANCELLED), None
 
 
-def _running(store: ResponseStore, generation: _Endless) -> RunningResponse:
+def _running(store: ResponseStore, generation: _Endless, items: Sequence[dict[str, Any]] = ()) -> RunningResponse:
     begun: dict[str, Any] = {"id": "resp_1", "object": "response", "status": "queued", "output": []}
     keeping = Keeping(store, is_stored=True, request="req_1", owner=None)
     build = ResponseBuilder(begun)
-    return RunningResponse(cast(Generation, generation), build, [], keeping, keeps_events=True)
+    return RunningResponse(cast(Generation, generation), build, list(items), keeping, keeps_events=True)
 
 
 def test_a_response_that_is_stopped_before_its_first_step_has_an_end() -> None:
@@ -71,6 +71,21 @@ def test_a_response_that_is_stopped_before_its_first_step_has_an_end() -> None:
     asyncio.run(job())
 
 
+def test_items_of_a_running_response_are_found_by_their_ids() -> None:
+    async def job() -> None:
+        store = ResponseStore(9, 9000)
+        running = _running(store, _Endless(), items=[{"id": "in_1"}, {"id": "in_2"}])
+        await running.begin_in_background(ExitStack(), nullcontext)
+        async for event in running.follow():
+            if event["type"] == "response.output_text.delta":
+                break
+        (message,) = running.response["output"]
+        assert await store.find_items(["in_2", message["id"], "x"]) == {"in_2": {"id": "in_2"}, message["id"]: message}
+        await running.stop()
+
+    asyncio.run(job())
+
+
 def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
     async def job() -> None:
         store, generation = ResponseStore(9, 9000), _Endless()
@@ -79,7 +94,7 @@ def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
         async for event in running.follow():
             if event["type"] == "response.output_text.delta":
                 await running.stop()
-        (message,) = (await store.get("resp_1")).response["output"]
+        (message,) = await store.history("response", "resp_1", None)
         assert message["content"][0]["text"] == "half"
 
     asyncio.run(job())

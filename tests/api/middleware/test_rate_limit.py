@@ -1,6 +1,7 @@
 """How much of the server each key may have."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,6 +89,18 @@ def test_a_keys_own_limits_stand_in_for_the_settings() -> None:
         assert "may have 2 requests" in refused(limits, CID).message
 
 
+def test_reads_at_once_count_apart_from_requests() -> None:
+    limits = RateLimits(1, 1, Time())
+    with limits.request(ANN), limits.read(ANN):
+        with pytest.raises(RateLimitExceeded, match="may have 1 reads of what is stored at once, and has 1"):
+            limits.read(ANN).__enter__()
+        with limits.read(BOB):
+            pass
+    for _ in range(3):  # within one minute
+        with limits.read(ANN):
+            pass
+
+
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("limited")
@@ -125,6 +138,29 @@ def test_a_running_request_has_the_keys_slot_until_it_ends_in_whatever_way(limit
         assert limited.client.get("/v1/models", headers=bearer("slow")).status_code == 200
         if end != "cut":
             assert list(lines)
+    wait_until(lambda: chat(limited, "slow").status_code == 200)
+
+
+def test_reads_of_what_is_stored_count_for_their_key(limited: RunningServer) -> None:
+    wait_until(lambda: chat(limited, "slow").status_code == 200)
+    asked = {"input": "count 999; delay 0.1", "background": True, "stream": True}
+    with httpx.Client(base_url=limited.url, timeout=30, headers=bearer("slow")) as client:
+        with client.stream("POST", "/v1/responses", json=asked) as response:
+            (created,) = [line for line, _ in zip(response.iter_lines(), range(2), strict=False) if "data: " in line]
+        path = f"/v1/responses/{json.loads(created.removeprefix('data: '))['response']['id']}"
+        # What runs in the background counts as a request, and so does not keep its client from reading it.
+        assert client.get(path).json()["status"] in ("queued", "in_progress")
+        with client.stream("GET", path, params={"stream": True}) as followed:
+            lines = followed.iter_lines()
+            next(lines)
+            for method, read in (("GET", path), ("GET", f"{path}/input_items"), ("DELETE", "/v1/conversations/conv")):
+                refusal = limited.client.request(method, read, headers=bearer("slow"))
+                assert refusal.status_code == 429, read
+                assert "reads of what is stored" in refusal.json()["error"]["message"]
+            assert limited.client.get("/v1/models", headers=bearer("slow")).status_code == 200
+            assert limited.client.post(f"{path}/cancel", headers=bearer("slow")).status_code == 200
+            assert list(lines)
+        wait_until(lambda: limited.client.get(path, headers=bearer("slow")).status_code == 200)
     wait_until(lambda: chat(limited, "slow").status_code == 200)
 
 

@@ -1,20 +1,39 @@
 """Running responses, and what is stored of ended ones and of conversations, in a file or in memory."""
 
 import asyncio
+import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Set
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
+import msgspec
 import psutil
 
-from genai_server.api.generation.record_file import RecordFile
-from genai_server.api.generation.records import RUNNING, MemoryRecords, Record
+from genai_server.api.generation.database_thread import DatabaseThread
+from genai_server.api.generation.kept_response import KeptResponse, Running, RunningInBackground, StoredResponse
+from genai_server.api.generation.record_database import (
+    History,
+    Key,
+    RecordDatabase,
+    no_such_item,
+    references_too_large,
+)
+from genai_server.api.generation.records import (
+    RUNNING,
+    Page,
+    Record,
+    StoredRecord,
+    encode_items,
+    encode_record,
+    to_json,
+)
 from genai_server.errors import (
     ConversationNotFound,
+    GenaiServerError,
     InvalidField,
     NoEngineReady,
     ResponseNotFound,
@@ -24,65 +43,27 @@ from genai_server.errors import (
 )
 from genai_server.openai_api.response_builder import error_of
 from genai_server.openai_api.schemas.base import JsonObject
+from genai_server.openai_api.schemas.responses import InputItemsParameters
 from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 
-# Seconds that an answer waits for the disk.
+# Seconds that an access may take: an answer waits no longer for the disk.
 _PATIENCE = 2.0
-# Most calls that wait for the disk; each holds a response.
-_MOST_WAITING = 64
+# The same in memory, where only a processor without time can be slow.
+_PATIENCE_IN_MEMORY = 10.0
 # Seconds that another process may take to end its response: its engine first ends a forward pass.
 _ENDING_PATIENCE = 20.0
 # Seconds between two looks whether it has.
 _LOOK_EVERY = 0.05
+# Most items of earlier turns that one request may name one by one.
+MAX_REFERENCES = 1024
+# Of the limit of bodies: what a request may continue, or name by references, has more bytes as JSON than as text.
+_HISTORY_BODIES = 8
 
 T = TypeVar("T")
 # Ends the engine request with this unique id, whichever API process has sent it. Raises NoEngineReady.
 EndRequest = Callable[[str], Awaitable[object]]
-
-
-class KeptResponse(Protocol):
-    """A running or ended response in the store."""
-
-    @property
-    def response(self) -> JsonObject: ...
-
-    @property
-    def items(self) -> list[JsonObject]:
-        """The items of its conversation up to the response."""
-        ...
-
-    @property
-    def owner(self) -> str | None:
-        """Stands for the API key that it was requested with."""
-        ...
-
-    @property
-    def progress(self) -> tuple[int, int] | None:
-        """Tokens of the prompt that have been read, and of how many; None once all have been read."""
-        ...
-
-    def cancel(self) -> None:
-        """End the response. Raises InvalidField if it has ended in another way."""
-        ...
-
-    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        """The events of its stream behind the one with this number. Raises InvalidField if it has none."""
-        ...
-
-
-class RunningInBackground(KeptResponse, Protocol):
-    """A response that runs without a client."""
-
-    @property
-    def request(self) -> str:
-        """The unique id of its request."""
-        ...
-
-    async def stop(self) -> None:
-        """End it at the end of the server."""
-        ...
 
 
 class ResponseStore:
@@ -95,24 +76,30 @@ class ResponseStore:
         self,
         size: int,
         num_bytes: int,
-        file: RecordFile | None = None,
+        file: RecordDatabase | None = None,
         *,
+        max_body_bytes: int = 1024 * 1024,
         run: str = "",
         end_request: EndRequest | None = None,
     ) -> None:
         self._is_on = size > 0
-        self._memory = MemoryRecords(size, num_bytes)
-        self._file = file if self._is_on else None
+        # Most bytes of items that one request may continue, or name by references.
+        self._max_history = _HISTORY_BODIES * max_body_bytes
+        memory = RecordDatabase(None, size, num_bytes)
+        self._memory = DatabaseThread(memory, "response-store-memory", _PATIENCE_IN_MEMORY)
+        self._file: DatabaseThread | None = None
+        if file is not None and self._is_on:
+            self._file = DatabaseThread(file, "response-store", _PATIENCE)
         # Names this start of the server: running responses of others have ended with it.
         self._run = run
         # None if no other process shares the file.
         self._end_request = end_request
-        self._thread = ThreadPoolExecutor(1, "response-store")
-        self._num_waiting = 0
         self._is_broken = False
         # By id.
-        self._running: dict[str, KeptResponse] = {}
+        self._running: dict[str, Running] = {}
         self._background: dict[str, RunningInBackground] = {}
+        # Of those, what the file has.
+        self._in_file: set[str] = set()
         # Of responses whose clients do not wait for it.
         self._storing: set[asyncio.Task[Any]] = set()
 
@@ -121,7 +108,7 @@ class ResponseStore:
         """Whether anything is stored."""
         return self._is_on
 
-    def begin(self, running: KeptResponse) -> None:
+    def begin(self, running: Running) -> None:
         """Add a running response."""
         self._running[running.response["id"]] = running
 
@@ -130,7 +117,7 @@ class ResponseStore:
         id = running.response["id"]
         self._running[id] = self._background[id] = running
         if self._file is not None:
-            record = Record(
+            begun = Record(
                 running.response,
                 running.items,
                 running.owner,
@@ -138,8 +125,11 @@ class ResponseStore:
                 pid=os.getpid(),
                 request=running.request,
             )
-            with suppress(StoreUnavailable):  # the log has it; the end is stored in memory
-                await self._on_file(lambda file: file.put(record))
+            encoded = await asyncio.to_thread(encode_record, begun)
+            with suppress(StoreUnavailable, InvalidField):  # its end is stored in memory, or nowhere
+                await self._on_file(running.owner, lambda file: file.put(encoded))
+                self._in_file.add(id)
+                await self._evict(self._file, running.owner)
 
     async def finish(self, ended: Record) -> str | None:
         """Replace a running response by the ended one, unless it was deleted meanwhile.
@@ -147,11 +137,11 @@ class ResponseStore:
         Returns why it is not in the file; None if it is, or if there is no file.
         """
         self._background.pop(ended.id, None)
+        is_in_file = ended.id in self._in_file
+        self._in_file.discard(ended.id)
         if ended.id not in self._running:
-            with suppress(StoreUnavailable):
-                await self._delete(ended.id, ended.owner)  # the mark that it was deleted
             return None
-        reason = await self.put(ended)
+        reason = await self._store(ended, is_begun=is_in_file)
         if self._running.pop(ended.id, None) is None:
             with suppress(StoreUnavailable):
                 await self._delete(ended.id, ended.owner)
@@ -169,16 +159,45 @@ class ResponseStore:
 
     async def get(self, id: str, owner: str | None = None) -> KeptResponse:
         """A response of this owner. Raises ResponseNotFound and StoreUnavailable."""
-        running = self._running.get(id)
-        if running is not None and running.owner == owner:
+        running = self._running_of(id, owner)
+        if running is not None:
             return running
-        record = await self._find(id, owner)
-        if record is None or record.value["object"] != "response":
-            raise ResponseNotFound(f"no response {quoted(id)} is kept here", param="response_id")
+        key = Key("response", id, owner)
+        record = await self._find(key, lambda database: database.get(key))
+        if record is None:
+            raise _no_response(id)
         if record.is_running and (record.run != self._run or not psutil.pid_exists(record.pid)):
             error = error_of(ServerStopping("the server, or its process, ended while it ran"))
-            return replace(record, value={**record.value, "status": "failed", "error": error})
-        return record
+            record = replace(record, run="", value={**record.value, "status": "failed", "error": error})
+        return StoredResponse(record, lambda after: self._events(key, after))
+
+    async def input_items(self, id: str, owner: str | None, query: InputItemsParameters) -> Page:
+        """A page of what a response was made from. Raises ResponseNotFound, StoreUnavailable and InvalidField."""
+        running = self._running_of(id, owner)
+        if running is not None:
+            return _page(running.items, query)
+        key = Key("response", id, owner)
+        page = await self._find(key, lambda database: database.page(key, query))
+        if page is None:
+            raise _no_response(id)
+        return page
+
+    async def history(
+        self, object: Literal["response", "conversation"], id: str, owner: str | None, *, is_shortened: bool = False
+    ) -> list[JsonObject]:
+        """The items of an ended response with its output, or of a conversation.
+
+        Raises ResponseNotFound or ConversationNotFound, StoreUnavailable, and InvalidField for more than a request may
+        continue; `is_shortened` leaves out the oldest turns of these, and of more than a chat template takes.
+        """
+        running = self._running_of(id, owner)
+        if running is not None:
+            return [*running.items, *running.response["output"]]
+        key, most = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
+        found = await self._find(key, lambda database: database.history(key, most, is_shortened=is_shortened))
+        if found is None:
+            raise _no_response(id) if object == "response" else _no_conversation(id)
+        return await asyncio.to_thread(_decoded, found)
 
     async def cancel(self, id: str, owner: str | None = None) -> KeptResponse:
         """End a running response, in whichever process it runs, and return it.
@@ -187,8 +206,8 @@ class ResponseStore:
         ended in another way.
         """
         kept = await self.get(id, owner)
-        if isinstance(kept, Record) and kept.is_running:
-            kept = await self._cancel_elsewhere(kept)
+        if isinstance(kept, StoredResponse) and kept.record.is_running:
+            kept = await self._cancel_elsewhere(id, kept.record)
         kept.cancel()
         return kept
 
@@ -203,77 +222,115 @@ class ResponseStore:
         if (running := self._background.get(id)) is not None:
             with suppress(InvalidField):  # it has just ended
                 running.cancel()
-        elif isinstance(kept, Record) and kept.is_running:
-            self.later(self._end_elsewhere(kept))
+        elif isinstance(kept, StoredResponse) and kept.record.is_running:
+            self.later(self._end_elsewhere(kept.record))
 
     async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
         """Whether another process has cancelled or deleted a response that runs here in the background."""
-        if self._file is None:
+        if id not in self._in_file:
             return False
+        key = Key("response", id, owner)
         try:
-            record = await self._on_file(lambda file: file.get(id, owner))
+            record = await self._on_file(owner, lambda file: file.get(key))
         except StoreUnavailable:
             return False
         return record is None or record.is_cancelled
 
     async def put(self, record: Record) -> str | None:
         """Store a record. Returns why it is not in the file; None if it is, or if there is no file."""
-        if self._file is not None:
-            try:
-                is_within = await self._on_file(lambda file: file.put(record))
-            except StoreUnavailable as error:
-                self._memory.put(record)
-                return error.message
-            self._memory.delete(record.id, record.owner)
-        else:
-            is_within = self._memory.put(record)
-        return None if is_within else "it is larger than GENAI_RESPONSE_STORE_BYTES"
+        return await self._store(record)
 
-    async def conversation(self, id: str, owner: str | None, *, param: str = "conversation_id") -> Record:
-        """A conversation of this owner. Raises ConversationNotFound and StoreUnavailable."""
-        record = await self._find(id, owner)
-        if record is None or record.value["object"] != "conversation":
-            raise ConversationNotFound(f"no conversation {quoted(id)} is kept here", param=param)
-        return record
+    async def conversation(self, id: str, owner: str | None) -> JsonObject:
+        """A conversation of this owner, without its items. Raises ConversationNotFound and StoreUnavailable."""
+        key = Key("conversation", id, owner)
+        record = await self._find(key, lambda database: database.get(key))
+        if record is None:
+            raise _no_conversation(id)
+        return record.value
 
-    async def change(self, id: str, owner: str | None, change: Callable[[Record], Record]) -> Record:
-        """Change a conversation of this owner, and return it.
+    async def conversation_items(self, id: str, owner: str | None, query: InputItemsParameters) -> Page:
+        """A page of a conversation's items. Raises ConversationNotFound, StoreUnavailable and InvalidField."""
+        key = Key("conversation", id, owner)
+        page = await self._find(key, lambda database: database.page(key, query))
+        if page is None:
+            raise _no_conversation(id)
+        return page
 
-        Raises ConversationNotFound, StoreUnavailable, InvalidField if it would be too large, and whatever `change`
-        raises; after each it is as it was.
+    async def conversation_item(self, id: str, owner: str | None, item: str) -> msgspec.Raw:
+        """One item of a conversation. Raises ConversationNotFound and StoreUnavailable."""
+        key = Key("conversation", id, owner)
+        found = await self._find(key, lambda database: database.item(key, item))
+        if found is None:
+            await self.conversation(id, owner)
+            raise _no_item(id, item)
+        return msgspec.Raw(found)
+
+    async def update_conversation(
+        self, id: str, owner: str | None, change: Callable[[JsonObject], JsonObject]
+    ) -> JsonObject:
+        """Change a conversation's value, and return it. Raises ConversationNotFound, StoreUnavailable and InvalidField;
+        after each it is as it was.
         """
-        await self.conversation(id, owner)
-        changed = None
-        if self._file is not None:
-            changed = await self._on_file(lambda file: file.change(id, owner, change))
+        key = Key("conversation", id, owner)
+        changed = await self._change(key, lambda database: database.set_value(key, change))
         if changed is None:
-            changed = self._memory.change(id, owner, change)
-        else:  # the file may have it although the disk took too long for it
-            self._memory.delete(id, owner)
-        if changed is None:
-            raise ConversationNotFound(f"no conversation {quoted(id)} is kept here", param="conversation_id")
+            raise _no_conversation(id)
         return changed
+
+    async def add_items(self, id: str, owner: str | None, items: Sequence[JsonObject]) -> None:
+        """Add items at a conversation's end.
+
+        Raises ConversationNotFound, StoreUnavailable, and InvalidField if it would be too large; after each it is as it
+        was.
+        """
+        key, rows = Key("conversation", id, owner), await asyncio.to_thread(encode_items, items)
+        if not await self._change(key, lambda database: database.append(key, rows)):
+            raise _no_conversation(id)
+        for database in (self._file, self._memory):
+            if database is not None and database.is_started:
+                await self._evict(database, owner)
+
+    async def remove_item(self, id: str, owner: str | None, item: str) -> JsonObject:
+        """Remove one item of a conversation, and return that. Raises ConversationNotFound and StoreUnavailable."""
+        conversation = await self.conversation(id, owner)
+        key = Key("conversation", id, owner)
+        if not await self._change(key, lambda database: database.remove_item(key, item)):
+            raise _no_item(id, item)
+        return conversation
 
     async def delete_conversation(self, id: str, owner: str | None) -> None:
         """Remove a conversation of this owner. Raises ConversationNotFound and StoreUnavailable."""
         await self.conversation(id, owner)
         await self._delete(id, owner)
 
-    async def find_items(self, ids: Set[str], owner: str | None = None) -> dict[str, JsonObject]:
+    async def find_items(self, ids: Iterable[str], owner: str | None = None) -> dict[str, JsonObject]:
         """The items of the owner's conversations that have these ids, by id; unknown ids are left out.
 
-        Raises StoreUnavailable.
+        Raises StoreUnavailable, and InvalidField for more, or larger ones, than one request may name.
         """
-        if not ids:
+        wanted = Counter(ids)
+        if not wanted:
             return {}
-        found = self._memory.find_items(ids, owner)
+        if wanted.total() > MAX_REFERENCES:
+            raise InvalidField(
+                f"a request may have at most {MAX_REFERENCES} items of type item_reference, given {wanted.total()}",
+                param=None,
+            )
+        most, rows = self._max_history, dict[str, bytes]()
+
+        def find(database: RecordDatabase) -> dict[str, bytes]:
+            return database.find_items(wanted, owner, most)
+
+        if self._memory.is_started:
+            rows |= await self._memory.run(owner, find)
         if self._file is not None:
-            found |= await self._on_file(lambda file: file.find_items(ids, owner))
+            rows |= await self._on_file(owner, find)
         for running in self._running.values():
             if running.owner == owner:
-                items = [*running.items, *running.response["output"]]
-                found |= {item["id"]: item for item in items if item["id"] in ids}
-        return found
+                rows |= {id: to_json(item) for id, item in running.find_items(wanted.keys()).items()}
+        if sum(wanted[id] * len(row) for id, row in rows.items()) > most:
+            raise references_too_large(most)
+        return await asyncio.to_thread(lambda: {id: json.loads(row) for id, row in rows.items()})
 
     async def close(self) -> None:
         """End what runs in the background, and store all that has ended."""
@@ -281,74 +338,147 @@ class ResponseStore:
             await running.stop()
         if self._storing:
             await asyncio.wait(self._storing, timeout=_PATIENCE)
-        if self._file is not None:
-            self._thread.submit(self._file.close)
-        # A disk that hangs does not keep the server.
-        self._thread.shutdown(wait=False, cancel_futures=False)
+        for database in (self._file, self._memory):
+            if database is not None:
+                await database.close()
 
-    async def _cancel_elsewhere(self, running: Record) -> KeptResponse:
+    async def _cancel_elsewhere(self, id: str, running: StoredRecord) -> KeptResponse:
         """Have the process that runs a response end it, and return it as that has stored it."""
-
-        def mark(found: Record) -> Record:
-            return replace(found, is_cancelled=True) if found.is_running else found
-
-        await self._on_file(lambda file: file.change(running.id, running.owner, mark))
+        key = Key("response", id, running.owner)
+        await self._on_file(running.owner, lambda file: file.mark_cancelled(key))
         # Another engine than the response's may not reply.
         self.later(self._end_elsewhere(running))
         try:
             async with asyncio.timeout(_ENDING_PATIENCE):
                 while True:
-                    found = await self.get(running.id, running.owner)
+                    found = await self.get(id, running.owner)
                     if found.response["status"] not in RUNNING:
                         return found
                     await asyncio.sleep(_LOOK_EVERY)
         except TimeoutError:
-            raise Unavailable(f"response {running.id} has not ended yet; try again", param="response_id") from None
+            raise Unavailable(f"response {id} has not ended yet; try again", param="response_id") from None
 
-    async def _end_elsewhere(self, running: Record) -> None:
+    async def _end_elsewhere(self, running: StoredRecord) -> None:
         if self._end_request is not None:
             with suppress(NoEngineReady):  # then it has ended with its engine
                 await self._end_request(running.request)
 
-    async def _find(self, id: str, owner: str | None) -> Record | None:
-        found = self._memory.get(id, owner)
-        if found is not None or self._file is None:
-            return found
-        return await self._on_file(lambda file: file.get(id, owner))
+    def _running_of(self, id: str, owner: str | None) -> Running | None:
+        running = self._running.get(id)
+        return running if running is not None and running.owner == owner else None
+
+    async def _events(self, key: Key, after: int) -> Sequence[JsonObject]:
+        events = await self._find(key, lambda database: database.events(key, after))
+        if events is None:
+            raise _no_response(key.id)
+        return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
+
+    async def _store(self, record: Record, *, is_begun: bool = False) -> str | None:
+        """Put a record, or the end of one that the file has; returns why it is not in the file."""
+        encoded = await asyncio.to_thread(encode_record, record)
+        database, reason = self._file or self._memory, None
+        try:
+            await self._on(database, record.owner, lambda one: one.complete(encoded) if is_begun else one.put(encoded))
+        except InvalidField as error:  # it is too large
+            with suppress(StoreUnavailable):
+                await self._delete(record.id, record.owner)
+            return error.message
+        except StoreUnavailable as error:
+            if self._file is None:
+                return error.message
+            database, reason = self._memory, error.message
+            with suppress(StoreUnavailable, InvalidField):
+                await self._memory.run(record.owner, lambda memory: memory.put(encoded))
+        else:
+            with suppress(StoreUnavailable):
+                await self._forget_in_memory(record.id, record.owner)
+        if record.id in await self._evict(database, record.owner):
+            reason = "it is larger than this key's share of GENAI_RESPONSE_STORE_BYTES"
+        return reason
+
+    async def _forget_in_memory(self, id: str, owner: str | None) -> None:
+        """Remove what memory has of a record that is in the file."""
+        if self._file is not None and self._memory.is_started:
+            await self._memory.run(owner, lambda memory: memory.delete(id, owner))
+
+    async def _evict(self, database: DatabaseThread, owner: str | None) -> set[str]:
+        """Remove records until all are within the limits, each in a turn of its own; returns their ids."""
+        evicted = set()
+        with suppress(StoreUnavailable):  # the next record makes the room
+            while (id := await self._on(database, owner, lambda one: one.evict(owner))) is not None:
+                evicted.add(id)
+        return evicted
+
+    async def _find(self, key: Key, job: Callable[[RecordDatabase], T | None]) -> T | None:
+        """What a job finds in memory, or else in the file."""
+        found = None
+        if self._file is None or self._memory.is_started:
+            found = await self._memory.run(key.owner, job)
+        return found if found is not None or self._file is None else await self._on_file(key.owner, job)
+
+    async def _change(self, key: Key, job: Callable[[RecordDatabase], T]) -> T:
+        """What a job returns that changes a record in the file, or else, if it is not there, in memory."""
+        if self._file is None:
+            return await self._memory.run(key.owner, job)
+        changed = await self._on_file(key.owner, job)
+        if changed:  # the file may have it although the disk took too long for it
+            await self._forget_in_memory(key.id, key.owner)
+        elif self._memory.is_started:
+            changed = await self._memory.run(key.owner, job)
+        return changed
 
     async def _delete(self, id: str, owner: str | None) -> None:
-        self._memory.delete(id, owner)
-        if self._file is not None:
-            await self._on_file(lambda file: file.delete(id, owner))
+        await self._forget_in_memory(id, owner)
+        await self._on(self._file or self._memory, owner, lambda one: one.delete(id, owner))
 
-    async def _on_file(self, job: Callable[[RecordFile], T]) -> T:
-        """The result of a job in the store's thread. Raises StoreUnavailable; the log has the first of several."""
+    async def _on(self, database: DatabaseThread, owner: str | None, job: Callable[[RecordDatabase], T]) -> T:
+        return await (self._on_file(owner, job) if database is self._file else database.run(owner, job))
+
+    async def _on_file(self, owner: str | None, job: Callable[[RecordDatabase], T]) -> T:
+        """The result of a job on the file. Raises StoreUnavailable; the log has the first of several."""
         assert self._file is not None
         try:
-            if self._num_waiting >= _MOST_WAITING:
-                raise StoreUnavailable(f"{_MOST_WAITING} responses wait for the disk")
-            self._num_waiting += 1
-            working = asyncio.get_running_loop().run_in_executor(self._thread, job, self._file)
-            working.add_done_callback(self._worked)
-            async with asyncio.timeout(_PATIENCE):
-                found = await asyncio.shield(working)
-        except TimeoutError:
-            self._note(broken := StoreUnavailable(f"the disk takes longer than {_PATIENCE:g} s"))
-            raise broken from None
+            found = await self._file.run(owner, job)
         except StoreUnavailable as error:
-            self._note(error)
+            if not self._is_broken:
+                log.warning("%s; they stay in memory (GENAI_RESPONSE_STORE_FILE)", error.message)
+            self._is_broken = True
             raise
         if self._is_broken:
             log.info("responses are stored in the file again")
         self._is_broken = False
         return found
 
-    def _worked(self, working: "asyncio.Future[Any]") -> None:
-        self._num_waiting -= 1
-        if not working.cancelled():
-            working.exception()  # asyncio would log one that nobody waits for
 
-    def _note(self, error: StoreUnavailable) -> None:
-        if not self._is_broken:
-            log.warning("%s; they stay in memory (GENAI_RESPONSE_STORE_FILE)", error.message)
-        self._is_broken = True
+def _no_response(id: str) -> GenaiServerError:
+    return ResponseNotFound(f"no response {quoted(id)} is kept here", param="response_id")
+
+
+def _no_conversation(id: str) -> GenaiServerError:
+    return ConversationNotFound(f"no conversation {quoted(id)} is kept here", param="conversation_id")
+
+
+def _no_item(id: str, item: str) -> GenaiServerError:
+    return ConversationNotFound(f"conversation {id} has no item {quoted(item)}", param="item_id")
+
+
+def _page(items: Sequence[JsonObject], query: InputItemsParameters) -> Page:
+    """A page of a running response's items. Raises InvalidField for an `after` that is not there."""
+    items = items[::-1] if query.order == "desc" else items
+    start = 0
+    if query.after is not None:
+        start = next((place + 1 for place, item in enumerate(items) if item["id"] == query.after), 0)
+        if not start:
+            raise no_such_item(query.after)
+    end = start + query.limit
+    return Page([(item["id"], item) for item in items[start:end]], has_more=len(items) > end)
+
+
+def _decoded(history: History) -> list[JsonObject]:
+    """The items; of those without the oldest the first one, if it instructs, and the rest from a user's message on."""
+    items = [json.loads(item) for item in history.items]
+    if history.first is None:
+        return items
+    first = json.loads(history.first)
+    start = next((place for place, item in enumerate(items) if item.get("role") == "user"), len(items))
+    return [*([first] if first.get("role") in ("system", "developer") else []), *items[start:]]

@@ -3,15 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 from genai_server.api.errors import internal_error
 from genai_server.api.generation.answers import Generation
-from genai_server.api.generation.records import LatestResponse, Record, not_streamed
+from genai_server.api.generation.kept_response import KeptResponse
+from genai_server.api.generation.records import LatestResponse, Record, not_cancelled, not_streamed
 from genai_server.api.generation.request_context import RequestContext
-from genai_server.api.generation.response_store import KeptResponse, ResponseStore
+from genai_server.api.generation.response_store import ResponseStore
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation import FinishReason
 from genai_server.openai_api.response_builder import ResponseBuilder, stream_error
@@ -97,6 +99,11 @@ class RunningResponse:
         """Tokens of the prompt that have been read, and of how many; None once all have been read."""
         return self._generation.progress
 
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        """The items of its conversation and its output that have these ids, by id."""
+        given = {id: self._items_by_id[id] for id in self._items_by_id.keys() & ids}
+        return given | self._build.find_items(ids)
+
     def begin(self) -> None:
         """Let others find it in the store."""
         if self._keeping.is_stored:
@@ -156,8 +163,8 @@ class RunningResponse:
 
     def cancel(self) -> None:
         """End the response with the partial answer. The reader of the events receives the last ones."""
-        if self._build.is_ended:
-            self._record().cancel()
+        if self._build.is_ended and self.response["status"] != "cancelled":
+            raise not_cancelled(self.response)
         self._end()
 
     def fail(self, error: GenaiServerError) -> JsonObject:
@@ -185,6 +192,10 @@ class RunningResponse:
             self._storing = asyncio.ensure_future(self._keep())
         await asyncio.shield(self._storing)
 
+    @cached_property
+    def _items_by_id(self) -> dict[str, JsonObject]:
+        return {item["id"]: item for item in self.items}
+
     async def _keep(self) -> None:
         record, keeping = self._record(), self._keeping
         if keeping.latest is not None:
@@ -203,11 +214,8 @@ class RunningResponse:
         if record.value["status"] not in ("completed", "incomplete"):
             return
         said = [item for item in record.value["output"] if item["status"] == "completed" or item["type"] == "message"]
-        new = [*self._given, *said]
         try:
-            await self._keeping.store.change(
-                conversation, self.owner, lambda old: replace(old, items=[*old.items, *new])
-            )
+            await self._keeping.store.add_items(conversation, self.owner, [*self._given, *said])
         # It was deleted meanwhile, or is full, or there is no disk.
         except (ConversationNotFound, InvalidField, StoreUnavailable) as error:
             self.not_stored = error.message

@@ -23,6 +23,8 @@ from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 # In the state of a request that an ingress has counted: the limits of its key hold there.
 IS_COUNTED = "is_counted"
+# What is read below these paths can be large.
+_STORED_PATHS = ("/responses/", "/conversations/")
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 _REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
 _NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
@@ -87,13 +89,23 @@ class Authentication:
         with ExitStack() as counted:
             # A response in the background takes over what counts until its end.
             scope["state"]["counted"] = counted
-            if access is not None and access.key is not None and _counts(scope):
+            if access is not None and access.key is not None:
                 try:
-                    counted.enter_context(self._limits.request(access.key))
+                    self._count(access.key, scope, counted)
                 except RateLimitExceeded as error:
                     await error_response(error, scope)(scope, receive, send)
                     return
             await self.app(scope, receive, send)
+
+    def _count(self, key: ApiKey, scope: Scope, counted: ExitStack) -> None:
+        """Count a request that makes work against its key's limits. Raises RateLimitExceeded."""
+        if IS_COUNTED in scope["state"]:
+            return
+        if scope["method"] == "POST":
+            if not scope["path"].endswith("/cancel"):
+                counted.enter_context(self._limits.request(key))
+        elif scope["path"].removeprefix("/v1").startswith(_STORED_PATHS):
+            counted.enter_context(self._limits.read(key))
 
     def _identify(self, headers: Headers, scope: Scope) -> Access | None:
         given = given_key(headers)
@@ -184,12 +196,6 @@ def _names_this_machine(headers: Mapping[str, str]) -> bool:
     """Whether the Host header, which no web page can choose, names this machine, or is missing."""
     host = headers.get("host", "")
     return not host or is_loopback(_host_name(f"//{host}"))
-
-
-def _counts(scope: Scope) -> bool:
-    """Whether a request counts here against its key's limits; reading and cancelling do not."""
-    makes_work = scope["method"] == "POST" and not scope["path"].endswith("/cancel")
-    return makes_work and IS_COUNTED not in scope["state"]
 
 
 def _host_name(url: str) -> str:

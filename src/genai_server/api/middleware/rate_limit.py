@@ -1,4 +1,4 @@
-"""Rate limits of each API key: requests at once, and requests within a minute."""
+"""Rate limits of each API key: requests and reads at once, and requests within a minute."""
 
 import math
 from collections import deque
@@ -21,6 +21,8 @@ class _Usage:
 
     # Running requests.
     running: int = 0
+    # Running reads of what is stored.
+    reading: int = 0
     # When the requests of the last minute began, in seconds.
     begun: deque[float] = field(default_factory=deque)
     # The mean duration of a request.
@@ -46,7 +48,7 @@ class RateLimits:
         """
         usage = self._usages.setdefault(key.name, _Usage())
         now = self._clock()
-        self._check_concurrent(usage, self._concurrent if key.concurrent is None else key.concurrent)
+        self._check_concurrent(key, usage, usage.running, "requests")
         self._check_rate(usage, self._rate if key.rate is None else key.rate, now)
         usage.running += 1
         try:
@@ -55,10 +57,26 @@ class RateLimits:
             usage.running -= 1
             usage.seconds += _LATEST * (self._clock() - now - usage.seconds)
 
-    def _check_concurrent(self, usage: _Usage, limit: int) -> None:
-        if limit and usage.running >= limit:
+    @contextmanager
+    def read(self, key: ApiKey) -> Iterator[None]:
+        """Count a read of what is stored while the block runs.
+
+        As many as requests may run at once, apart from these: the client of a response in the background reads it while
+        that counts. Raises RateLimitExceeded.
+        """
+        usage = self._usages.setdefault(key.name, _Usage())
+        self._check_concurrent(key, usage, usage.reading, "reads of what is stored")
+        usage.reading += 1
+        try:
+            yield
+        finally:
+            usage.reading -= 1
+
+    def _check_concurrent(self, key: ApiKey, usage: _Usage, running: int, what: str) -> None:
+        limit = self._concurrent if key.concurrent is None else key.concurrent
+        if limit and running >= limit:
             raise RateLimitExceeded(
-                f"this key may have {limit} requests at once, and has {usage.running}",
+                f"this key may have {limit} {what} at once, and has {running}",
                 retry_after=_whole(usage.seconds / limit),
             )
 

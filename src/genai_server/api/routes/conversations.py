@@ -3,25 +3,24 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
+from genai_server.api.generation.json_response import json_response
 from genai_server.api.generation.records import Record
 from genai_server.api.middleware.auth import TheHolder
 from genai_server.api.middleware.body import lenient_route
-from genai_server.api.routes.item_pages import item_list, item_page
-from genai_server.api.routes.responses import not_stored
+from genai_server.api.routes.item_pages import items_response, page_response
+from genai_server.api.routes.responses import found_items, not_stored
 from genai_server.api.services import Services, TheServices
-from genai_server.errors import ConversationNotFound, InvalidField
+from genai_server.errors import InvalidField
 from genai_server.openai_api.lenient import leave_out_of_items
-from genai_server.openai_api.response_items import given_items, new_id, referenced_ids
+from genai_server.openai_api.response_items import given_items, new_id
 from genai_server.openai_api.schemas.base import ErrorResponse, JsonObject
 from genai_server.openai_api.schemas.conversations import ConversationRequest, ConversationUpdate, ItemsRequest
 from genai_server.openai_api.schemas.response_items import InputItem
 from genai_server.openai_api.schemas.responses import InputItemsParameters
-from genai_server.quoted_values import quoted
 
 router = APIRouter(
     route_class=lenient_route(leave_out_of_items),
@@ -54,7 +53,7 @@ async def create_conversation(
 @router.get("/conversations/{conversation_id}", include_in_schema=False)
 async def get_conversation(conversation_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
     """A conversation without its items."""
-    return (await services.responses.conversation(conversation_id, owner)).value
+    return await services.responses.conversation(conversation_id, owner)
 
 
 @router.post("/v1/conversations/{conversation_id}")
@@ -64,10 +63,9 @@ async def update_conversation(
 ) -> dict[str, Any]:
     """Replace a conversation's metadata."""
     metadata = body.metadata or {}
-    changed = await services.responses.change(
-        conversation_id, owner, lambda old: replace(old, value={**old.value, "metadata": metadata})
+    return await services.responses.update_conversation(
+        conversation_id, owner, lambda old: {**old, "metadata": metadata}
     )
-    return changed.value
 
 
 @router.delete("/v1/conversations/{conversation_id}")
@@ -80,51 +78,36 @@ async def delete_conversation(conversation_id: str, services: TheServices, owner
 
 @router.post("/v1/conversations/{conversation_id}/items")
 @router.post("/conversations/{conversation_id}/items", include_in_schema=False)
-async def add_items(
-    conversation_id: str, body: ItemsRequest, services: TheServices, owner: TheHolder
-) -> dict[str, Any]:
+async def add_items(conversation_id: str, body: ItemsRequest, services: TheServices, owner: TheHolder) -> Response:
     """Add items at a conversation's end; returns these."""
     items = await _given(body.items, services, owner, "items")
-    await services.responses.change(conversation_id, owner, lambda old: replace(old, items=[*old.items, *items]))
-    return item_list(items)
+    await services.responses.add_items(conversation_id, owner, items)
+    return await items_response(items)
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
 @router.get("/conversations/{conversation_id}/items", include_in_schema=False)
 async def list_items(
     conversation_id: str, query: Annotated[InputItemsParameters, Query()], services: TheServices, owner: TheHolder
-) -> dict[str, Any]:
+) -> Response:
     """A conversation's items, page by page."""
-    return item_page((await services.responses.conversation(conversation_id, owner)).items, query)
+    return await page_response(await services.responses.conversation_items(conversation_id, owner, query))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 @router.get("/conversations/{conversation_id}/items/{item_id}", include_in_schema=False)
-async def get_item(conversation_id: str, item_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
+async def get_item(conversation_id: str, item_id: str, services: TheServices, owner: TheHolder) -> Response:
     """One item of a conversation."""
-    record = await services.responses.conversation(conversation_id, owner)
-    return record.items[_place(record, item_id)]
+    return json_response(await services.responses.conversation_item(conversation_id, owner, item_id))
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 @router.delete("/conversations/{conversation_id}/items/{item_id}", include_in_schema=False)
 async def delete_item(conversation_id: str, item_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
     """Remove one item of a conversation; returns the conversation."""
-
-    def without(old: Record) -> Record:
-        place = _place(old, item_id)
-        return replace(old, items=[*old.items[:place], *old.items[place + 1 :]])
-
-    return (await services.responses.change(conversation_id, owner, without)).value
+    return await services.responses.remove_item(conversation_id, owner, item_id)
 
 
 async def _given(given: Sequence[InputItem], services: Services, owner: str | None, field: str) -> list[JsonObject]:
-    kept = await services.responses.find_items(referenced_ids(given), owner)
+    kept = await found_items(given, services, owner, field)
     return await asyncio.to_thread(given_items, given, kept, field=field)
-
-
-def _place(record: Record, id: str) -> int:
-    for place, item in enumerate(record.items):
-        if item["id"] == id:
-            return place
-    raise ConversationNotFound(f"conversation {record.id} has no item {quoted(id)}", param="item_id")

@@ -1,25 +1,29 @@
-"""Pages of the items of a conversation."""
+"""Pages of items in OpenAI's form."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from genai_server.errors import InvalidField
+import msgspec
+from fastapi import Response
+
+from genai_server.api.generation.json_response import built_response
+from genai_server.api.generation.records import Page
 from genai_server.openai_api.schemas.base import JsonObject
-from genai_server.openai_api.schemas.responses import InputItemsParameters
-from genai_server.quoted_values import quoted
 
 
-def item_page(items: Sequence[JsonObject], query: InputItemsParameters) -> JsonObject:
-    """The page that a query asks for. Raises InvalidField for a place that is not there."""
-    items = items[::-1] if query.order == "desc" else items
-    if query.after is not None:
-        places = [place for place, item in enumerate(items) if item["id"] == query.after]
-        if not places:
-            raise InvalidField(f"after must be the id of an input item, given {quoted(query.after)}", param="after")
-        items = items[places[0] + 1 :]
-    return item_list(items[: query.limit], has_more=len(items) > query.limit)
+async def page_response(page: Page, shown: Callable[[JsonObject], JsonObject] | None = None) -> Response:
+    """A response with these items, or with what `shown` returns for each, which is encoded in a thread."""
+    return await built_response(lambda: _list(page, shown), is_long=True)
 
 
-def item_list(page: Sequence[JsonObject], *, has_more: bool = False) -> JsonObject:
-    """OpenAI's form of a list."""
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": list(page), **ends, "has_more": has_more}
+async def items_response(items: Sequence[JsonObject]) -> Response:
+    """The same with all that there are."""
+    return await page_response(Page([(item["id"], item) for item in items], has_more=False))
+
+
+def _list(page: Page, shown: Callable[[JsonObject], JsonObject] | None) -> JsonObject:
+    ids = [id for id, _ in page.items]
+    items = [item for _, item in page.items]
+    if shown is not None:
+        items = [shown(msgspec.json.decode(item) if isinstance(item, msgspec.Raw) else item) for item in items]
+    ends = {"first_id": ids[0], "last_id": ids[-1]} if ids else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": items, **ends, "has_more": page.has_more}

@@ -11,16 +11,17 @@ from fastapi.responses import Response
 from genai_server.api.generation.answers import Generation
 from genai_server.api.generation.generate import generate
 from genai_server.api.generation.json_response import built_response, json_response
+from genai_server.api.generation.kept_response import KeptResponse
 from genai_server.api.generation.prompts import encode_chat
 from genai_server.api.generation.records import RUNNING, Record
 from genai_server.api.generation.request_context import RequestContext, TheRequestContext
-from genai_server.api.generation.response_store import KeptResponse
+from genai_server.api.generation.response_store import ResponseStore
 from genai_server.api.generation.running_response import Following, Keeping, RunningResponse
 from genai_server.api.generation.sse import STREAMS, EventStream
 from genai_server.api.leniency import TheLeniency
 from genai_server.api.middleware.auth import TheHolder
 from genai_server.api.middleware.body import lenient_route
-from genai_server.api.routes.item_pages import item_page
+from genai_server.api.routes.item_pages import page_response
 from genai_server.api.services import Services, TheServices
 from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.openai_api.lenient import leave_out
@@ -161,19 +162,20 @@ async def delete_response(response_id: str, services: TheServices, owner: TheHol
 
 @router.post("/v1/responses/{response_id}/cancel")
 @router.post("/responses/{response_id}/cancel", include_in_schema=False)
-async def cancel_response(response_id: str, services: TheServices, owner: TheHolder) -> dict[str, Any]:
+async def cancel_response(response_id: str, services: TheServices, owner: TheHolder) -> Response:
     """End a running response; returns it with its partial answer."""
-    return (await services.responses.cancel(response_id, owner)).response
+    kept = await services.responses.cancel(response_id, owner)
+    return await built_response(lambda: kept.response, is_long=True)
 
 
 @router.get("/v1/responses/{response_id}/input_items")
 @router.get("/responses/{response_id}/input_items", include_in_schema=False)
 async def list_input_items(
     response_id: str, query: Annotated[InputItemsParameters, Query()], services: TheServices, owner: TheHolder
-) -> dict[str, Any]:
+) -> Response:
     """The items that a response was made from, those of earlier turns included, page by page."""
-    page = item_page((await services.responses.get(response_id, owner)).items, query)
-    return {**page, "data": [listed(item) for item in page["data"]]}
+    page = await services.responses.input_items(response_id, owner, query)
+    return await page_response(page, shown=listed)
 
 
 def not_stored(reason: str | None) -> dict[str, str]:
@@ -250,6 +252,16 @@ async def _begun(
             items = fewer
 
 
+async def found_items(
+    given: str | Sequence[InputItem], services: Services, owner: str | None, field: str
+) -> dict[str, JsonObject]:
+    """The stored items that a request's field refers to, by their ids. Raises InvalidField and StoreUnavailable."""
+    try:
+        return await services.responses.find_items(referenced_ids(given), owner)
+    except InvalidField as error:
+        raise error.reworded(error.message, param=field) from None
+
+
 async def _items(
     body: ResponsesRequest | CompactRequest,
     services: Services,
@@ -258,36 +270,33 @@ async def _items(
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """The items of all earlier turns, and those of this request. Raises InvalidField and StoreUnavailable."""
     given: str | list[InputItem] = [] if body.input is None else body.input
-    kept = await services.responses.find_items(referenced_ids(given), owner)
+    kept = await found_items(given, services, owner, "input")
     latest = None if context is None or context.latest is None else context.latest.record
-    earlier = await _earlier(body, services, owner, latest)
+    earlier = await _earlier(body, services.responses, owner, latest)
     return earlier, await asyncio.to_thread(given_items, given, kept)
 
 
 async def _earlier(
-    body: ResponsesRequest | CompactRequest, services: Services, owner: str | None, latest: Record | None
+    body: ResponsesRequest | CompactRequest, store: ResponseStore, owner: str | None, latest: Record | None
 ) -> list[JsonObject]:
     """The items of earlier turns. Raises PreviousNotFound, StoreUnavailable, and InvalidField for a response that still
-    runs.
+    runs, and for more than a request may continue.
     """
-    if isinstance(body, ResponsesRequest) and body.conversation_id is not None:
-        try:
-            conversation = await services.responses.conversation(body.conversation_id, owner, param="conversation")
-        except ConversationNotFound as error:
-            raise error.reworded(error.message, param="conversation") from None
-        return conversation.items
-    previous = body.previous_response_id
-    if previous is None:
-        return []
-    if latest is not None and latest.id == previous:
-        return latest.all_items
+    is_shortened = isinstance(body, CompactRequest) or body.truncation == "auto"
+    conversation = body.conversation_id if isinstance(body, ResponsesRequest) else None
+    previous, field = body.previous_response_id, "previous_response_id"
     try:
-        kept = await services.responses.get(previous, owner)
+        if conversation is not None:
+            field = "conversation"
+            return await store.history("conversation", conversation, owner, is_shortened=is_shortened)
+        if previous is None:
+            return []
+        if latest is not None and latest.id == previous:
+            return latest.all_items
+        if (await store.get(previous, owner)).response["status"] in RUNNING:
+            raise InvalidField(f"{field} {quoted(previous)} is still in progress", param=field)
+        return await store.history("response", previous, owner, is_shortened=is_shortened)
     except ResponseNotFound as error:
-        raise PreviousNotFound(error.message, param="previous_response_id") from None
-    response = kept.response
-    if response["status"] in RUNNING:
-        raise InvalidField(
-            f"previous_response_id {quoted(previous)} is still in progress", param="previous_response_id"
-        )
-    return [*kept.items, *response["output"]]
+        raise PreviousNotFound(error.message, param=field) from None
+    except (ConversationNotFound, InvalidField) as error:
+        raise error.reworded(error.message, param=field) from None

@@ -1,0 +1,171 @@
+"""One key's large conversation, in memory and in a file: it stays usable, and takes nothing from other keys."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from genai_server.cli.serve.exit_status import CUT_OFF
+from tests.running_server import RunningServer, run_server
+from tests.server_here import run_here
+
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+KEYS = {"GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}"}
+NUM_ITEMS, NUM_BODIES = 4000, 16
+# In bytes.
+ITEM = 3000
+
+
+class Large:
+    """A server with a conversation of alice's that has 12 MB."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.server = server
+        self.alice, self.bob = (_client(server, key) for key in (ALICE, BOB))
+        self.path = f"/v1/conversations/{self.alice.post('/v1/conversations', json={}).json()['id']}"
+        self.id = self.path.rpartition("/")[2]
+        self.ids = [f"msg_{number:040}" for number in range(NUM_ITEMS)]
+        share = NUM_ITEMS // NUM_BODIES
+        for start in range(0, NUM_ITEMS, share):
+            items = [{"id": id, "role": "user", "content": "x" * ITEM} for id in self.ids[start : start + share]]
+            self.alice.post(f"{self.path}/items", json={"items": items}).raise_for_status()
+
+    def refer(self, ids: list[str]) -> httpx.Response:
+        """Ask alice's conversation for items, one by one."""
+        items = [{"type": "item_reference", "id": id} for id in ids]
+        return self.alice.post("/v1/responses", json={"input": items})
+
+    def attempts(self) -> list[Callable[[], httpx.Response]]:
+        """What costs the store the most."""
+        items = f"{self.path}/items"
+        return [
+            lambda: self.refer(self.ids),
+            lambda: self.refer(self.ids[:1000]),
+            lambda: self.alice.get(items, params={"limit": 100}),
+            lambda: self.alice.post("/v1/responses", json={"input": "say x", "conversation": self.id}),
+        ]
+
+
+def _client(server: RunningServer, key: str) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=120, headers={"authorization": f"Bearer {key}"})
+
+
+def _options(folder: Path, place: str) -> tuple[str, ...]:
+    file = ("--response-store-file", str(folder / "responses.sqlite")) if place == "file" else ()
+    return ("--device", "scripted", *file)
+
+
+@pytest.fixture(scope="module", params=["memory", "file"])
+def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Large]:
+    folder = tmp_path_factory.mktemp("large")
+    with run_here(folder, *_options(folder, request.param), settings=KEYS) as server:
+        made = Large(server)
+        with closing(made.alice), closing(made.bob):
+            yield made
+
+
+@contextmanager
+def looping(large: Large, num_clients: int = 4) -> Iterator[list[httpx.Response]]:
+    """Clients of alice's that do what costs the most, over and over; their latest answers."""
+    is_over, answers = threading.Event(), list[httpx.Response]()
+
+    def loop(attempt: Callable[[], httpx.Response]) -> None:
+        while not is_over.is_set():
+            answers.append(attempt())
+
+    with ThreadPoolExecutor(num_clients) as pool:
+        done = [pool.submit(loop, attempt) for attempt in large.attempts()[:num_clients]]
+        try:
+            yield answers
+        finally:
+            is_over.set()
+    for one in done:
+        one.result()
+
+
+def error(response: httpx.Response) -> dict[str, Any]:
+    found: dict[str, Any] = response.json()["error"]
+    return found
+
+
+def test_more_references_than_allowed_are_refused(large: Large) -> None:
+    refused = large.refer(large.ids)
+    assert refused.status_code == 400
+    assert error(refused)["param"] == "input"
+    assert "at most 1024 items of type item_reference, given 4000" in error(refused)["message"]
+
+
+def test_repeated_references_count_with_their_size(large: Large) -> None:
+    big = {"items": [{"id": "msg_big", "role": "user", "content": "x" * 900_000}]}
+    id = large.alice.post("/v1/conversations", json=big).json()["id"]
+    refused = large.refer(["msg_big"] * 1000)
+    assert refused.status_code == 400
+    assert "at most 8388608 bytes together" in error(refused)["message"]
+    large.alice.delete(f"/v1/conversations/{id}").raise_for_status()
+
+
+def test_an_item_or_a_page_is_read_and_changed(large: Large) -> None:
+    items = f"{large.path}/items"
+    assert large.alice.get(f"{items}/{large.ids[2000]}").json()["id"] == large.ids[2000]
+    page = large.alice.get(items, params={"after": large.ids[2000], "order": "asc", "limit": 100}).json()
+    assert [item["id"] for item in page["data"]] == large.ids[2001:2101]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (large.ids[2001], large.ids[2100], True)
+    added = large.alice.post(f"{items}", json={"items": [{"id": "msg_new", "role": "user", "content": "x"}]})
+    assert added.status_code == 200
+    assert large.alice.delete(f"{items}/msg_new").json()["id"] == large.id
+    assert large.alice.get(items, params={"limit": 1}).json()["first_id"] == large.ids[-1]
+
+
+def test_a_response_continues_the_newest_turns(large: Large) -> None:
+    asked = {"input": "say hello", "conversation": large.id, "store": False}
+    refused = large.alice.post("/v1/responses", json=asked)
+    assert refused.status_code == 400
+    assert error(refused)["param"] == "conversation"
+    assert "8388608 bytes" in error(refused)["message"]
+    answer = large.alice.post("/v1/responses", json={**asked, "truncation": "auto"})
+    assert answer.json()["output"][0]["content"][0]["text"] == "hello"
+
+
+def test_another_keys_responses_all_succeed(large: Large) -> None:
+    previous: dict[str, str] = {}
+    with looping(large) as answers:
+        for number in range(20):
+            answer = large.bob.post("/v1/responses", json={"input": f"say {number}", **previous})
+            assert answer.status_code == 200, answer.text
+            assert "x-genai-not-stored" not in answer.headers
+            previous = {"previous_response_id": answer.json()["id"]}
+            assert large.bob.get(f"/v1/responses/{answer.json()['id']}").status_code == 200
+    assert {answer.status_code for answer in answers} <= {200, 400}
+
+
+@pytest.mark.parametrize("place", ["memory", "file"])
+def test_sigterm_ends_the_server_meanwhile(tmp_path: Path, place: str) -> None:
+    options = (*_options(tmp_path, place), "--drain-timeout", "1")
+    is_stopped = threading.Event()
+
+    def loop(attempt: Callable[[], httpx.Response]) -> None:
+        with suppress(httpx.TransportError):
+            while not is_stopped.is_set():
+                attempt()
+
+    with run_server(tmp_path, *options, settings=KEYS) as server:
+        large = Large(server)
+        with ThreadPoolExecutor(4) as pool:
+            loops = [pool.submit(loop, attempt) for attempt in large.attempts()]
+            answered = large.bob.get("/v1/models")
+            server.process.send_signal(signal.SIGTERM)
+            try:
+                # A thread that kept the process would do so for ever.
+                status = server.process.wait(60)
+            finally:
+                is_stopped.set()
+        assert answered.status_code == 200
+        assert status in (0, CUT_OFF)
+        for one in loops:
+            one.result()
