@@ -63,6 +63,13 @@ class Server:
                     return [worker.pid for worker in child.children()]
         return [self.pid]
 
+    def is_up(self) -> bool:
+        """Whether it takes work."""
+        try:
+            return self.is_idle()
+        except (httpx.TransportError, KeyError):  # a stand-in answers before the first API process does
+            return False
+
 
 def clean_environment() -> dict[str, str]:
     """The environment without this server's settings."""

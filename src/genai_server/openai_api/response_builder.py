@@ -2,7 +2,7 @@
 (https://platform.openai.com/docs/api-reference/responses-streaming).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
