@@ -11,8 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,22 +65,23 @@ def attached_app(settings: Settings, folder: Path) -> FastAPI:
 def standalone_app(settings: Settings) -> FastAPI:
     """An app that starts engines of its own, as under plain `uvicorn`.
 
-    Raises ConfigurationError; a second worker of `uvicorn --workers` raises it at its start-up, since it would load the
-    model again.
+    Raises ConfigurationError, also in a second worker of `uvicorn --workers`, which would load the model again. An
+    error of the lifespan would be printed with its whole traceback.
     """
+    lock = _only_worker()
     check_models(settings)
     drain = Drain(settings.drain_timeout)
 
     @asynccontextmanager
     async def engines() -> AsyncIterator[Path]:
-        with _only_worker():
-            supervisor = Supervisor(settings, on_nothing_loaded=_end_this_process)
-            supervisor.start()
-            try:
-                with _stop_signals(drain, supervisor.folder):
-                    yield supervisor.folder
-            finally:
-                supervisor.stop()
+        supervisor = Supervisor(settings, on_nothing_loaded=_end_this_process)
+        supervisor.start()
+        try:
+            with _stop_signals(drain, supervisor.folder):
+                yield supervisor.folder
+        finally:
+            supervisor.stop()
+            _release(lock)
 
     # uvicorn's own option says where it listens; the app cannot see it.
     return _create(settings, engines, drain, on_loopback=False)
@@ -137,18 +138,24 @@ def _end_this_process() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-@contextmanager
-def _only_worker() -> Iterator[None]:
-    """Hold the lock that the workers of one uvicorn share. Raises ConfigurationError if another worker holds it."""
+def _release(lock: FileLock | None) -> None:
+    if lock is not None:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+def _only_worker() -> FileLock | None:
+    """Take the lock that the workers of one uvicorn share; None without workers.
+
+    Raises ConfigurationError if another worker holds it.
+    """
     parent = multiprocessing.parent_process()
     if parent is None:
-        yield
-        return
-    path = Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{parent.pid}.lock"
+        return None
+    lock = FileLock(Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{parent.pid}.lock", mode=0o600)
     try:
-        with FileLock(path, mode=0o600).acquire(timeout=0):
-            yield
-            path.unlink(missing_ok=True)
+        lock.acquire(timeout=0)
+        return lock
     except Timeout:
         raise ConfigurationError(
             "each worker of plain uvicorn would load the model again; "

@@ -35,8 +35,8 @@ _KEPT_CHARACTERS = 50_000
 _MOST_FOLLOWED = 5_000
 # Seconds of processor time for following a grammar: each token adds the first, up to the second in all. The slowest
 # useful grammars measured (strings with patterns and lengths, 150,000 tokens) took 0.003 s for each token (2 cores).
-SECONDS_PER_TOKEN = 0.02
-MAX_SAVED_SECONDS = 1.0
+SECONDS_PER_TOKEN = 0.01
+MAX_SAVED_SECONDS = 0.5
 # Seconds that all grammars may take of a step in the engine's loop; other threads follow the slowest ones.
 STEP_SECONDS = 0.005
 # The cost of the next token is estimated as that of the slowest recent one, which loses this share with each token:
@@ -83,7 +83,12 @@ class Guide:
         return np.unpackbits(mask, bitorder="little", count=self._vocab_size).view(np.bool_)
 
     def allows(self, token: int) -> bool:
-        """Whether a token that ends no answer may come next. Raises as `allowed` does, and takes far less time."""
+        """Whether a token that ends no answer may come next. Raises as `allowed` does, and takes far less time.
+
+        A slow grammar computes its mask instead: llguidance holds Python's lock for a single token, and not for a mask.
+        """
+        if self.is_slow:
+            return bool(self.allowed()[token])
         with self._working():
             return self._matcher.validate_tokens([token]) == 1
 
