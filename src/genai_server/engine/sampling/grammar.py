@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from genai_server.engine.model.files import TOKENIZER
@@ -56,6 +56,24 @@ class KeptGrammar:
     followed: int = 0
 
 
+class UnlockedConsumer:
+    """Advances matchers without holding Python's lock, which `LLMatcher.consume_token` holds.
+
+    llguidance releases it where it advances several matchers, so one that has ended goes along. The processor time is
+    another thread's.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._executor = LLExecutor(1)
+        self._end = tokenizer.eos_token
+        self._ended = LLMatcher(tokenizer, 'start: ""', log_level=0)
+        self._ended.consume_token(self._end)
+
+    def consume(self, matcher: LLMatcher, token: int) -> None:
+        """Advance a matcher by a token. Any thread may call this."""
+        self._executor.consume_token_par([(matcher, token), (self._ended.deep_copy(), self._end)])
+
+
 class Guide:
     """An answer's position in its grammar, with the processor time that following it takes.
 
@@ -63,8 +81,11 @@ class Guide:
     other programs on a busy machine do not add to.
     """
 
-    def __init__(self, kept: KeptGrammar, matcher: LLMatcher, vocab_size: int, clock: Clock = time.thread_time) -> None:
+    def __init__(
+        self, kept: KeptGrammar, matcher: LLMatcher, vocab_size: int, consumer: UnlockedConsumer, clock: Clock
+    ) -> None:
         self._kept = kept
+        self._consumer = consumer
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._clock = clock
@@ -103,7 +124,10 @@ class Guide:
     def commit(self, token: int) -> None:
         """Advance by a token. Raises GrammarFailed if it does not fit, and as `allowed` does."""
         with self._working():
-            self._matcher.consume_token(token)
+            if self.is_slow:
+                self._consumer.consume(self._matcher, token)
+            else:
+                self._matcher.consume_token(token)
             self._kept.followed += 1
         self.cost = max(self._spent, (1 - _FADING) * self.cost)
         self._saved = min(MAX_SAVED_SECONDS, self._saved - self._spent + SECONDS_PER_TOKEN)
@@ -152,6 +176,7 @@ class Guidance:
     ) -> None:
         self._clock = clock
         self._tokenizer = tokenizer
+        self._consumer = None if tokenizer is None else UnlockedConsumer(tokenizer)
         self._vocab_size = vocab_size
         self._reason = reason
         self._kept: OrderedDict[str, KeptGrammar] = OrderedDict()
@@ -163,7 +188,7 @@ class Guidance:
 
         Raises InvalidField if it cannot be compiled.
         """
-        if self._tokenizer is None:
+        if self._consumer is None:
             raise InvalidField(f"answers of this model cannot be guided by a grammar: {self._reason}", param="grammar")
         kept = self._kept.get(grammar)
         if kept is None or kept.followed >= _MOST_FOLLOWED:
@@ -171,7 +196,7 @@ class Guidance:
         self._kept.move_to_end(grammar)
         if isinstance(kept.compiled, str):
             raise InvalidField(f"the grammar is wrong: {kept.compiled}", param="grammar")
-        return Guide(kept, kept.compiled.deep_copy(), self._vocab_size, self._clock)
+        return Guide(kept, kept.compiled.deep_copy(), self._vocab_size, self._consumer, self._clock)
 
     def compile(self, grammar: str, done: Callable[[Compiled], None]) -> None:
         """Compile a grammar, which may take a second; `done` is called in another thread with the result to `keep`.
