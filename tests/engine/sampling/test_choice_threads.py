@@ -126,7 +126,7 @@ def test_tokens_are_the_same_in_the_loop_and_in_a_thread(tmp_path: Path) -> None
 def test_the_cheapest_grammars_stay_in_the_loop(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=4)
     for key, grammar in enumerate([LETTERS, None, LETTERS, LETTERS]):
-        bench.submit(key, "say abcdef", grammar=grammar)
+        bench.submit(key, f"say {'a' * (200 + key)}", grammar=grammar)
     step_until(bench, lambda: len(bench.scheduler.running) == 4)
     costly, _, cheap, other = sequences = sorted(bench.scheduler.running, key=lambda sequence: sequence.origin)
     for sequence, cost in ((costly, 0.8), (cheap, 0.4), (other, 0.5)):
@@ -134,5 +134,6 @@ def test_the_cheapest_grammars_stay_in_the_loop(tmp_path: Path) -> None:
         sequence.guide.cost = cost * STEP_SECONDS
     assert slow_grammars(sequences) == {costly}
     assert slow_grammars([costly]) == set()
+    assert costly.guide is not None
     costly.guide.cost = 1.1 * STEP_SECONDS
     assert slow_grammars([costly]) == {costly}
