@@ -18,13 +18,14 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
+from uvicorn.config import STARTUP_FAILURE
 
 from genai_server.api.app import Engines, ModelFiles, Telemetry, create_app
 from genai_server.api.middleware.drain import Drain
 from genai_server.api.middleware.keys import ApiKeys, load_keys
 from genai_server.api.telemetry.request_log import log_request
 from genai_server.api.telemetry.request_metrics import request_metrics
-from genai_server.cli.serve.exit_status import note_cut_off
+from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
 from genai_server.cli.serve.loaders import load_traces, model_puller, text_loader
 from genai_server.cli.serve.preflight import check_models
 from genai_server.cli.serve.process_limits import raise_file_limit
@@ -48,6 +49,11 @@ def app_from_environment() -> FastAPI:
         threading.Thread(target=_end_with_the_parent, name="parent-watch", daemon=True).start()
         return attached_app(settings, folder)
     return standalone_app(settings)
+
+
+def status_of_a_failed_start() -> int:
+    """The exit status where there is no app. uvicorn starts a worker again unless it is uvicorn's own."""
+    return WRONG_SETTING if multiprocessing.parent_process() is None else STARTUP_FAILURE
 
 
 def attached_app(settings: Settings, folder: Path) -> FastAPI:
