@@ -104,8 +104,9 @@ Nothing here has run on a GPU, and nothing is measured. This is built:
   `::test_a_token_is_the_same_whether_chosen_from_the_best_or_from_all`; on CUDA
   `::test_the_best_on_cuda_are_those_of_all`, which skips likewise.
 - CUDA graphs (`enable_cuda_graph`) are onnxruntime-genai's own, on its model; the warm-up before `/readyz` runs the
-  passes that they are captured in. In a batch they are refused: a captured graph is replayed whatever the shapes, and
-  those of a batch change from pass to pass.
+  passes that they are captured in. In a batch they are refused, and so is TensorRT's `trt_cuda_graph_enable`, which
+  `import-triton` leaves out: a captured graph is replayed whatever the shapes, and those of a batch change from pass to
+  pass. The number of runs before a capture cannot be set.
 - Models with paged attention (the model builder's `use_paged_attention=true`, for CUDA and WebGPU) run in
   onnxruntime-genai's own batch, `og.Engine`; `GENAI_SCHEDULER=library` has any other model run there, too. It chooses
   the tokens itself and tells no logits: `exact`, `logprobs`, `logit_bias`, `min_p`, frequency and presence penalties,
@@ -199,6 +200,7 @@ def session_row(row: Row) -> str:
     if row.means:  # a name of Triton's alone
         (name,) = {option for options in row.means.values() for option in options}
         values = ", ".join(f"{key}: {options[name]}" for key, options in row.means.items())
+        values += ", any other number: all" if row.name == "level" else ""
         tests = f"`{TRITON}::test_an_option_of_the_session`, `{DEVICE}::test_tritons_levels_are_not_onnx_runtimes`"
         return f"| {code(row.name)} | `{name}` | {values} | {REACHES[row.reach]} | {tests} |"
     triton = code(*row.also) if row.also else code(row.name) if row in RUN or row.name in _SAME else "–"
@@ -222,7 +224,7 @@ def provider_rows(name: str) -> list[str]:
         elif row.name in DEPRECATED and name == "cuda":
             values += "; deprecated among a model's parameters, with numbers"
             tests = f"`{DEVICE}::test_a_deprecated_option_of_cuda_is_taken_with_a_warning`"
-        also = f" (Triton: {code(*row.also)})" if row.also else ""
+        also = f" (also {code(*row.also)})" if row.also else ""
         rows.append(f"| `{row.name}`{also} | {values} | {REACHES[row.reach]} | {tests} |")
     return rows
 

@@ -208,6 +208,15 @@ def test_a_profile_of_the_whole_session_is_whole_in_the_operators_folder_after_t
         config["model"]["decoder"].setdefault("session_options", {})["enable_profiling"] = "whole"
     with run_server(own_folder, "--model-dir", str(model)) as server:
         server.chat("Hello!", max_tokens=5)
+        for url, given in (
+            ("/v1/admin/runtime_options", {"enable_profiling": "single"}),
+            ("/v1/admin/profiles", {"prefix": "mine"}),
+        ):
+            response = server.client.post(url, json=given)
+            assert response.status_code == 400, response.text
+            assert str(model / "genai_config.json") in response.json()["error"]["message"]
+            assert "have enable_profiling" in response.json()["error"]["message"]
+        assert server.client.get("/v1/admin/runtime_options").json()["devices"]["cpu"]["enable_profiling"] == "0"
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(15) == 0
     passes = {}

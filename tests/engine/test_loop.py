@@ -1,5 +1,6 @@
 """The generator worker, step by step, without threads or processes."""
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from itertools import count
@@ -55,6 +56,7 @@ class Bench:
         state_file: Path | None = None,
         clock: Callable[[], float] | None = None,
         pooled: ScriptedPooledRunner | None = None,
+        processor_time: Callable[[], float] = time.thread_time,
         **limits: Any,
     ) -> None:
         self.sent: list[tuple[int, ToApi]] = []
@@ -69,7 +71,7 @@ class Bench:
             runners,
             self.scheduler,
             RuntimeOptionState(runners, self.profiles, state_file=state_file),
-            bytes_guidance(self.runner.model),
+            bytes_guidance(self.runner.model, processor_time),
             self._receive,
             clock=clock or (lambda: float(next(ticks))),
         )

@@ -12,7 +12,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 from genai_server.options.device import reaching, unreachable
 from genai_server.options.providers import PROVIDERS
-from genai_server.options.session import ENTRIES, SESSION
+from genai_server.options.session import ELSEWHERE, ENTRIES, SESSION
 from genai_server.options.table import Reach, Row, names
 
 DOCUMENTED: dict[str, dict[str, Any]] = tomllib.loads(
@@ -139,7 +139,7 @@ def test_tritons_names_of_a_sessions_options_are_those_of_its_readme() -> None:
             "graph_optimization_level",
             {0: "disabled", 1: "basic", 2: "extended", 99: "all", "ORT_ENABLE_BASIC": "basic"},
         ),
-        ("level", {-1: "basic", 0: "all", 1: "extended", 2: "disabled", "2": "disabled"}),
+        ("level", {-1: "basic", 0: "all", 1: "extended", 2: "disabled", "2": "disabled", 3: "all", "99": "all"}),
     ],
 )
 def test_tritons_levels_are_not_onnx_runtimes(name: str, levels: dict[Any, str]) -> None:
@@ -175,7 +175,7 @@ def test_a_precision_mode_is_a_switch_of_tensorrt(value: str, options: dict[str,
             r"expected one of disabled, basic, extended, all \(or 0, 1, 2, 99,",
         ),
         ({"session": {"graph_optimization_level": -1}}, "expected one of disabled, basic, extended, all"),
-        ({"session": {"level": 99}}, "expected one of -1, 0, 1, 2"),
+        ({"session": {"level": "high"}}, r"\[session\] level=\"high\": expected a whole number"),
         ({"session": {"level": 1, "graph_optimization_level": 2}}, "graph_optimization_level is given twice"),
         ({"session": {"execution_mode": "paralel"}}, "expected one of sequential, parallel"),
         ({"session": {"level": 1, "graph_optimization_level": "all"}}, "given twice"),
@@ -271,7 +271,13 @@ def test_a_provider_from_outside_takes_any_option() -> None:
             {"provider": {"cuda": {"enable_cuda_graph": 1}}},
             "cuda",
             Reach.BATCHED,
-            "enable_cuda_graph reaches only onnxruntime-genai's model",
+            "enable_cuda_graph reaches only onnxruntime-genai's model: a captured graph is replayed with the same",
+        ),
+        (
+            {"provider": {"tensorrt": {"trt_cuda_graph_enable": 1}}},
+            "tensorrt",
+            Reach.BATCHED,
+            "trt_cuda_graph_enable reaches only onnxruntime-genai's model: a captured graph is replayed with the same",
         ),
         ({"provider": {"cuda": {"enable_cuda_graph": 1}}}, "cuda", Reach.GENERATOR, None),
         ({"session": {"execution_mode": 1}}, "cpu", Reach.BATCHED, None),
@@ -285,3 +291,38 @@ def test_an_option_that_does_not_reach_a_runner_is_found(
     found = unreachable(options, runner)
     assert (message in found) if message and found else found is message
     assert unreachable(reaching(options, runner), runner) is None
+
+
+@pytest.mark.parametrize("section", ["session", "cuda"])
+def test_cuda_graph_options_of_the_plugin_are_understood_or_explained(section: str) -> None:
+    prefix = "ep.cudapluginexecutionprovider"
+    runs = fault(section, f"{prefix}.min_num_runs_before_cuda_graph_capture", 2, "cuda")
+    assert "it cannot be set" in runs
+    assert "write enable_cuda_graph in [provider.cuda]" in runs
+    graph = fault(section, f"{prefix}.enable_cuda_graph", True, "cuda")
+    assert graph.endswith("write enable_cuda_graph in [provider.cuda] instead" if section == "session" else "")
+
+
+def test_the_plugins_name_of_cuda_graphs_is_an_option_of_cuda() -> None:
+    given = {"ep": {"cudapluginexecutionprovider": {"enable_cuda_graph": True}}}
+    found = check_device({"provider": {"cuda": given}}, "cuda")
+    assert found.providers[0].options == {"enable_cuda_graph": "1"}
+
+
+IMPOSSIBLE = [row.name for row in (*ENTRIES, *ELSEWHERE, *PROVIDERS["cuda"].rows) if row.impossible]
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_no_message_suggests_an_option_that_is_refused(name: str) -> None:
+    section = "cuda" if name in names(PROVIDERS["cuda"].rows) else "session"
+    bare = name.rpartition(".")[2]
+    for wrong in (bare, name + "s", bare[:-1], f"session.{bare}"):
+        _, _, suggestion = fault(section, wrong, "1", "cuda").partition("did you mean ")
+        assert "cannot be set" not in (fault(section, suggestion.removesuffix("?"), "1", "cuda") if suggestion else "")
+
+
+def test_profiling_of_a_session_is_refused_with_both_ways_to_profile() -> None:
+    for name in ("enable_profiling", "session.enable_profiling"):
+        message = fault("session", name, "p", "cpu")
+        assert "/v1/admin/runtime_options" in message
+        assert "genai_config.json" in message

@@ -46,6 +46,7 @@ def accelerator(name: str, kind: str = "gpu", **parameters: str) -> str:
         ("optimization { graph : { level : -1 }}", {"graph_optimization_level": "basic"}),
         ("optimization { graph { level : 1 }}", {"graph_optimization_level": "extended"}),
         ("optimization { graph { level : 2 }}", {"graph_optimization_level": "disabled"}),
+        ("optimization { graph { level : 3 }}", {"graph_optimization_level": "all"}),
         ('model_operations { op_library_filename: ["a.so"] }', {"custom_op_libraries": ["a.so"]}),
     ],
 )
@@ -222,3 +223,18 @@ def test_the_command_prints_what_the_server_reads(tmp_path: Path, capsys: pytest
 def test_a_file_that_is_not_there_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import-triton", str(tmp_path / "none.pbtxt")]) == 2
     assert "cannot be read: no such file" in capsys.readouterr().err
+
+
+def test_a_parameter_that_cannot_be_set_is_left_out_with_the_reason() -> None:
+    translation = translate(read_pbtxt(parameter("session.enable_profiling", "p"), "c"))
+    (note,) = translation.notes
+    assert note.startswith("parameter session.enable_profiling is left out: it cannot be set: ")
+    assert "session" not in tomllib.loads(as_toml(translation))
+
+
+def test_cuda_graphs_of_tensorrt_are_left_out() -> None:
+    inner = "name: 'tensorrt' parameters { key: 'trt_cuda_graph_enable' value: '1' }"
+    text = f"optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {{ {inner} }} ] }} }}"
+    translation = translate(read_pbtxt(text, "c"))
+    assert "trt_cuda_graph_enable of tensorrt is left out: it does not reach the batched session" in translation.notes
+    assert "provider" not in tomllib.loads(as_toml(translation))

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
+from concurrent.futures import Future
 from contextlib import contextmanager
 from operator import eq
 from queue import Empty, SimpleQueue
@@ -26,6 +27,7 @@ from genai_server.engine.ipc.mailbox import (
     Message,
     Outbox,
     Send,
+    TokenChosen,
 )
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import TERMINATE, RuntimeOptionState
@@ -33,8 +35,9 @@ from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.base import Interrupted, Terminated
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
+from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_grammars
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.sampling.next_token import choose_next_token, prompt_logprobs
+from genai_server.engine.sampling.next_token import NextToken, choose_next_token, prompt_logprobs
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence, SequenceState
@@ -71,6 +74,7 @@ class EngineLoop:
     ) -> None:
         self._leaving = False
         self._has_worked = False
+        self._is_stalled = False  # whether no sequence can take part in a step until a message arrives
         self._runners = runners
         self._scheduler = scheduler
         self.inbox: Inbox = SimpleQueue()  # takes messages from any thread
@@ -84,6 +88,8 @@ class EngineLoop:
         self._requests = RequestTable(scheduler, runners, self._outbox)
         self._admission = Admission(self._requests, options, guidance, runners, self.inbox, self._outbox, clock)
         self._admin = AdminCalls(runners, scheduler, options, self._requests, self._terminate)
+        self._choice_threads = ChoiceThreads(self._model.eos_token_ids, self._note_choice)
+        self._slow: set[Sequence] = set()  # sequences of this step whose tokens other threads choose
         self._meter = Meter()
         self._next_figures = clock() + _FIGURES_EVERY
         scheduler.before_first_chunk = self._match_again
@@ -114,6 +120,7 @@ class EngineLoop:
         self._place()
         self._deliver()
         step = self._scheduler.next_step()
+        self._is_stalled = step is None
         if step is not None:
             self._forward(step)
         self._deliver()
@@ -121,7 +128,7 @@ class EngineLoop:
     # receive
 
     def _receive(self) -> None:
-        block = self._scheduler.is_idle
+        block = self._scheduler.is_idle or self._is_stalled
         if not block and self.inbox.empty():
             return
         patience = min(_IDLE_BEAT, max(0.0, self._requests.next_deadline - self._clock())) if block else None
@@ -131,7 +138,7 @@ class EngineLoop:
                 block = False
                 self._handle(connection, message)
         except Empty:
-            if block:
+            if self._scheduler.is_idle:
                 self._rest()
 
     def _rest(self) -> None:
@@ -146,6 +153,8 @@ class EngineLoop:
                 self._admission.submit(connection, message)
             case GrammarCompiled():
                 self._admission.grammar_compiled(message)
+            case TokenChosen():
+                self._token_chosen(message)
             case Cancel(key) | Stop(key):
                 self._leave(connection, key, answered=isinstance(message, Stop))
             case Leave():
@@ -225,6 +234,7 @@ class EngineLoop:
         with self.interrupts.within(step, until_deadline):
             scores = self._runners.forward(step)
         self._options.after_step(step, self._requests)
+        self._slow = slow_grammars(step.sequences)
         for read, found in zip(step.reads, scores, strict=True):
             try:
                 self._advance(read.sequence, found, read.draft)
@@ -274,8 +284,13 @@ class EngineLoop:
             self._choose(sequence, scores, draft)
 
     def _choose(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
-        """Choose the token after each one that the pass has read, up to the first which the draft does not have."""
-        connection, key = sequence.origin
+        """Choose the token after each one that the pass has read, up to the first which the draft does not have.
+
+        A draft is short, and its sequence runs alone. Otherwise a slow grammar is followed in another thread.
+        """
+        if sequence in self._slow and not draft:
+            self._choice_threads.choose(sequence, scores)
+            return
         last = sequence.last
         if last is None:  # counted even if the answer has no token
             self._meter.prompt_read(sequence)
@@ -283,8 +298,7 @@ class EngineLoop:
         for position in range(len(draft) + 1):
             at = scores.at(position) if draft else scores
             outcome = choose_next_token(sequence, at, self._model.eos_token_ids)
-            if outcome.tokens:
-                self._tell(connection, Tokens(key, outcome.tokens, outcome.logprobs))
+            self._tell_tokens(sequence, outcome)
             chosen += outcome.tokens
             if outcome.reason is not None or chosen != draft[: position + 1]:
                 break
@@ -297,6 +311,30 @@ class EngineLoop:
             self._meter.verified(len(draft), num_accepted)
         if outcome.reason is not None:
             self._requests.finish(sequence, outcome.reason)
+
+    def _note_choice(self, sequence: Sequence, last: float | None, chosen: Future[NextToken]) -> None:
+        """Tell the loop of a token that another thread has chosen; called there."""
+        connection, _ = sequence.origin
+        self.inbox.put((connection, TokenChosen(sequence, last, chosen)))
+
+    def _token_chosen(self, message: TokenChosen) -> None:
+        """Send a token that another thread has chosen, if the sequence has not ended meanwhile."""
+        sequence = message.sequence
+        sequence.is_choosing = False
+        if sequence not in self._requests:
+            return
+        with self._failing([sequence]):
+            outcome = message.chosen.result()
+            self._tell_tokens(sequence, outcome)
+            if outcome.tokens:
+                self._meter.produced(sequence, 1, message.last)
+            if outcome.reason is not None:
+                self._requests.finish(sequence, outcome.reason)
+
+    def _tell_tokens(self, sequence: Sequence, outcome: NextToken) -> None:
+        connection, key = sequence.origin
+        if outcome.tokens:
+            self._tell(connection, Tokens(key, outcome.tokens, outcome.logprobs))
 
     def _deliver(self) -> None:
         self._requests.tell_load(terminated=self._options.terminated)

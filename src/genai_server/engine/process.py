@@ -18,7 +18,7 @@ from genai_server.engine.host.parent_watch import ParentWatch
 from genai_server.engine.ipc.connections import Connections, Listener, listen
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.model.files import session_profile
+from genai_server.engine.model.files import CONFIG, session_profile
 from genai_server.engine.profiling.manifest import about_engine
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.choose import load_runners, profile_folder
@@ -124,6 +124,11 @@ def serve(
     if not spec.device.startswith("scripted") and (name := session_profile(Path(spec.model_dir))):
         log.warning("all steps are profiled, as %s asks, into %s", spec.model_dir, profiles.path_prefix(name))
         parent_watch.before_leaving(loop.leave)
+        # ONNX Runtime writes no profiles of single runs then, and reports no error.
+        runners.do_without_profiles(
+            f"the whole session is profiled, because the decoder's session_options in {Path(spec.model_dir) / CONFIG} "
+            "have enable_profiling; remove that key to profile single answers"
+        )
     spare_what_is_there()
     _tell(report, EngineReport(address=listener.address))
     loop.run_forever()

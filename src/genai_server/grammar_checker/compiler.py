@@ -15,6 +15,9 @@ _LEXER_FUEL = 300_000
 # Limit on a grammar's ambiguity. The library's default of 2000 allows 0.25 s for each token, which delays all streams;
 # This allows 0.05 s (2 cores), and an object with 200 optional properties.
 _MOST_ITEMS = 1000
+# Limit on all rows of items that one mask tries. The library's default is 50,000. Useful grammars need up to 3,000 with
+# 150,000 tokens.
+_MOST_ITEMS_IN_STEP = 10_000
 # Bytes of stack. The compiler recurses for each rule that leads to another: 2,700 of them end a process with 8 MiB, 650
 # one with 2 MiB. The engine has four times the stack of the check, so a checked grammar fits there.
 CHECK_STACK = 2 * 1024 * 1024
@@ -89,7 +92,12 @@ def stack(size: int) -> Iterator[None]:
 
 
 def _limits() -> LLParserLimits:
-    return LLParserLimits(max_items_in_row=_MOST_ITEMS, initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False)
+    return LLParserLimits(
+        max_items_in_row=_MOST_ITEMS,
+        step_max_items=_MOST_ITEMS_IN_STEP,
+        initial_lexer_fuel=_LEXER_FUEL,
+        verbose_errors=False,
+    )
 
 
 def _follow(matcher: LLMatcher) -> None:

@@ -48,7 +48,7 @@ class Options(Wire):
     num_predict: Whole | None = Field(None, description="Most tokens of the answer; 0 or less for all that fit.")
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_k: Whole | None = Field(None, ge=-1, le=1_000_000, description="0 or -1 considers all tokens.")
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_p: float | None = Field(None, ge=0.0, le=1.0)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     typical_p: float | None = Field(None, ge=1.0, le=1.0, description="Nothing but 1, which has no effect.")
     repeat_penalty: float | None = Field(None, ge=0.01, le=10.0)

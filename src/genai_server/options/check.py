@@ -10,13 +10,13 @@ from genai_server.options import session
 from genai_server.options.cuda import DEPRECATED, SEARCHES, STRATEGIES
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.providers import CPU, PROVIDERS, provider
-from genai_server.options.table import Row, names, nearest
+from genai_server.options.table import Row, names, nearest, possible
 from genai_server.options.values import Value
 from genai_server.quoted_values import quoted
 
 SECTIONS = ("session", "provider", "providers")
 _SESSION_ROWS = names(session.SESSION)
-_ENTRY_ROWS = names(session.ENTRIES)
+_ENTRY_ROWS = names((*session.ENTRIES, *session.ELSEWHERE))
 _RUN_ROWS = names(session.RUN)
 _CUDA_DEVICES = ("cuda", "tensorrt")
 # These number the same devices.
@@ -57,7 +57,7 @@ def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
     )
     if given:
         name, value = next(iter(given.items()))
-        known = {*_SESSION_ROWS, *_ENTRY_ROWS, *_RUN_ROWS, session.LIBRARIES}
+        known = {*possible(_SESSION_ROWS), *possible(_ENTRY_ROWS), *possible(_RUN_ROWS), session.LIBRARIES}
         raise ConfigurationError(f"[session] {name}={quoted(value)}: unknown option{nearest(name, known)}")
     _check_together(options, warnings)
     return options
@@ -173,7 +173,7 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
     for key, value in given.items():
         row = rows.get(key)
         if row is None:
-            why = f"unknown option{nearest(key, rows)}" if rows else f"{name} has no options of its own"
+            why = f"unknown option{nearest(key, possible(rows))}" if rows else f"{name} has no options of its own"
             raise ConfigurationError(f"{where} {key}={quoted(value)}: {why}")
         _add(found, row, key, value, where)
     return ProviderOptions(name, found, **places)

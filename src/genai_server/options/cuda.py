@@ -6,6 +6,14 @@ onnxruntime-genai takes those of the arena separately.
 from genai_server.options.table import Reach, Row
 from genai_server.options.values import choice, flag, number, size
 
+# How ONNX Runtime names the options of the CUDA provider that comes as a plugin.
+CUDA_PLUGIN = "ep.cudapluginexecutionprovider"
+CAPTURE_RUNS = "min_num_runs_before_cuda_graph_capture"
+CAPTURES_AFTER_WARM_UP = (
+    "the provider that is built in has its own number of runs before it captures a graph, and the server does them "
+    "before it is ready; write enable_cuda_graph in [provider.cuda]"
+)
+FIXED_SHAPES = "a captured graph is replayed with the same shapes, and those of a batch change from pass to pass"
 POINTER = "its value is an address inside a program"
 
 SEARCHES = {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}
@@ -19,8 +27,8 @@ CUDA: tuple[Row, ...] = (
     Row("do_copy_in_default_stream", flag()),
     Row("cudnn_conv_use_max_workspace", flag()),
     Row("cudnn_conv1d_pad_to_nc1d", flag()),
-    # A graph is captured once and replayed with the same shapes; a batch's shapes change from step to step.
-    Row("enable_cuda_graph", flag(), Reach.GENERATOR),
+    Row("enable_cuda_graph", flag(), Reach.GENERATOR, also=(f"{CUDA_PLUGIN}.enable_cuda_graph",), why=FIXED_SHAPES),
+    Row(CAPTURE_RUNS, number(), impossible=CAPTURES_AFTER_WARM_UP, also=(f"{CUDA_PLUGIN}.{CAPTURE_RUNS}",)),
     Row("enable_skip_layer_norm_strict_mode", flag()),
     Row("prefer_nhwc", flag()),
     Row("use_ep_level_unified_stream", flag()),

@@ -52,7 +52,8 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
         rows = names(known.rows)
         for key in given.options:
             if _misses(rows[key], runner):
-                return f"[provider.{given.name}] {key} reaches only {_where(rows[key].reach)}"
+                why = f": {rows[key].why}" if rows[key].why else ""
+                return f"[provider.{given.name}] {key} reaches only {_where(rows[key].reach)}{why}"
     return None
 
 

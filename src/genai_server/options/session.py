@@ -5,8 +5,9 @@ Runtime 1.31. Triton's are those of its ONNX Runtime backend. onnxruntime-genai 
 config.cpp) has no field for `execution_mode`, and has its own thread pools.
 """
 
+from genai_server.options.cuda import CAPTURE_RUNS, CAPTURES_AFTER_WARM_UP, CUDA_PLUGIN
 from genai_server.options.table import Reach, Row
-from genai_server.options.values import anything, arenas, choice, flag, number, text
+from genai_server.options.values import anything, arenas, choice, flag, number, number_or_other, text
 
 THREADS = "intra_op_num_threads"
 SPINNING = "session.intra_op.allow_spinning"
@@ -30,7 +31,7 @@ _LEVELS = {
     "ORT_ENABLE_EXTENDED": "extended",
     "ORT_ENABLE_ALL": "all",
 }
-# Triton's numbers; ONNX Runtime's 1 and 2 have other meanings.
+# Triton's numbers, of which 0 stands for all others; ONNX Runtime's 1 and 2 have other meanings.
 _TRITONS_LEVELS = {"-1": "basic", "0": "all", "1": "extended", "2": "disabled"}
 
 SESSION: tuple[Row, ...] = (
@@ -38,7 +39,11 @@ SESSION: tuple[Row, ...] = (
     Row("inter_op_num_threads", number(0, _MOST_THREADS), also=("inter_op_thread_count",)),
     Row(MODE, choice("sequential", "parallel", also={"0": "sequential", "1": "parallel"}), Reach.BATCHED),
     Row(LEVEL, choice("disabled", "basic", "extended", "all", also=_LEVELS)),
-    Row("level", choice(*_TRITONS_LEVELS), means={key: {LEVEL: name} for key, name in _TRITONS_LEVELS.items()}),
+    Row(
+        "level",
+        number_or_other(_TRITONS_LEVELS, "0"),
+        means={key: {LEVEL: name} for key, name in _TRITONS_LEVELS.items()},
+    ),
     Row(ARENA, flag(), also=("enable_mem_arena",)),
     Row(PATTERN, flag()),
     Row(POOL, flag(), Reach.BATCHED, also=("enable-global-threadpool",)),
@@ -120,13 +125,17 @@ _UNDESCRIBED = (
     "ep.cuda.fpa_intb_profile_m",
     "ep.cuda.gqa_workspace_max_total_sequence_length",
 )
+_PROFILES = (
+    "POST /v1/admin/runtime_options switches profiles while the server runs; for one of the whole session, set "
+    "enable_profiling in the session_options of the model's genai_config.json"
+)
 _BY_THE_SERVER = "the server sets it itself"
 _IMPOSSIBLE = {
     # The library knows these names, but ignores them in a session's entries.
     **{f"session.{name}": f"write {name} instead, without session." for name in (ARENA, PATTERN, LEVEL, MODE, THREADS)},
     "session.inter_op_num_threads": "write inter_op_num_threads instead, without session.",
     "session.use_per_session_threads": f"write {POOL} instead",
-    "session.enable_profiling": "profiles are switched by the runtime option enable_profiling",
+    "session.enable_profiling": _PROFILES,
     "session.optimized_model_filepath": _BY_THE_SERVER,
     "session.optimized_model_external_initializers_file_name": _BY_THE_SERVER,
     "session.optimized_model_external_initializers_min_size_in_bytes": _BY_THE_SERVER,
@@ -147,4 +156,12 @@ ENTRIES: tuple[Row, ...] = (
     *(Row(name, text()) for name in _TEXTS),
     *(Row(name, anything()) for name in _UNDESCRIBED),
     *(Row(name, text(), impossible=why) for name, why in _IMPOSSIBLE.items()),
+)
+
+# What other documents set on a session, and where it is set here.
+ELSEWHERE: tuple[Row, ...] = (
+    Row("enable_profiling", text(), impossible=_PROFILES),
+    # The CUDA provider that comes as a plugin takes its options from a session's entries.
+    Row(f"{CUDA_PLUGIN}.enable_cuda_graph", flag(), impossible="write enable_cuda_graph in [provider.cuda] instead"),
+    Row(f"{CUDA_PLUGIN}.{CAPTURE_RUNS}", number(), impossible=CAPTURES_AFTER_WARM_UP),
 )

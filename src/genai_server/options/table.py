@@ -30,6 +30,8 @@ class Row:
     means: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Why the option cannot be set at all; "" if it can.
     impossible: str = ""
+    # Why the option reaches no other runner, where that is not the library's lack.
+    why: str = ""
 
     def options(self, text: str) -> Mapping[str, str]:
         """ONNX Runtime's options, by name, for a checked value."""
@@ -39,6 +41,11 @@ class Row:
 def names(rows: Iterable[Row]) -> dict[str, Row]:
     """The rows by all of their names."""
     return {name: row for row in rows for name in (row.name, *row.also)}
+
+
+def possible(rows: Mapping[str, Row]) -> list[str]:
+    """The names of the options that can be set. A message suggests no others."""
+    return [name for name, row in rows.items() if not row.impossible]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

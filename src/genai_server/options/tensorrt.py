@@ -3,7 +3,7 @@
 Some have other names in Triton. The options of the TensorRT-RTX provider, for RTX cards, follow.
 """
 
-from genai_server.options.cuda import POINTER
+from genai_server.options.cuda import FIXED_SHAPES, POINTER
 from genai_server.options.table import Reach, Row
 from genai_server.options.values import choice, flag, number, shapes, size, text
 
@@ -52,7 +52,7 @@ TENSORRT: tuple[Row, ...] = (
     Row("trt_profile_min_shapes", shapes()),
     Row("trt_profile_max_shapes", shapes()),
     Row("trt_profile_opt_shapes", shapes()),
-    Row("trt_cuda_graph_enable", flag()),
+    Row("trt_cuda_graph_enable", flag(), Reach.GENERATOR, why=FIXED_SHAPES),
     Row("trt_preview_features", text()),
     Row("trt_op_types_to_exclude", text()),
     Row("trt_dump_ep_context_model", flag()),
@@ -74,7 +74,7 @@ NV_TENSORRT_RTX: tuple[Row, ...] = (
     Row("nv_multi_profile_enable", flag()),
     Row("nv_use_external_data_initializer", flag()),
     Row("nv_runtime_cache_path", text()),
-    Row("enable_cuda_graph", flag(), Reach.GENERATOR),
+    Row("enable_cuda_graph", flag(), Reach.GENERATOR, why=FIXED_SHAPES),
     Row("has_user_compute_stream", flag(), impossible=POINTER),
     Row("user_compute_stream", number(), impossible=POINTER),
     Row("user_aux_stream_array", number(), impossible=POINTER),

@@ -11,15 +11,15 @@ from genai_server.options.cuda import DEPRECATED, SEARCHES, STRATEGIES
 from genai_server.options.device import reaching, unreachable
 from genai_server.options.pbtxt import Message, messages
 from genai_server.options.providers import PROVIDERS
-from genai_server.options.session import ENTRIES, RUN, SESSION
-from genai_server.options.table import Reach, names, nearest
+from genai_server.options.session import ELSEWHERE, ENTRIES, RUN, SESSION
+from genai_server.options.table import Reach, names, nearest, possible
 from genai_server.options.toml import toml_key, toml_value
 from genai_server.options.values import number
 from genai_server.quoted_values import quoted
 
 BACKEND = "onnxruntime"
 _MOVED = {"cudnn_conv_algo_search": SEARCHES, "arena_extend_strategy": STRATEGIES}
-_ROWS = names((*SESSION, *ENTRIES, *RUN))
+_ROWS = names((*SESSION, *ENTRIES, *ELSEWHERE, *RUN))
 _POOL, _BATCH = "enable-global-threadpool", "default-max-batch-size"
 _THREADS = ("intra_op_thread_count", "inter_op_thread_count")
 # Defaults that Triton's examples write out, although not every runner knows the option.
@@ -118,10 +118,12 @@ def _parameters(found: Translation, values: list[Any]) -> None:
         if name in DEPRECATED:
             found.provider.setdefault("cuda", {})[name] = _checked("cuda", name, _MOVED.get(name, {}).get(value, value))
             found.notes.append(f"parameter {name} is deprecated in Triton, too: it is an option of cuda")
-        elif name in _ROWS:
-            _set(found, name, value)
+        elif name not in _ROWS:
+            found.notes.append(f"parameter {name} is left out: it is unknown{nearest(name, possible(_ROWS))}")
+        elif _ROWS[name].impossible:
+            found.notes.append(f"parameter {name} is left out: it cannot be set: {_ROWS[name].impossible}")
         else:
-            found.notes.append(f"parameter {name} is left out: it is unknown{nearest(name, _ROWS)}")
+            _set(found, name, value)
 
 
 def _set(found: Translation, name: str, value: str) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 Value = bool | int | float | str
@@ -64,6 +64,12 @@ def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
     known = {name.lower(): name for name in names} | {key.lower(): name for key, name in (also or {}).items()}
     shown = ", ".join(names) + ("" if not also else f" (or {', '.join(also)})")
     return Kind(f"one of {shown}", lambda value: known[str(value).lower()])
+
+
+def number_or_other(known: Collection[str], other: str) -> Kind:
+    """A whole number. Any but those known means `other`, which is one of them."""
+    read = number(-_LARGEST_SIZE, _LARGEST_SIZE).read
+    return Kind("a whole number", lambda value: found if (found := read(value)) in known else other)
 
 
 def text() -> Kind:

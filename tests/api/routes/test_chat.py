@@ -182,7 +182,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     (body("x", temperature=3), "temperature", "must be at most 2.0; given 3"),
     (body("x", temperature="warm"), "temperature", 'given "warm"'),
     (body("x", temperature=-0.1), "temperature", "must be at least 0.0; given -0.1"),
-    (body("x", top_p=0), "top_p", "must be greater than 0.0; given 0"),
+    (body("x", top_p=-0.1), "top_p", "must be at least 0.0; given -0.1"),
     (body("x", top_k=-1), "top_k", "given -1"),
     (body("x", seed=2**63), "seed", "given 9223372036854775808"),
     (body("x", seed=True), "seed", "given true"),
@@ -191,7 +191,6 @@ BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     (body("x" * 3000), "messages", "This model's maximum context length is 2000 tokens. However, your messages"),
     (body("x", device="cuda"), "device", 'one of: scripted:0, scripted:1; given: "cuda"'),
     (body("x", best_of=2), "best_of", "best_of is not a field"),
-    (body("x", stream=True), "stream", "stream is not a field"),
 ]
 
 
@@ -218,3 +217,62 @@ def test_a_model_that_is_not_served_is_a_404(scripted: RunningServer) -> None:
 
 def test_the_served_model_may_be_named(scripted: RunningServer) -> None:
     assert scripted.chat("say x", model="onnx-genai").json()["content"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "other"), [("/v1/chat", True, "/v1/chat/stream"), ("/v1/chat/stream", False, "/v1/chat")]
+)
+def test_the_other_way_to_answer_is_refused_with_its_endpoint(
+    scripted: RunningServer, path: str, value: bool, other: str
+) -> None:
+    error = scripted.client.post(path, json=body("say x", stream=value)).json()["error"]
+    assert error["param"] == "stream"
+    assert f"POST {other} " in error["message"]
+    assert scripted.client.post(path, json=body("say x", stream=not value)).status_code == 200
+
+
+def _sampled(path: str, top_p: float) -> dict[str, Any]:
+    """The body for a sampled answer to a greeting, in each API's own form."""
+    messages = [{"role": "user", "content": "Hello!"}]
+    sampling = {"temperature": 1.0, "top_p": top_p}
+    match path:
+        case "/v1/completions":
+            return {"prompt": "Hello!", "max_tokens": 12, **sampling}
+        case "/v1/responses":
+            return {"input": "Hello!", "max_output_tokens": 16, **sampling}
+        case "/api/chat":
+            return {"messages": messages, "model": "onnx-genai", "stream": False, "options": sampling}
+        case "/api/generate":
+            return {"prompt": "Hello!", "model": "onnx-genai", "stream": False, "options": sampling}
+        case _:
+            return {"messages": messages, "max_tokens": 12, **sampling}
+
+
+def _text(path: str, answer: dict[str, Any]) -> Any:
+    match path:
+        case "/v1/chat" | "/v1/messages":
+            return answer["content"]
+        case "/v1/chat/completions":
+            return answer["choices"][0]["message"]["content"]
+        case "/v1/completions":
+            return answer["choices"][0]["text"]
+        case "/v1/responses":
+            return answer["output"][0]["content"][0]["text"]
+        case "/api/chat":
+            return answer["message"]["content"]
+        case _:
+            return answer["response"]
+
+
+PATHS = ["/v1/chat", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/api/generate"])
+def test_top_p_0_is_greedy_in_each_api(demo: RunningServer, path: str) -> None:
+    greedy = _sampled(path, 1.0)
+    greedy.get("options", greedy)["temperature"] = 0.0
+    expected = _text(path, demo.client.post(path, json=greedy).json())
+    for _ in range(3):
+        response = demo.client.post(path, json=_sampled(path, 0))
+        assert response.status_code == 200, response.text
+        assert _text(path, response.json()) == expected

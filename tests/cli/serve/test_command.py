@@ -183,8 +183,18 @@ def test_uvicorn_alone_serves_with_an_engine_of_its_own(tmp_path: Path) -> None:
 
 def test_a_second_worker_of_plain_uvicorn_refuses_and_names_the_right_command(tmp_path: Path) -> None:
     with uvicorn(tmp_path, "--workers", "2", GENAI_DEVICE="scripted") as (process, _, log):
-        process.wait(30)
-        assert "genai-server serve --workers N" in log.read_text(encoding="utf-8")
+        process.wait(120)
+        text = log.read_text(encoding="utf-8")
+        assert "genai-server serve --workers N" in text
+        assert "Traceback" not in text
+
+
+def test_workers_of_plain_uvicorn_with_a_wrong_setting_end(tmp_path: Path) -> None:
+    with uvicorn(tmp_path, "--workers", "2", GENAI_DEVICE="tpu") as (process, _, log):
+        process.wait(120)
+        text = log.read_text(encoding="utf-8")
+    assert 'GENAI_DEVICE="tpu"' in text
+    assert "Traceback" not in text
 
 
 def test_a_wrong_setting_under_uvicorn_is_one_line_too(tmp_path: Path) -> None:

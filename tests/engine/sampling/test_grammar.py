@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import chain, cycle, repeat
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -13,7 +15,16 @@ from llguidance import LLMatcher
 
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.sampling import grammar as module
-from genai_server.engine.sampling.grammar import Compiled, Guidance, Guide, bytes_guidance, model_guidance
+from genai_server.engine.sampling.grammar import (
+    MAX_SAVED_SECONDS,
+    SECONDS_PER_TOKEN,
+    STEP_SECONDS,
+    Compiled,
+    Guidance,
+    Guide,
+    bytes_guidance,
+    model_guidance,
+)
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import ModelInfo, Sampling
 from tests.running_server import DEMO, ROOT
@@ -110,6 +121,60 @@ def test_a_grammar_that_becomes_too_ambiguous_on_its_way_fails_the_answer(guidan
     with pytest.raises(GrammarFailed, match="cannot be followed any further: .*items"):
         follow(way, "x" * 500)
     assert (way.may_end, way.is_complete) == (False, False)  # the library says that it has stopped
+
+
+# the time that a grammar takes
+
+
+def timed_guide(seconds: Iterator[float]) -> Guide:
+    """A guide whose operations take these seconds of processor time, one after another."""
+    times = (time for spent in seconds for time in (0.0, spent))
+    return guide(bytes_guidance(BYTES, lambda: next(times)), "start: /x*/")
+
+
+def test_an_answer_fails_when_its_grammar_takes_too_long() -> None:
+    assert (SECONDS_PER_TOKEN, MAX_SAVED_SECONDS) == (0.01, 0.5)
+    way = timed_guide(repeat(0.13))  # 0.12 s more than a token may take
+    for _ in range(4):
+        way.commit(ord("x"))
+    with pytest.raises(GrammarFailed, match=r"takes too long to follow: 130 ms .*10 ms for each token, and 0.5 s in"):
+        way.commit(ord("x"))
+
+
+def test_a_slow_token_among_fast_ones_is_allowed() -> None:
+    way = timed_guide(cycle([MAX_SAVED_SECONDS, *[SECONDS_PER_TOKEN / 4] * 400]))
+    follow(way, "x" * 1000)
+
+
+def test_a_mask_counts_before_its_token_is_chosen() -> None:
+    way = timed_guide(repeat(0.3))
+    way.allowed()
+    with pytest.raises(GrammarFailed, match="600 ms"):
+        way.allowed()
+
+
+def test_a_slow_grammar_is_followed_as_a_fast_one_is() -> None:
+    fast, slow = timed_guide(repeat(0.0)), timed_guide(repeat(STEP_SECONDS + 0.001))
+    for way in (fast, slow):
+        way.commit(ord("x"))
+    assert (fast.is_slow, slow.is_slow) == (False, True)
+    for token in (ord("x"), ord("y")):
+        assert slow.allows(token) == fast.allows(token)
+    for way in (fast, slow):
+        way.commit(ord("x"))
+        assert allowed(way) == "x$$"
+    with pytest.raises(GrammarFailed):
+        slow.commit(ord("y"))
+
+
+def test_a_grammar_stays_slow_for_some_fast_tokens() -> None:
+    way = timed_guide(chain([4 * STEP_SECONDS], repeat(0.0)))
+    slow = 0
+    way.commit(ord("x"))
+    while way.is_slow:
+        slow += 1
+        way.commit(ord("x"))
+    assert 2 < slow < 20
 
 
 # grammars that are wrong

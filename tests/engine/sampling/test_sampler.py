@@ -132,7 +132,9 @@ def test_top_k_keeps_no_more_than_k_of_a_tie() -> None:
     assert kept < {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize(("top_p", "kept"), [(0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.51, 3), (0.76, 4), (1.0, 4)])
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.0, 1), (0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.51, 3), (0.76, 4), (1.0, 4)]
+)
 def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: int) -> None:
     # Four equal tokens: quarters are exact in binary, so that the boundary is, too.
     assert len(_kept(_logits(1, 1, 1, 1), top_p=top_p)) == kept

@@ -11,6 +11,7 @@ from genai_server.api.generation.request_context import TheRequestContext
 from genai_server.api.generation.sse import STREAMS, EventStream
 from genai_server.api.middleware.body import BodyRoute
 from genai_server.api.services import TheServices
+from genai_server.errors import InvalidField
 from genai_server.openai_api.chat import ChatBuilder
 from genai_server.openai_api.schemas.base import ErrorResponse, JsonObject
 from genai_server.openai_api.schemas.chat import ChatRequest, ChatResponse
@@ -27,6 +28,8 @@ async def chat(
     context: TheRequestContext,
 ) -> Response:
     """Answer in one piece."""
+    if body.stream:
+        raise InvalidField("stream must be false here; POST /v1/chat/stream streams the answer", param="stream")
     generation = await generate(services, body, context)
     build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
     (whole,) = await context.waits_for(generation.whole())
@@ -43,6 +46,8 @@ async def chat_stream(
     context: TheRequestContext,
 ) -> EventStream:
     """Answer token by token."""
+    if body.stream is False:
+        raise InvalidField("stream must be true here; POST /v1/chat returns the answer in one piece", param="stream")
     generation = await generate(services, body, context, is_streamed=True)
     build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
     return EventStream(generation, _events(generation, build))

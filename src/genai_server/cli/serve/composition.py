@@ -11,20 +11,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from fastapi import FastAPI
 from filelock import FileLock, Timeout
+from uvicorn.config import STARTUP_FAILURE
 
 from genai_server.api.app import Engines, ModelFiles, Telemetry, create_app
 from genai_server.api.middleware.drain import Drain
 from genai_server.api.middleware.keys import ApiKeys, load_keys
 from genai_server.api.telemetry.request_log import log_request
 from genai_server.api.telemetry.request_metrics import request_metrics
-from genai_server.cli.serve.exit_status import note_cut_off
+from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
 from genai_server.cli.serve.loaders import load_traces, model_puller, text_loader
 from genai_server.cli.serve.preflight import check_models
 from genai_server.cli.serve.process_limits import raise_file_limit
@@ -51,6 +52,11 @@ def app_from_environment() -> FastAPI:
     return standalone_app(settings)
 
 
+def status_of_a_failed_start() -> int:
+    """The exit status where there is no app. uvicorn starts a worker again unless it is uvicorn's own."""
+    return WRONG_SETTING if multiprocessing.parent_process() is None else STARTUP_FAILURE
+
+
 def attached_app(settings: Settings, folder: Path) -> FastAPI:
     """An app beside engines that another process supervises. Raises ConfigurationError."""
     drain = Drain(settings.drain_timeout)
@@ -67,22 +73,23 @@ def attached_app(settings: Settings, folder: Path) -> FastAPI:
 def standalone_app(settings: Settings) -> FastAPI:
     """An app that starts engines of its own, as under plain `uvicorn`.
 
-    Raises ConfigurationError; a second worker of `uvicorn --workers` raises it at its start-up, since it would load the
-    model again.
+    Raises ConfigurationError, also in a second worker of `uvicorn --workers`, which would load the model again. An
+    error of the lifespan would be printed with its whole traceback.
     """
+    lock = _only_worker()
     check_models(settings)
     drain = Drain(settings.drain_timeout)
 
     @asynccontextmanager
     async def engines() -> AsyncIterator[Path]:
-        with _only_worker():
-            supervisor = Supervisor(settings, on_nothing_loaded=_end_this_process)
-            supervisor.start()
-            try:
-                with _stop_signals(drain, supervisor.folder, STOP_SIGNALS):
-                    yield supervisor.folder
-            finally:
-                supervisor.stop()
+        supervisor = Supervisor(settings, on_nothing_loaded=_end_this_process)
+        supervisor.start()
+        try:
+            with _stop_signals(drain, supervisor.folder, STOP_SIGNALS):
+                yield supervisor.folder
+        finally:
+            supervisor.stop()
+            _release(lock)
 
     # uvicorn's own option says where it listens; the app cannot see it.
     return _create(settings, engines, drain, on_loopback=False)
@@ -144,18 +151,24 @@ def _end_this_process() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-@contextmanager
-def _only_worker() -> Iterator[None]:
-    """Hold the lock that the workers of one uvicorn share. Raises ConfigurationError if another worker holds it."""
+def _release(lock: FileLock | None) -> None:
+    if lock is not None:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+def _only_worker() -> FileLock | None:
+    """Take the lock that the workers of one uvicorn share; None without workers.
+
+    Raises ConfigurationError if another worker holds it.
+    """
     parent = multiprocessing.parent_process()
     if parent is None:
-        yield
-        return
-    path = Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{parent.pid}.lock"
+        return None
+    lock = FileLock(Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{parent.pid}.lock", mode=0o600)
     try:
-        with FileLock(path, mode=0o600).acquire(timeout=0):
-            yield
-            path.unlink(missing_ok=True)
+        lock.acquire(timeout=0)
+        return lock
     except Timeout:
         raise ConfigurationError(
             "each worker of plain uvicorn would load the model again; "

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 from msgspec import Struct, structs
 
 from genai_server.engine.sampling.grammar import Compiled
+from genai_server.engine.sampling.next_token import NextToken
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import AdminCall
@@ -33,7 +35,16 @@ class GrammarCompiled(Struct, frozen=True):
     compiled: Compiled
 
 
-Message = Submit | Cancel | Stop | AdminCall | Connected | Disconnected | GrammarCompiled | Leave
+class TokenChosen(Struct, frozen=True):
+    """Another thread has chosen the next token of a sequence, or has failed."""
+
+    sequence: Sequence
+    # When its previous token came, by the clock.
+    last: float | None
+    chosen: Future[NextToken]
+
+
+Message = Submit | Cancel | Stop | AdminCall | Connected | Disconnected | GrammarCompiled | TokenChosen | Leave
 # Events, each with the number of the connection that it concerns.
 Inbox = SimpleQueue[tuple[int, Message]]
 

@@ -146,8 +146,8 @@ class RunnerPair:
         self._no_profile = f"this model's answers cannot be profiled, because it runs in a batch only: {reason}"
 
     def do_without_profiles(self, reason: str) -> None:
-        """Refuse profiles because the installed libraries cannot write them."""
-        self._no_profile = f"answers cannot be profiled with the installed libraries: {reason}"
+        """Refuse profiles because ONNX Runtime cannot write them."""
+        self._no_profile = f"answers cannot be profiled: {reason}"
 
     def forward(self, step: Step) -> list[Scores]:
         """Run a pass; returns the scores of each sequence.

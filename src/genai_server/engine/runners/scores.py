@@ -1,6 +1,6 @@
 """What a pass gives for a sequence: logits, the best of them, or the token that the runner chose."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,10 @@ class Scores:
     def at(self, position: int) -> "Scores":
         """The scores after one of the tokens, where `logits` has all tokens of the vocabulary."""
         return Scores(self.logits[position : position + 1])
+
+    def copy(self) -> "Scores":
+        """The same logits in memory of their own."""
+        return replace(self, logits=self.logits.copy())
 
     def chosen(self) -> int | None:
         """The token that the runner chose; None if it gives logits. Raises RunnerFailed with the failure."""

@@ -73,7 +73,7 @@ def _try_profiling(runners: RunnerPair, length: int) -> None:
             runners.generator.set_runtime_option(sequence, "enable_profiling", value)
     except RunnerFailed as error:
         log.warning("answers cannot be profiled: %s", error.message)
-        runners.do_without_profiles(error.message)
+        runners.do_without_profiles(f"the installed libraries cannot do it: {error.message}")
     finally:
         runners.generator.close(sequence)
 

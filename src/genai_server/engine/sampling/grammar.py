@@ -6,20 +6,23 @@ was compiled before by the grammar checker of an API process, with tighter limit
 """
 
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from genai_server.engine.model.files import TOKENIZER
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.generation import ModelInfo
 from genai_server.grammar_checker.compiler import ENGINE_STACK, byte_tokenizer, compile_grammar, reason, stack
+from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
 # Limits of the cache of compiled grammars and error messages. A grammar takes some hundred bytes for each of its
@@ -30,6 +33,15 @@ _KEPT_CHARACTERS = 50_000
 # copy works any more, so the grammar is compiled again after so many tokens.
 # Twenty thousand of them took 7 MB for each grammar that is kept.
 _MOST_FOLLOWED = 5_000
+# Seconds of processor time for following a grammar: each token adds the first, up to the second in all. The slowest
+# useful grammars measured (strings with patterns and lengths, 150,000 tokens) took 0.003 s for each token (2 cores).
+SECONDS_PER_TOKEN = 0.01
+MAX_SAVED_SECONDS = 0.5
+# Seconds that all grammars may take of a step in the engine's loop; other threads follow the slowest ones.
+STEP_SECONDS = 0.005
+# The cost of the next token is estimated as that of the slowest recent one, which loses this share with each token:
+# tokens that the model likes and the grammar allows need no mask, and so take far less time than others.
+_FADING = 0.2
 
 Compiled = LLMatcher | str
 
@@ -44,43 +56,87 @@ class KeptGrammar:
     followed: int = 0
 
 
-class Guide:
-    """An answer's position in its grammar."""
+class UnlockedConsumer:
+    """Advances matchers without holding Python's lock, which `LLMatcher.consume_token` holds.
 
-    def __init__(self, kept: KeptGrammar, matcher: LLMatcher, vocab_size: int) -> None:
+    llguidance releases it where it advances several matchers, so one that has ended goes along. The processor time is
+    another thread's.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._executor = LLExecutor(1)
+        self._end = tokenizer.eos_token
+        self._ended = LLMatcher(tokenizer, 'start: ""', log_level=0)
+        self._ended.consume_token(self._end)
+
+    def consume(self, matcher: LLMatcher, token: int) -> None:
+        """Advance a matcher by a token. Any thread may call this."""
+        self._executor.consume_token_par([(matcher, token), (self._ended.deep_copy(), self._end)])
+
+
+class Guide:
+    """An answer's position in its grammar, with the processor time that following it takes.
+
+    The methods work for one thread at a time. `clock` gives the seconds of processor time of the calling thread, which
+    other programs on a busy machine do not add to.
+    """
+
+    def __init__(
+        self, kept: KeptGrammar, matcher: LLMatcher, vocab_size: int, consumer: UnlockedConsumer, clock: Clock
+    ) -> None:
         self._kept = kept
+        self._consumer = consumer
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._clock = clock
+        self._saved = MAX_SAVED_SECONDS
+        self._spent = 0.0  # on the next token
+        # Seconds that the next token is expected to take.
+        self.cost = 0.0
 
     def allowed(self) -> NDArray[np.bool_]:
         """The tokens [vocab_size] that may come next. Where the grammar may end, they include those that end an answer.
 
-        Raises GrammarFailed when the grammar has become too complex.
+        Raises GrammarFailed when the grammar has become too complex, or takes too much time.
         """
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
+        with self._working():
+            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(mask, bitorder="little", count=self._vocab_size).view(np.bool_)
 
     def allows(self, token: int) -> bool:
-        """Whether a token that ends no answer may come next. Raises as `allowed` does, and takes far less time."""
-        fits = self._matcher.validate_tokens([token]) == 1
-        self._check()
-        return fits
+        """Whether a token that ends no answer may come next. Raises as `allowed` does, and takes far less time.
+
+        A slow grammar computes its mask instead: llguidance holds Python's lock for a single token, and not for a mask.
+        """
+        if self.is_slow:
+            return bool(self.allowed()[token])
+        with self._working():
+            return self._matcher.validate_tokens([token]) == 1
 
     def forced(self) -> list[int]:
         """The tokens of the text that the grammar leaves no choice but to write; the model may split it otherwise.
 
         Raises as `allowed` does.
         """
-        tokens = self._matcher.compute_ff_tokens()
-        self._check()
-        return tokens
+        with self._working():
+            return self._matcher.compute_ff_tokens()
 
     def commit(self, token: int) -> None:
-        """Advance by a token. Raises GrammarFailed if it does not fit, or when the grammar becomes too complex."""
-        self._matcher.consume_token(token)
-        self._kept.followed += 1
-        self._check()
+        """Advance by a token. Raises GrammarFailed if it does not fit, and as `allowed` does."""
+        with self._working():
+            if self.is_slow:
+                self._consumer.consume(self._matcher, token)
+            else:
+                self._matcher.consume_token(token)
+            self._kept.followed += 1
+        self.cost = max(self._spent, (1 - _FADING) * self.cost)
+        self._saved = min(MAX_SAVED_SECONDS, self._saved - self._spent + SECONDS_PER_TOKEN)
+        self._spent = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the next token alone is expected to take more of a step than grammars may."""
+        return self.cost > STEP_SECONDS
 
     @property
     def may_end(self) -> bool:
@@ -92,10 +148,21 @@ class Guide:
         """Whether no further token is possible. False once the grammar has failed; llguidance then says stopped."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
-    def _check(self) -> None:
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Measures the block, then checks that the grammar can be followed further."""
+        began = self._clock()
+        yield
+        self._spent += self._clock() - began
         if self._matcher.is_error():
             self._kept.followed = _MOST_FOLLOWED  # compile it again, so that the next answer does not fail, too
             raise GrammarFailed(f"the answer's grammar cannot be followed any further: {reason(self._matcher)}")
+        if self._spent > self._saved + SECONDS_PER_TOKEN:
+            raise GrammarFailed(
+                f"the answer's grammar takes too long to follow: {1000 * self._spent:.0f} ms of processor time for a "
+                f"token, where {1000 * SECONDS_PER_TOKEN:g} ms for each token, and {MAX_SAVED_SECONDS:g} s in advance, "
+                "are the limit; rules that can be read in many ways, such as 's: s s', take longer with each token"
+            )
 
 
 class Guidance:
@@ -104,8 +171,12 @@ class Guidance:
     Owned by one thread; `compile` works in another.
     """
 
-    def __init__(self, tokenizer: LLTokenizer | None, vocab_size: int, reason: str = "") -> None:
+    def __init__(
+        self, tokenizer: LLTokenizer | None, vocab_size: int, reason: str = "", clock: Clock = time.thread_time
+    ) -> None:
+        self._clock = clock
         self._tokenizer = tokenizer
+        self._consumer = None if tokenizer is None else UnlockedConsumer(tokenizer)
         self._vocab_size = vocab_size
         self._reason = reason
         self._kept: OrderedDict[str, KeptGrammar] = OrderedDict()
@@ -117,7 +188,7 @@ class Guidance:
 
         Raises InvalidField if it cannot be compiled.
         """
-        if self._tokenizer is None:
+        if self._consumer is None:
             raise InvalidField(f"answers of this model cannot be guided by a grammar: {self._reason}", param="grammar")
         kept = self._kept.get(grammar)
         if kept is None or kept.followed >= _MOST_FOLLOWED:
@@ -125,7 +196,7 @@ class Guidance:
         self._kept.move_to_end(grammar)
         if isinstance(kept.compiled, str):
             raise InvalidField(f"the grammar is wrong: {kept.compiled}", param="grammar")
-        return Guide(kept, kept.compiled.deep_copy(), self._vocab_size)
+        return Guide(kept, kept.compiled.deep_copy(), self._vocab_size, self._consumer, self._clock)
 
     def compile(self, grammar: str, done: Callable[[Compiled], None]) -> None:
         """Compile a grammar, which may take a second; `done` is called in another thread with the result to `keep`.
@@ -152,10 +223,10 @@ class Guidance:
         return compile_grammar(self._tokenizer, grammar)
 
 
-def bytes_guidance(model: ModelInfo) -> Guidance:
-    """Guidance for a model whose tokens are bytes."""
+def bytes_guidance(model: ModelInfo, clock: Clock = time.thread_time) -> Guidance:
+    """Guidance for a model whose tokens are bytes. `clock` measures the processor time of the calling thread."""
     tokenizer = byte_tokenizer([b"<end>"] * len(model.eos_token_ids), model.eos_token_ids, model.vocab_size)
-    return Guidance(tokenizer, model.vocab_size)
+    return Guidance(tokenizer, model.vocab_size, clock=clock)
 
 
 def model_guidance(model_dir: Path, model: ModelInfo) -> Guidance:

@@ -204,21 +204,25 @@ class Scheduler:
     def _passes(self) -> Iterator[Step]:
         """One round. Each pass is composed when it is asked for, so it sees what has changed since the last one."""
         self._step_times.begin_round()
-        batch = [sequence for sequence in self.running if sequence.batched and sequence.is_decoding]
+        batch = [sequence for sequence in self.running if sequence.batched and _decodes(sequence)]
         if batch:
             reading = self._next_prompt()
             chunk = [self._next_chunk(reading, batch)] if reading is not None and self._may_mix(reading, batch) else []
             yield Step([*(self._next_tokens(sequence) for sequence in batch), *chunk])
         for sequence in [sequence for sequence in self.running if not sequence.batched]:
-            if sequence in self.running and not sequence.batched and sequence.is_decoding:
+            if sequence in self.running and not sequence.batched and _decodes(sequence):
                 yield Step([Read(sequence, 1)])
         reading = self._next_prompt()
         if reading is not None and not self._may_mix(reading, [s for s in batch if s in self.running]):
             yield Step([self._next_chunk(reading)])
 
     def _next_tokens(self, sequence: Sequence) -> Read:
-        """The newest token of a sequence of the batch. If it runs alone, a draft may follow."""
-        if not self._policy.speculates or not sequence.may_draft or len(self.running) > 1:
+        """The newest token of a sequence of the batch. If it runs alone, a draft may follow.
+
+        A grammar that is slow to follow would have to be followed once for each token of the draft.
+        """
+        is_slow = sequence.guide is not None and sequence.guide.is_slow
+        if not self._policy.speculates or not sequence.may_draft or is_slow or len(self.running) > 1:
             return Read(sequence, 1)
         try:
             forced = [] if sequence.guide is None else sequence.guide.forced()
@@ -236,7 +240,7 @@ class Scheduler:
 
     def _next_prompt(self) -> Sequence | None:
         """The sequence whose prompt is read next."""
-        prompts = [sequence for sequence in self.running if not sequence.is_decoding]
+        prompts = [sequence for sequence in self.running if not sequence.is_decoding and not sequence.is_choosing]
         return min(prompts, key=self._urgency, default=None)
 
     def _urgency(self, sequence: Sequence) -> tuple[float, float, int]:
@@ -277,6 +281,11 @@ class Scheduler:
 
 def _num_prompt_tokens(sequences: list[Sequence]) -> int:
     return sum(len(sequence.request.prompt) for sequence in sequences)
+
+
+def _decodes(sequence: Sequence) -> bool:
+    """Whether a step may read the newest token of a sequence."""
+    return sequence.is_decoding and not sequence.is_choosing
 
 
 def _priority(sequence: Sequence) -> float:

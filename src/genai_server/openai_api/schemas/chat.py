@@ -247,6 +247,7 @@ class ChatParameters(GenerationFields):
 class ChatRequest(ChatParameters):
     """Body of /v1/chat and /v1/chat/stream."""
 
+    stream: bool | None = Field(None, description="The endpoint decides; the other value is refused.")
     n: int | None = Field(None, ge=1, le=1, description="These endpoints give one answer.")
     functions: None = None
     function_call: None = None

@@ -90,7 +90,7 @@ class SamplingFields(Wire):
     """A field that is left out has the value of the model directory's `genai_config.json`, or no effect."""
 
     temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 takes the most likely token each time.")
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 takes the most likely token each time.")
     top_k: int | None = Field(None, ge=0, le=1_000_000, description="0 considers all tokens.")
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10.0)

@@ -1,0 +1,42 @@
+"""Chooses tokens in threads of their own, for sequences whose grammars would take too much of a step's time."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
+
+from genai_server.engine.host.cores import usable_cores
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.sampling.grammar import STEP_SECONDS
+from genai_server.engine.sampling.next_token import NextToken, choose_next_token
+from genai_server.engine.sequence import Sequence
+
+# Passes of the model on CPUs need the cores, too.
+_CORES_PER_THREAD = 4
+
+
+class ChoiceThreads:
+    """Owned by the loop's thread. A sequence whose token is being chosen takes part in no step.
+
+    `done` is called in another thread with the sequence, the time of its previous token, and what was chosen.
+    llguidance releases Python's lock while it computes masks, so the loop runs passes meanwhile.
+    """
+
+    def __init__(self, eos: list[int], done: Callable[[Sequence, float | None, Future[NextToken]], None]) -> None:
+        num_threads = max(1, usable_cores() // _CORES_PER_THREAD)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="choice")
+        self._eos = eos
+        self._done = done
+
+    def choose(self, sequence: Sequence, scores: Scores) -> None:
+        """Choose the next token of a sequence from a copy of its scores, which the next pass overwrites."""
+        sequence.is_choosing = True
+        last = sequence.last
+        chosen = self._threads.submit(choose_next_token, sequence, scores.copy(), self._eos)
+        chosen.add_done_callback(lambda chosen: self._done(sequence, last, chosen))
+
+
+def slow_grammars(sequences: Iterable[Sequence]) -> set[Sequence]:
+    """The sequences whose grammars are left when the cheapest ones have used up the seconds of a step."""
+    costs = sorted(((s.guide.cost, s.id, s) for s in sequences if s.guide is not None), key=lambda each: each[:2])
+    totals = accumulate(cost for cost, _, _ in costs)
+    return {sequence for (_, _, sequence), total in zip(costs, totals, strict=True) if total > STEP_SECONDS}
