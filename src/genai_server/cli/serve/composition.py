@@ -97,9 +97,10 @@ def standalone_app(settings: Settings) -> FastAPI:
 
 def _orders(settings: Settings) -> Collection[signal.Signals]:
     """The signals that stop this process. Ctrl-C reaches the whole group, but one of several obeys its parent only."""
-    if multiprocessing.parent_process() is None or sys.platform == "win32":
-        return STOP_SIGNALS
-    return (PARENTS_ORDER,) if settings.workers > 1 and not settings.reload else (signal.SIGTERM,)
+    orders: Collection[signal.Signals] = STOP_SIGNALS
+    if sys.platform != "win32" and multiprocessing.parent_process() is not None:
+        orders = (PARENTS_ORDER,) if settings.workers > 1 and not settings.reload else (signal.SIGTERM,)
+    return orders
 
 
 def _stop_signals(drain: Drain, folder: Path, orders: Collection[signal.Signals]) -> StopSignals:

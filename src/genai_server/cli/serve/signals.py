@@ -23,7 +23,10 @@ CLOSING = 5
 ENDING = LAST_WORDS + 2 * CLOSING
 # By which the parent of several API processes stops one. A signal to the whole process group, as some process managers
 # send, reaches the parent as well, and would count twice.
-PARENTS_ORDER = signal.SIGUSR1 if sys.platform == "linux" else signal.SIGTERM
+if sys.platform == "linux":
+    PARENTS_ORDER = signal.SIGUSR1
+else:
+    PARENTS_ORDER = signal.SIGTERM
 # Seconds in which the traces of all threads are written before that.
 _TRACES = 1.0
 
