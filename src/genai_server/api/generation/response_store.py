@@ -141,7 +141,7 @@ class ResponseStore:
         self._in_file.discard(ended.id)
         if ended.id not in self._running:
             return None
-        reason = await self._store(ended, is_begun=is_in_file)
+        reason = await self.put(ended, is_begun=is_in_file)
         if self._running.pop(ended.id, None) is None:
             with suppress(StoreUnavailable):
                 await self._delete(ended.id, ended.owner)
@@ -236,9 +236,31 @@ class ResponseStore:
             return False
         return record is None or record.is_cancelled
 
-    async def put(self, record: Record) -> str | None:
-        """Store a record. Returns why it is not in the file; None if it is, or if there is no file."""
-        return await self._store(record)
+    async def put(self, record: Record, *, is_begun: bool = False) -> str | None:
+        """Store a record, or the end of one that is in the file, unless it was deleted there.
+
+        Returns why it is not in the file; None if it is, or if there is no file.
+        """
+        encoded = await asyncio.to_thread(encode_record, record)
+        database, reason = self._file or self._memory, None
+        try:
+            await self._on(database, record.owner, lambda one: one.complete(encoded) if is_begun else one.put(encoded))
+        except InvalidField as error:  # it is too large
+            with suppress(StoreUnavailable):
+                await self._delete(record.id, record.owner)
+            return error.message
+        except StoreUnavailable as error:
+            if self._file is None:
+                return error.message
+            database, reason = self._memory, error.message
+            with suppress(StoreUnavailable, InvalidField):
+                await self._memory.run(record.owner, lambda memory: memory.put(encoded))
+        else:
+            with suppress(StoreUnavailable):
+                await self._forget_in_memory(record.id, record.owner)
+        if record.id in await self._evict(database, record.owner):
+            reason = "it is larger than this key's share of GENAI_RESPONSE_STORE_BYTES"
+        return reason
 
     async def conversation(self, id: str, owner: str | None) -> JsonObject:
         """A conversation of this owner, without its items. Raises ConversationNotFound and StoreUnavailable."""
@@ -372,29 +394,6 @@ class ResponseStore:
         if events is None:
             raise _no_response(key.id)
         return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
-
-    async def _store(self, record: Record, *, is_begun: bool = False) -> str | None:
-        """Put a record, or the end of one that the file has; returns why it is not in the file."""
-        encoded = await asyncio.to_thread(encode_record, record)
-        database, reason = self._file or self._memory, None
-        try:
-            await self._on(database, record.owner, lambda one: one.complete(encoded) if is_begun else one.put(encoded))
-        except InvalidField as error:  # it is too large
-            with suppress(StoreUnavailable):
-                await self._delete(record.id, record.owner)
-            return error.message
-        except StoreUnavailable as error:
-            if self._file is None:
-                return error.message
-            database, reason = self._memory, error.message
-            with suppress(StoreUnavailable, InvalidField):
-                await self._memory.run(record.owner, lambda memory: memory.put(encoded))
-        else:
-            with suppress(StoreUnavailable):
-                await self._forget_in_memory(record.id, record.owner)
-        if record.id in await self._evict(database, record.owner):
-            reason = "it is larger than this key's share of GENAI_RESPONSE_STORE_BYTES"
-        return reason
 
     async def _forget_in_memory(self, id: str, owner: str | None) -> None:
         """Remove what memory has of a record that is in the file."""
