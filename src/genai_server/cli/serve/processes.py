@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pickle import UnpicklingError
 from signal import Signals
@@ -48,8 +48,9 @@ class ApiProcess(Process):
     interpreter. That process is started with the first API process, and again should it end.
     """
 
-    def __init__(self, config: Config, sockets: list[socket]) -> None:
+    def __init__(self, config: Config, sockets: list[socket], on_forked: Callable[[], None]) -> None:
         super().__init__(config, sockets)
+        self._on_forked = on_forked
         # Linux only: macOS's own libraries may start threads, which a fork does not survive.
         if sys.platform == "linux":
             context = multiprocessing.get_context("forkserver")
@@ -65,7 +66,12 @@ class ApiProcess(Process):
 
     def __getstate__(self) -> Mapping[str, Any]:
         """What the API process itself needs."""
-        return {name: value for name, value in self.__dict__.items() if name != "process"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("process", "_on_forked")}
+
+    @property
+    def serves_soon(self) -> bool:
+        """Whether it serves, or will within a moment because it is forked."""
+        return self.is_serving or (sys.platform == "linux" and self.process.pid is not None and self.is_running)
 
     @property
     def is_running(self) -> bool:
@@ -87,6 +93,8 @@ class ApiProcess(Process):
         try:
             with _no_group_signals():
                 super().start()
+            if sys.platform == "linux":
+                self._on_forked()
         except (OSError, EOFError) as error:
             self._start_error = f"it could not be started: {type(error).__name__}: {error}"
         if self._is_unwanted:
@@ -188,7 +196,7 @@ class Workers(Multiprocess):
                 return
             log.error("API process %s died: %s; another one is started", process.pid or "", reason)
             self.processes[index] = self._new_process()
-        if any(process.is_serving for process in self.processes):
+        if any(process.serves_soon for process in self.processes):
             self._stand_in.stop()
         else:
             self._stand_in.start()
@@ -234,7 +242,7 @@ class Workers(Multiprocess):
         _end_origin()
 
     def _new_process(self) -> ApiProcess:
-        process = ApiProcess(self.config, self.sockets)
+        process = ApiProcess(self.config, self.sockets, self._stand_in.stop)  # before it accepts connections
         process.start()
         return process
 
@@ -300,6 +308,9 @@ def _no_group_signals() -> Iterator[None]:
     Otherwise such a signal would end the process that API processes are forked from, before their drain.
     """
     if sys.platform == "linux":
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # otherwise it starts below, and unblocks signals when it has
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
         try:
             yield
