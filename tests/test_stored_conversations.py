@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from genai_server.api.generation import response_store
 from genai_server.cli.serve.exit_status import CUT_OFF
 from tests.running_server import RunningServer, run_server
 from tests.server_here import run_here
@@ -64,10 +65,13 @@ def _options(folder: Path, place: str) -> tuple[str, ...]:
 @pytest.fixture(scope="module", params=["memory", "file"])
 def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Large]:
     folder = tmp_path_factory.mktemp("large")
-    with run_here(folder, *_options(folder, request.param), settings=KEYS) as server:
-        made = Large(server)
-        with closing(made.alice), closing(made.bob):
-            yield made
+    with pytest.MonkeyPatch.context() as patched:
+        # A busy machine may need longer for one access than the 2 s that a disk may take.
+        patched.setattr(response_store, "_PATIENCE", 30.0)
+        with run_here(folder, *_options(folder, request.param), settings=KEYS) as server:
+            made = Large(server)
+            with closing(made.alice), closing(made.bob):
+                yield made
 
 
 @contextmanager
