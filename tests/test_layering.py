@@ -88,7 +88,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "torch": ("hub.export_encoder",),
     "transformers": ("hub.export_encoder",),
     # It reads what strangers send, and must not do so in the API process.
-    "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler"),
+    "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler", "text.grammars.gbnf"),
     "tokenizers": ("text.tokenizer",),
     "google": ("options.pbtxt",),
     "jinja2": ("text.prompts.chat_template", "text.prompts.template_meter", "text.prompts.template_sandbox"),

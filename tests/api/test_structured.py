@@ -32,6 +32,7 @@ def _content(server: RunningServer, **fields: Any) -> tuple[str, str]:
         ({"structured_outputs": {"regex": "[a-f]{3}-[0-9]{2}"}}, "[a-f]{3}-[0-9]{2}"),
         ({"structured_outputs": {"choice": ["yes", "no way", "ünsure"]}}, "yes|no way|ünsure"),
         ({"structured_outputs": {"grammar": 'start: "a" (" b" | " c")'}}, "a (b|c)"),
+        ({"structured_outputs": {"grammar": 'root ::= "a" rest\nrest ::= " b" | " c"'}}, "a (b|c)"),
         ({"structured_outputs": {"json": {"enum": [1, 2]}}}, "[12]"),
         ({"structured_outputs": {"json": '{"const": "x"}'}}, '"x"'),
         ({"response_format": {"type": "text"}}, "(?s).+"),
@@ -52,6 +53,7 @@ OTHER_NAMES = [
     ({"guided_grammar": 'start: "a" (" b" | " c")'}, "a (b|c)"),
     ({"regex": "[a-f]{3}"}, "[a-f]{3}"),
     ({"ebnf": 'start: "a" (" b" | " c")'}, "a (b|c)"),
+    ({"ebnf": "root ::= [a-c]{2} # as SGLang has it"}, "[a-c]{2}"),
     # As guidance sends them.
     ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}, "a"),
 ]

@@ -366,7 +366,7 @@ def test_a_schema_in_lark_that_cannot_be_looked_through_is_refused() -> None:
 
 @pytest.mark.parametrize("source", ['start: "a"', 'start: "a"\n%llguidance {"no_forcing": false}', 'start: "a" // c'])
 def test_a_requests_own_grammar_looks_for_nothing_that_must_follow(source: str) -> None:
-    built = grammar.given_lark(source, param="g")
+    built = grammar.given_grammar(source, param="g")
     validate(built, param="g")
     assert json.loads(built)["grammars"][0]["lark_grammar"].endswith('\n%llguidance {"no_forcing": true}')
 

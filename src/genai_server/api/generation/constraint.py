@@ -93,9 +93,9 @@ def structure(wanted: StructuredOutputs | None) -> Constraint | None:
         if wanted.choice is not None:
             return Constraint(grammar.choice(wanted.choice), f"{_STRUCTURE}.choice", "must be texts to choose from")
         if wanted.grammar is not None:
-            rule = "must be a grammar in llguidance's dialect of Lark"
+            rule = "must be a grammar in GBNF or in llguidance's dialect of Lark"
             field = f"{_STRUCTURE}.grammar"
-            return Constraint(grammar.given_lark(wanted.grammar, param=field), field, rule)
+            return Constraint(grammar.given_grammar(wanted.grammar, param=field), field, rule)
         return Constraint(
             grammar.json_schema(_schema(wanted.json_), param=f"{_STRUCTURE}.json"), f"{_STRUCTURE}.json", _SCHEMA
         )

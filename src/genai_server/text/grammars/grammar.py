@@ -11,6 +11,7 @@ from typing import Any
 
 from genai_server.errors import InvalidField
 from genai_server.text.answers.reasoning import REASONING_FORMATS, ReasoningFormat
+from genai_server.text.grammars import gbnf
 from genai_server.text.grammars.grammar_cost import check_cost, check_schema
 from genai_server.text.grammars.lark import (
     ANYTHING,
@@ -94,10 +95,13 @@ def arguments(schema: Mapping[str, Any], *, param: str) -> str:
     return _with_texts(f"start: {fits(schema)}")
 
 
-def given_lark(source: str, *, param: str) -> str:
-    """What a request's own grammar of Lark describes. Raises InvalidField, naming `param`, for schemas in it that take
-    too long.
+def given_grammar(source: str, *, param: str) -> str:
+    """What a request's own grammar in Lark or GBNF describes.
+
+    Raises InvalidField, naming `param`, for GBNF that is wrong and for schemas in Lark that take too long.
     """
+    if gbnf.is_gbnf(source):
+        source = gbnf.to_lark(source, param=param)
     check_lark(source, param=param)
     return lark(unforced(source))
 
