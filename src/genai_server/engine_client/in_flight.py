@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from genai_server.engine_client.stream import PromptProgress, TokenStream
 from genai_server.errors import GenaiServerError, GenerationFailed, ModelUnloaded, NoEngineReady
-from genai_server.generation import FinishReason, GenerationRequest, Phases
+from genai_server.generation import FinishReason, GenerationRequest
 from genai_server.messages.protocol import (
     Accepted,
     Cancel,
@@ -218,7 +218,7 @@ class Retries:
             waited = now - retry.since
             if retry.is_late(waited):
                 del self._waiting[key]
-                retry.stream.finish(FinishReason.TIMEOUT, Phases())
+                retry.stream.finish(FinishReason.TIMEOUT, None)
             elif all or waited >= PATIENCE:
                 del self._waiting[key]
                 retry.stream.fail(error)
