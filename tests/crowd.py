@@ -113,8 +113,8 @@ def some_sampling(chance: random.Random) -> Sampling:
         top_p=chance.choice((1.0, 1.0, 0.9)),
         min_p=chance.choice((0.0, 0.0, 0.05)),
         repetition_penalty=chance.choice((1.0, 1.0, 1.2)),
-        repeat_last_n=chance.choice((-1, 0, 3, 64)),
-        seed=chance.randrange(10**6),
+        seed=(seed := chance.randrange(10**6)),
+        repeat_last_n=(-1, 0, 3, 64)[seed % 4],
     )
 
 

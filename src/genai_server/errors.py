@@ -46,6 +46,7 @@ GenaiServerError
 │   ├── ModelsBusy              all models that may be loaded at once are in use
 │   ├── CheckerUnavailable      no process that checks grammars can be started
 │   ├── StoreUnavailable        the file of stored responses cannot be read or written
+│   ├── ServerStarting          no process of the API is ready yet
 │   └── ServerDraining          the server is stopping and accepts no new requests
 └── GenerationFailed            accepted, then failed
     ├── GrammarFailed           the answer's grammar cannot be followed further

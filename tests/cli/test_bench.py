@@ -40,6 +40,8 @@ def test_a_sweep_of_a_server_and_the_library_gives_a_table_json_and_a_plot(
         ("library", 1, 2),
         ("library as shipped", 1, 2),
         ("A", 1, 2),
+        # Without drafts, for the comparison with the library.
+        ("A", 1, 2),
         ("A", 2, 2),
     ]
     assert found["targets"][0]["health"]["probes"] > 0

@@ -109,7 +109,7 @@ def test_a_number_that_is_none_is_refused(field: str, number: str) -> None:
     )
 
 
-@pytest.mark.parametrize("field", ["Temperature", "echo", "best_of", "guided_json", "input"])
+@pytest.mark.parametrize("field", ["Temperature", "echo", "best_of", "guided_schema", "input"])
 @pytest.mark.parametrize("body", [ChatRequest, ChatCompletionRequest])
 def test_an_unknown_field_is_refused_even_when_null(body: type[Wire], field: str) -> None:
     assert _refused_field(body, _chat(**{field: None})) == (field,)

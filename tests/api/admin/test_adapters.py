@@ -91,7 +91,7 @@ def test_an_adapter_belongs_to_its_model_by_each_of_the_models_names(
     [
         ("one:madam", 'model "one" has no adapter "madam"; its adapters: "sir"'),
         ("one:", 'model "one" has no adapter ""; its adapters: "sir"'),
-        ("one:sir:sir", 'model "one" has no adapter "sir:sir"; its adapters: "sir"'),
+        ("one:sir:sir", 'model "one:sir:sir" is not served; "one", "two/b" are'),
         ("one:../sir", 'model "one" has no adapter "../sir"; its adapters: "sir"'),
         ("three:sir", 'model "three:sir" is not served; "one", "two/b" are'),
         (":sir", 'model ":sir" is not served; "one", "two/b" are'),

@@ -117,7 +117,7 @@ def test_bad_input_reaches_openais_client_as_its_own_classes(client: OpenAI) -> 
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"stream_options": {"include": True}}, "stream_options.include"),
