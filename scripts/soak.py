@@ -39,14 +39,17 @@ SETTINGS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="with kills; half as much follows without (30)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="with kills (30)")
+    parser.add_argument("--without-kills", type=float, help="minutes that follow without kills (half of these)")
     parser.add_argument("--growth", type=float, default=MAX_GROWTH, help="of memory that is allowed (0.03)")
     parser.add_argument("--workers", type=int, default=2, help="API processes (2)")
     parser.add_argument("--pulse", type=float, default=LONGEST_PULSE, help="slowest /healthz that is allowed (0.25)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
-    plan = Plan.of(60 * arguments.minutes)
+    minutes = arguments.minutes
+    without_kills = minutes / 2 if arguments.without_kills is None else arguments.without_kills
+    plan = Plan.of(60 * minutes, 60 * without_kills)
     print(f"seed {arguments.seed}; {CLIENTS} clients; {plan}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         settings = SETTINGS | {"GENAI_RESPONSE_STORE_FILE": f"{folder}/responses", "WORKERS": str(arguments.workers)}

@@ -64,11 +64,11 @@ class Plan:
     fills: bool
 
     @classmethod
-    def of(cls, seconds: float) -> Plan:
-        """The second part takes half of the time besides."""
+    def of(cls, seconds: float, without_kills: float) -> Plan:
+        """The parts for these seconds with kills, and without."""
         warm_up = min(90.0, max(3.0, seconds / 5))
         tidy_up = min(_SECONDS_TO_TIDY_UP, max(_SECONDS_FOR_AN_ENGINE, seconds / 5))
-        return cls(warm_up, seconds, seconds / 2, tidy_up, fills=seconds >= _SHORT)
+        return cls(warm_up, seconds, without_kills, tidy_up, fills=seconds >= _SHORT)
 
     @property
     def between_kills(self) -> float:
