@@ -171,8 +171,8 @@ class Clients:
             self.books.accuse("what is right is answered", f"ambiguous: {response.status} {code}")
 
     async def visitor(self) -> None:
-        """Has another model loaded. One at a time, so that the other models have to make room for each other but never
-        the one that all others use.
+        """Has another model loaded. One at a time, so that a load unloads the other of the two, and never
+        the model that all other requests use.
         """
         if self._visiting.locked():
             await self.undisturbed()

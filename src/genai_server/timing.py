@@ -59,7 +59,7 @@ class Arrival:
     def __init__(self, clock: Clock, began: float | None = None) -> None:
         # In seconds; never goes back.
         self.clock = clock
-        # When the first byte came, by the clock; now if nobody knows better.
+        # When the first byte came, by the clock; the current time if that is unknown.
         self.began = clock() if began is None else began
         # Seconds until the last byte came.
         self.receive = 0.0

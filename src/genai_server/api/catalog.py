@@ -57,7 +57,7 @@ _CANNOT = {
     Task.RERANK: "cannot rerank or score texts",
 }
 # Checks a model directory and reads its text side for each of the devices. The last argument is a chat template that
-# replaces the model's own, or "". May raise any exception: a library reads files that nobody has checked.
+# replaces the model's own, or "". May raise any exception: a library reads unchecked files.
 LoadText = Callable[[str, Sequence[str], str], Mapping[str, TextCodec]]
 # Gives a model's `system_fingerprint`. Raises ConfigurationError.
 Fingerprint = Callable[[ModelStatus], str]
@@ -273,7 +273,7 @@ class Catalog:
     def choose(self, id: str | None) -> ChosenModel:
         """The model of an id: NAME or ALIAS, either with :ADAPTER, or any other name if a model has the alias `*`.
 
-        An id that is none of these is looked up by its `plain_name`. Raises ModelNotFound.
+        Any other id is looked up by its `plain_name`. Raises ModelNotFound.
         """
         models = self.statuses()
         without_adapter: ModelStatus | None = None

@@ -1,6 +1,6 @@
 """The sweep: concurrency by prompt length, every prompt new to the server.
 
-The bare library cannot draft tokens. So beside it each server is measured once more without drafts.
+The bare library cannot draft tokens. So each server is also measured without drafts.
 """
 
 from collections.abc import Iterator

@@ -318,7 +318,7 @@ class EngineLoop:
         self.inbox.put((connection, TokenChosen(sequence, last, chosen)))
 
     def _token_chosen(self, message: TokenChosen) -> None:
-        """Send a token that another thread has chosen, if the sequence has not ended meanwhile."""
+        """Send a token that another thread has chosen, if the sequence still runs."""
         sequence = message.sequence
         sequence.is_choosing = False
         if sequence not in self._requests:

@@ -53,7 +53,7 @@ class Sequence:
         self.num_scored = 1
         self.batched = False  # whether it runs in the batch, or on the generator's runner
         self.by_library = False  # whether its runner reads the prompt and chooses tokens by itself
-        # Whether another thread is choosing its next token; it takes part in no step meanwhile.
+        # Whether another thread is choosing its next token; it takes part in no step until then.
         self.is_choosing = False
         self.num_drafted = 0  # tokens of drafts
         self.num_accepted = 0  # and those of them that the answer has

@@ -28,7 +28,7 @@ class Ending:
 
     reason: FinishReason
     usage: Usage
-    # Of the whole request, up to now.
+    # The request's times up to now.
     total: float
     # None if it is unknown; its parts are 0 then.
     breakdown: Breakdown | None

@@ -90,7 +90,7 @@ class DatabaseThread:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            # False if nobody waits for it any more.
+            # False if no request waits for it any more.
             if job.done.set_running_or_notify_cancel():
                 self._do(job)
         self._database.close()

@@ -145,7 +145,7 @@ def listen(settings: Settings) -> socket.socket:
 
 def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
     """Serve with one API process: this one."""
-    # Two seconds' work, which the parent of several API processes never needs; here the engines load meanwhile.
+    # Two seconds' work, which the parent of several API processes never needs; here the engines load in the meantime.
     gc.disable()
     from genai_server.cli.serve.composition import attached_app
 

@@ -66,7 +66,7 @@ def check_models(settings: Settings) -> None:
             raise ConfigurationError(f"--chat-template or GENAI_CHAT_TEMPLATE: {error}") from None
         except ConfigurationError:
             raise
-        except Exception as error:  # a library reads files that nobody has checked
+        except Exception as error:  # a library reads unchecked files
             raise ConfigurationError(f"the model in {path} cannot be used: {in_one_line(error)}") from None
         if not all(codec.has_chat_template or codec.pooling for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)

@@ -18,7 +18,7 @@ class ChoiceThreads:
     """Owned by the loop's thread. A sequence whose token is being chosen takes part in no step.
 
     `done` is called in another thread with the sequence, the time of its previous token, and what was chosen.
-    llguidance releases Python's lock while it computes masks, so the loop runs passes meanwhile.
+    llguidance releases Python's lock while it computes masks, so the loop runs passes at the same time.
     """
 
     def __init__(self, eos: list[int], done: Callable[[Sequence, float | None, Future[NextToken]], None]) -> None:

@@ -143,7 +143,7 @@ _OTHER_NAMES = {
 
 
 class OtherStructureFields(SamplingFields):
-    """Other servers' names for the fields of `structured_outputs`; beside it they must say the same."""
+    """Other servers' names for the fields of `structured_outputs`; given together, they must be equal."""
 
     guided_json: Schema | None = Field(None, description="vLLM's older name of structured_outputs.json.")
     guided_regex: NonEmptyText | None = Field(None, description="vLLM's older name of structured_outputs.regex.")
